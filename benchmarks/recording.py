@@ -1,0 +1,36 @@
+"""Read the checkpoints that record.py wrote, as NumPy sees bf16: uint16 bits, mapped from the files.
+
+Knows the safetensors header and nothing else, so that the benchmarks run without torch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bits = dict[str, NDArray[np.uint16]]
+
+
+def read_recording(directory: Path) -> tuple[dict[str, Any], Bits, Bits]:
+    """How the recording was made, and the weights before and after its last step."""
+    description: dict[str, Any] = json.loads((directory / "recording.json").read_text())
+    before, after = description["checkpoints"][-2:]
+    return description, read_checkpoint(directory / before), read_checkpoint(directory / after)
+
+
+def read_checkpoint(directory: Path) -> Bits:
+    file = np.memmap(directory / "model.safetensors", dtype=np.uint8, mode="r")
+    data = 8 + int(file[:8].view("<u8")[0])
+    header = json.loads(bytes(file[8:data]))
+    header.pop("__metadata__", None)
+    weights = {}
+    for name, entry in header.items():
+        if entry["dtype"] != "BF16":
+            raise ValueError(f"{directory}: tensor {name} is {entry['dtype']}; record.py writes BF16 only")
+        start, end = entry["data_offsets"]
+        weights[name] = file[data + start : data + end].view(np.uint16).reshape(entry["shape"])
+    return weights

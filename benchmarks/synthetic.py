@@ -1,0 +1,123 @@
+"""Weights and changes made from the design's numbers in seconds, where a recording takes minutes.
+
+Knows how an AdamW step at a learning rate of 1e-6 looks in bf16: Gaussian weights, the chance to change by
+exponent that was measured early and late in a run, and updates of the size that those chances imply. Rows,
+columns and tensors are independent of each other, which real training is not: sizes measured here are an
+indication, those of a recording are the claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Bits = dict[str, NDArray[np.uint16]]
+Stage = Literal["early", "late"]
+
+SIGMA = 0.02
+ROW_SCALE_SIGMA = 0.3
+BIAS = 127
+CHANCE_FROM_MINUS_9 = (0.016, 0.031, 0.063, 0.127, 0.255, 0.487, 0.718, 0.857, 0.928)
+
+# A weight anywhere in its rounding interval changes with probability E|u| / ulp, as long as the update u is
+# smaller than the ulp, which for an exponent of -9 is 2^-16; E|u| of a normal distribution is 0.798 sigma.
+UPDATE_SIGMA = 0.016 * 2.0**-16 / 0.798
+# From this exponent up the ulp is more than six sigmas of the update, and every change one ulp.
+ONE_ULP_FROM = -12
+
+
+def layer_shapes(layer: int) -> dict[str, tuple[int, int]]:
+    prefix = f"model.layers.{layer}"
+    return {
+        f"{prefix}.self_attn.q_proj.weight": (2048, 1024),
+        f"{prefix}.self_attn.k_proj.weight": (1024, 1024),
+        f"{prefix}.self_attn.v_proj.weight": (1024, 1024),
+        f"{prefix}.self_attn.o_proj.weight": (1024, 2048),
+        f"{prefix}.mlp.gate_proj.weight": (3072, 1024),
+        f"{prefix}.mlp.up_proj.weight": (3072, 1024),
+        f"{prefix}.mlp.down_proj.weight": (1024, 3072),
+    }
+
+
+# Three of Qwen3-0.6B's 28 layers and a twelfth of its vocabulary: 60M weights.
+QWEN3_PART = (
+    {"model.embed_tokens.weight": (12288, 1024)} | layer_shapes(0) | layer_shapes(1) | layer_shapes(2)
+)
+
+
+def synthetic(
+    stage: Stage, shapes: Mapping[str, tuple[int, int]] = QWEN3_PART, seed: int = 0
+) -> tuple[Bits, Bits]:
+    """The bf16 bits of all weights before and after one step."""
+    chance = chance_by_exponent(stage)
+    old, new = {}, {}
+    for index, (name, shape) in enumerate(shapes.items()):
+        rng = np.random.default_rng([seed, index])
+        old[name] = gaussian_weights(shape, rng)
+        new[name] = one_step_later(old[name], chance, rng)
+    return old, new
+
+
+def chance_by_exponent(stage: Stage) -> NDArray[np.float32]:
+    """The chance to change for each of the 256 biased exponents."""
+    exponents = np.arange(256) - BIAS
+    low = -9 - len(CHANCE_FROM_MINUS_9) + 1
+    # Above the measured range the ulp doubles and the chance halves, below it the chance to stay halves.
+    chance = np.where(
+        exponents > -9,
+        CHANCE_FROM_MINUS_9[0] * 2.0 ** np.minimum(-9 - exponents, 0) if stage == "late" else 0.0,
+        1 - (1 - CHANCE_FROM_MINUS_9[-1]) * 2.0 ** np.minimum(exponents - low, 0),
+    )
+    chance[BIAS + low : BIAS - 9 + 1] = CHANCE_FROM_MINUS_9[::-1]
+    return chance.astype(np.float32)
+
+
+def gaussian_weights(shape: tuple[int, int], rng: np.random.Generator) -> NDArray[np.uint16]:
+    row_scale = SIGMA * np.exp(ROW_SCALE_SIGMA * rng.standard_normal((shape[0], 1), np.float32))
+    return round_to_bf16(rng.standard_normal(shape, np.float32) * row_scale)
+
+
+def one_step_later(
+    old: NDArray[np.uint16], chance: NDArray[np.float32], rng: np.random.Generator
+) -> NDArray[np.uint16]:
+    flat = old.reshape(-1)
+    at = np.flatnonzero(rng.random(flat.size, np.float32) < chance[biased_exponent(flat)])
+    new = flat.copy()
+    new[at] = changed(flat[at], rng)
+    return new.reshape(old.shape)
+
+
+def changed(old: Array, rng: np.random.Generator) -> NDArray[np.uint16]:
+    """Move every weight by an update, given that the update shows.
+
+    The update is drawn again until it does; where that would take long, the outcome is known to be one ulp.
+    """
+    new: NDArray[np.uint16] = old + rng.choice(np.array([1, 0xFFFF], np.uint16), old.size)
+    pending = np.flatnonzero(biased_exponent(old) < BIAS + ONE_ULP_FROM)
+    while pending.size:
+        masters = anywhere_in_rounding_interval(old[pending], rng)
+        updates = np.float32(UPDATE_SIGMA) * rng.standard_normal(pending.size, np.float32)
+        new[pending] = round_to_bf16(masters + updates)
+        pending = pending[new[pending] == old[pending]]
+    return new
+
+
+def biased_exponent(bits: Array) -> Array:
+    return (bits >> 7) & 0xFF
+
+
+def anywhere_in_rounding_interval(bits: Array, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Masters that round to these bits: fp32 bits less than half a bf16 ulp away, upwards only from zero."""
+    offset = rng.integers(-0x7FFF, 0x8000, bits.size, np.int32)
+    offset = np.where(bits & 0x7FFF, offset, np.abs(offset))
+    return ((bits.astype(np.uint32) << 16) + offset.view(np.uint32)).view(np.float32)
+
+
+def round_to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to nearest, ties to even, as torch does; values are finite."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -1,0 +1,288 @@
+"""5 apply: base weights and a delta -> the weights after it, verified, in place or as a copy.
+
+Either all of a delta is applied or none of it. In place, what was overwritten is kept until the digests match, and
+put back if they do not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weightwire import codec
+from weightwire.checkpoint import CheckpointWriter, Schema
+from weightwire.codec import Lanes, Layout, Patch
+from weightwire.codec.coo import decode_coo
+from weightwire.delta import ANCHOR, Delta, Entry
+from weightwire.errors import CheckpointError, WrongBase
+from weightwire.make import Progress
+from weightwire.state import State, add, digest
+from weightwire.weights import Bits, Checkpoint, Tensor, Weights, present, read_weights
+from weightwire.workers import in_order
+
+__all__ = ["patch", "patch_checkpoint"]
+
+_OTHER_BASE = "apply it to the weights it was made from, or start from an anchor"
+
+
+def patch(
+    base: Any,
+    delta: Delta | bytes | str | os.PathLike[str],
+    *,
+    copy: bool = False,
+    before: State | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Mapping[str, Any]:
+    """Applies a delta to weights in memory: in place, or to a copy. Returns the weights after it.
+
+    `base` is a mapping of names to NumPy arrays, torch tensors, `Tensor`s or `(dtype name, shape, buffer)`. `before` is
+    its state where that is known; else all of it is digested first. Wherever this fails, `base` is as it was.
+    """
+    opened = _open(delta)
+    weights = read_weights(base)
+    state = _check_base(opened, weights, before, threads)
+    if copy:
+        targets = _copied(weights, opened)
+        _apply(opened, targets, state, threads, progress, keep=False)
+        given = base if isinstance(base, Mapping) else {}
+        return {name: present(tensor, given.get(name)) for name, tensor in targets.items()}
+    _check_in_place(opened, weights)
+    _apply(opened, weights, state, threads, progress, keep=True)
+    return base if isinstance(base, Mapping) else weights
+
+
+def patch_checkpoint(
+    base: str | os.PathLike[str],
+    delta: Delta | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> State:
+    """Applies a delta to a checkpoint on disk, and writes the result to `out`, all at once. Returns its state."""
+    opened, checkpoint = _open(delta), Checkpoint(base)
+    state = _check_base(opened, checkpoint, None, threads)
+    with CheckpointWriter(out, schema=_schema(checkpoint, opened), like=checkpoint) as writer:
+        targets = {name: writer[name] for name in _schema(checkpoint, opened)}
+        _fill(targets, checkpoint, opened, threads)
+        _apply(opened, targets, state, threads, progress, keep=False)
+    return opened.advance(state)
+
+
+def _open(delta: Delta | bytes | str | os.PathLike[str]) -> Delta:
+    if isinstance(delta, Delta):
+        return delta
+    return Delta.from_bytes(delta) if isinstance(delta, bytes) else Delta.open(delta)
+
+
+# --- before anything is written ----------------------------------------------------------------------------------
+
+
+def _check_base(delta: Delta, base: Weights, before: State | None, threads: int | None) -> State:
+    """That the delta fits the base; returns the base's state."""
+    for name, entry in delta.entries.items():
+        if entry.fresh:
+            continue
+        tensor = base.get(name)
+        if tensor is None:
+            raise WrongBase(f"{delta.where}: tensor {name!r}: the base has no such tensor", hint=_OTHER_BASE)
+        if (tensor.dtype, tensor.shape) != (entry.dtype, entry.shape):
+            raise WrongBase(
+                f"{delta.where}: tensor {name!r}: is {entry.dtype.name} {list(entry.shape)}, "
+                f"but {tensor.dtype.name} {list(tensor.shape)} in the base",
+                hint=_OTHER_BASE,
+            )
+        held, wanted = tensor.rows or (0, entry.shape[0] if entry.shape else 1), entry.rows
+        if wanted is None and tensor.rows or wanted and not held[0] <= wanted[0] < wanted[1] <= held[1]:
+            raise WrongBase(f"{delta.where}: tensor {name!r}: the base lacks some of its rows", hint=_OTHER_BASE)
+    state = State({}) if delta.kind == ANCHOR else before or digest(base, threads=threads)
+    if delta.before and state.hex != delta.before:
+        raise WrongBase(
+            f"{delta.where}: was made for weights with state {delta.before[:12]}, and these have {state.hex[:12]}",
+            hint=_OTHER_BASE,
+        )
+    return state
+
+
+def _check_in_place(delta: Delta, base: Weights) -> None:
+    extra = [name for name, entry in delta.entries.items() if entry.fresh and not _fits(base.get(name), entry)]
+    if extra or delta.removed:
+        name = (extra or list(delta.removed))[0]
+        raise CheckpointError(
+            f"{delta.where}: tensor {name!r}: is added, removed or reshaped, which cannot be done in place",
+            hint="patch a copy: patch(base, delta, copy=True)",
+        )
+    for name in delta.entries:
+        if not base[name].bits.flags.writeable:
+            raise CheckpointError(f"tensor {name!r}: is read-only", hint="patch a copy: patch(base, delta, copy=True)")
+
+
+def _fits(tensor: Tensor | None, entry: Entry) -> bool:
+    return tensor is not None and (tensor.dtype, tensor.shape, tensor.rows) == (entry.dtype, entry.shape, entry.rows)
+
+
+def _schema(base: Weights, delta: Delta) -> Schema:
+    kept = {} if delta.kind == ANCHOR else {name: (base[name].dtype, base[name].shape) for name in base}
+    for name in delta.removed:
+        kept.pop(name, None)
+    for name, entry in delta.entries.items():
+        if entry.fresh and entry.rows:
+            raise CheckpointError(
+                f"{delta.where}: tensor {name!r}: holds rows {entry.rows[0]} to {entry.rows[1]} of a new tensor only",
+                hint="apply it in place to weights that have the tensor",
+            )
+        kept[name] = entry.dtype, entry.shape
+    return kept
+
+
+# --- room for the result -----------------------------------------------------------------------------------------
+
+
+def _copied(base: Weights, delta: Delta) -> dict[str, Tensor]:
+    targets = {}
+    for name, (dtype, shape) in _schema(base, delta).items():
+        rows = base[name].rows if name in base and not _is_fresh(delta, name) else None
+        count = len(base[name].bits) if rows else Layout.of(dtype, shape).count
+        bits: Bits = np.zeros(count, f"<u{dtype.unit}")
+        targets[name] = Tensor(dtype, shape, bits, rows)
+        if not _is_fresh(delta, name):
+            bits[:] = base[name].bits
+    return targets
+
+
+def _is_fresh(delta: Delta, name: str) -> bool:
+    return name in delta.entries and delta.entries[name].fresh
+
+
+def _fill(targets: Weights, base: Weights, delta: Delta, threads: int | None) -> None:
+    """Copies what the delta builds on."""
+
+    def work(job: tuple[Bits, Bits, int, int]) -> None:
+        target, source, begin, end = job
+        target[begin:end] = source[begin:end]
+
+    jobs = [
+        (target.bits, base[name].bits, begin, begin + codec.BLOCK)
+        for name, target in targets.items()
+        if not _is_fresh(delta, name)
+        for begin in range(0, len(target.bits), codec.BLOCK)
+    ]
+    for _ in in_order(work, jobs, threads):
+        pass
+
+
+# --- all or nothing ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Applied:
+    """A patch that has been written; it now holds what was there before."""
+
+    name: str
+    bits: Bits
+    layout: Layout
+    index: int
+    patch: Patch
+    lanes: Lanes
+
+
+def _apply(
+    delta: Delta, targets: Weights, state: State, threads: int | None, progress: Progress | None, *, keep: bool
+) -> None:
+    """Writes a delta into targets that hold its base. `keep`: what was there is put back if anything is wrong."""
+    written: list[_Applied] = []
+
+    def work(job: tuple[Entry, int, bytes | memoryview | Patch]) -> tuple[Lanes, int, int]:
+        entry, index, given = job
+        bits = _covered(targets[entry.name], entry)
+        found = given if isinstance(given, Patch) else _decode(delta, entry, index, bits, given)
+        lanes = codec.swap(bits, found, entry.layout, index)
+        if keep:
+            written.append(_Applied(entry.name, bits, entry.layout, index, found, lanes))
+        return lanes, _changed_by(found, bits, entry, index), len(found.values)
+
+    sums: dict[str, Lanes] = {}
+    changed = dict.fromkeys(delta.entries, 0)
+    try:
+        for name, entry in delta.entries.items():
+            sums[name] = _digest_before(entry, targets[name], state)
+        jobs = list(_jobs(delta))
+        for (entry, _, _), (lanes, count, nbytes) in zip(jobs, in_order(work, jobs, threads), strict=True):
+            sums[entry.name] = add(sums[entry.name], lanes)
+            changed[entry.name] += count
+            if progress:
+                progress(nbytes)
+        _check_result(delta, sums, changed, state)
+    except BaseException:
+        for one in reversed(written):
+            codec.swap(one.bits, one.patch, one.layout, one.index)
+        raise
+
+
+def _jobs(delta: Delta) -> Iterator[tuple[Entry, int, bytes | memoryview | Patch]]:
+    for entry in delta.entries.values():
+        if entry.coo:
+            data = memoryview(delta.block(entry, 0))
+            try:
+                for index, positions, values in decode_coo(data, entry.layout, entry.changed):
+                    yield entry, index, Patch(positions, values)
+            except ValueError as problem:
+                delta.corrupt(str(problem), entry.name)
+            continue
+        for index, size in enumerate(entry.blocks):
+            if size:
+                yield entry, index, delta.block(entry, index)
+            elif entry.fresh:
+                delta.corrupt(f"block {index}: it is empty", entry.name)
+
+
+def _covered(target: Tensor, entry: Entry) -> Bits:
+    """The rows of a target that an entry speaks of."""
+    if entry.rows is None or entry.rows == target.rows:
+        return target.bits
+    first = target.rows[0] if target.rows else 0
+    row = entry.layout.row
+    return target.bits[(entry.rows[0] - first) * row : (entry.rows[1] - first) * row]
+
+
+def _decode(delta: Delta, entry: Entry, index: int, bits: Bits, data: bytes | memoryview) -> Patch:
+    try:
+        return codec.decode(data, None if entry.fresh else bits, entry.layout, index)
+    except ValueError as problem:
+        delta.corrupt(f"block {index}: {problem}", entry.name)
+
+
+def _changed_by(found: Patch, bits: Bits, entry: Entry, index: int) -> int:
+    """How many units a patch that has been written changed."""
+    unit = entry.dtype.unit
+    if found.positions is not None or entry.fresh:
+        return len(found.values) // unit
+    begin, end = entry.layout.span(index)
+    return int(np.count_nonzero(np.frombuffer(found.values, f"<u{unit}") != bits[begin:end]))
+
+
+def _digest_before(entry: Entry, target: Tensor, state: State) -> Lanes:
+    """The digest of what an entry covers, as it is now."""
+    known = state.tensors.get(entry.name)
+    if known and not entry.fresh and entry.rows == target.rows:
+        return known.digest
+    lanes = (0, 0)
+    bits = _covered(target, entry)
+    for index in range(entry.layout.blocks):
+        lanes = add(lanes, codec.digest(bits, entry.layout, index))
+    return lanes
+
+
+def _check_result(delta: Delta, sums: Mapping[str, Lanes], changed: Mapping[str, int], state: State) -> None:
+    for name, entry in delta.entries.items():
+        if changed[name] != entry.changed:
+            delta.corrupt(f"changes {changed[name]:,} weights, not {entry.changed:,} as it says", name)
+        if sums[name] != entry.digest:
+            delta.corrupt("the result has another digest than it should", name)
+    if delta.after and delta.advance(state).hex != delta.after:
+        delta.corrupt("the result has another state than it should")

@@ -1,0 +1,257 @@
+/* The kernel: what blocks.py and digest.py specify, at memory speed. Releases the interpreter while it works.
+ *
+ * Knows bytes and widths only: no file, no tensor, no dtype name. A malformed block raises ValueError with the reason.
+ */
+#define Py_LIMITED_API 0x030b0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the kernel is for little-endian machines; the NumPy implementation serves elsewhere"
+#endif
+
+#include "kernel/blocks.h"
+
+enum { MOST = 1 << 22 }; /* units in a block: ranks and distances need room to spare in 32 bits */
+
+static int fits(const Py_buffer *b, Py_ssize_t count, unsigned unit, const char *what) {
+    if (b->len == count * (Py_ssize_t)unit) return 1;
+    PyErr_Format(PyExc_TypeError, "%s has %zd bytes, not %zd", what, b->len, count * (Py_ssize_t)unit);
+    return 0;
+}
+
+static int known_layout(const Classing *k, unsigned word, Py_ssize_t bytes) {
+    unsigned unit = k->unit, bits = k->exponent + k->mantissa + 1;
+    int good = (unit == 1 || unit == 2 || unit == 4 || unit == 8) && (!k->exponent || bits == 8 * unit);
+    good = good && k->exponent <= 11 && (word == unit || word == 8) && bytes % (Py_ssize_t)word == 0;
+    if (!good) PyErr_SetString(PyExc_TypeError, "no such layout of units");
+    return good;
+}
+
+static PyObject *py_encode_block(PyObject *self, PyObject *args) {
+    PyObject *old_object, *result = NULL;
+    Py_buffer old = {0}, new = {0};
+    Classing k = {0};
+    Indexing where;
+    Py_ssize_t line;
+    unsigned long long start;
+    (void)self;
+    if (!PyArg_ParseTuple(
+            args, "Oy*IIInIK", &old_object, &new, &k.unit, &k.exponent, &k.mantissa, &line, &where.word, &start))
+        return NULL;
+    where.start = start;
+    if (!known_layout(&k, where.word, new.len)) goto done;
+    Py_ssize_t count = new.len / (Py_ssize_t)k.unit;
+    if (count * (Py_ssize_t)k.unit != new.len || count < 1 || count > MOST || line < 0 ||
+        (line && count % line)) {
+        PyErr_SetString(PyExc_TypeError, "no such block");
+        goto done;
+    }
+    if (old_object != Py_None &&
+        (PyObject_GetBuffer(old_object, &old, PyBUF_SIMPLE) < 0 || !fits(&old, count, k.unit, "old")))
+        goto done;
+    Bytes out = {0};
+    Digest digest = {{0, 0}};
+    size_t changed;
+    int good;
+    Py_BEGIN_ALLOW_THREADS;
+    good = encode_block(old.buf, new.buf, (size_t)count, (size_t)line, &k, where, &out, &changed, &digest);
+    Py_END_ALLOW_THREADS;
+    if (!good)
+        PyErr_NoMemory();
+    else
+        result = Py_BuildValue(
+            "y#nKK", out.data ? (char *)out.data : "", (Py_ssize_t)out.size, (Py_ssize_t)changed,
+            (unsigned long long)digest.lane[0], (unsigned long long)digest.lane[1]);
+    free(out.data);
+done:
+    if (old.obj) PyBuffer_Release(&old);
+    PyBuffer_Release(&new);
+    return result;
+}
+
+static PyObject *py_decode_block(PyObject *self, PyObject *args) {
+    PyObject *old_object, *result = NULL;
+    Py_buffer data = {0}, old = {0};
+    Classing k = {0};
+    Py_ssize_t count, line;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*OnIIIn", &data, &old_object, &count, &k.unit, &k.exponent, &k.mantissa, &line))
+        return NULL;
+    if (!known_layout(&k, k.unit, 0)) goto done;
+    if (count < 1 || count > MOST || line < 0 || (line && count % line) || data.len < 1) {
+        PyErr_SetString(PyExc_TypeError, "no such block");
+        goto done;
+    }
+    if (old_object != Py_None &&
+        (PyObject_GetBuffer(old_object, &old, PyBUF_SIMPLE) < 0 || !fits(&old, count, k.unit, "old")))
+        goto done;
+    const uint8_t *bytes = data.buf;
+    size_t size = (size_t)data.len;
+    unsigned kind = bytes[0] & 3;
+    const char *why = NULL;
+    Landed landed = {0};
+    if (bytes[0] >> 4 || !kind || (kind != ULP && bytes[0] & LINES)) {
+        why = "it has an unknown encoding";
+    } else if (kind != FULL && !old.obj) {
+        why = "it needs a base and there is none";
+    } else {
+        Py_BEGIN_ALLOW_THREADS;
+        if (kind == ULP) {
+            why = decode_ulp(bytes, size, old.buf, (size_t)count, (size_t)line, &k, &landed);
+        } else if (size < ((size_t)count * k.unit + PER_BYTE - 1) / PER_BYTE) {
+            why = "it is too short for what it claims to hold";
+        } else {
+            landed.count = (size_t)count;
+            landed.value = malloc((size_t)count * k.unit);
+            why = !landed.value ? OUT_OF_MEMORY
+                                : decode_planes(
+                                      bytes, size, kind == DENSE ? old.buf : NULL, (size_t)count, &k, landed.value);
+        }
+        Py_END_ALLOW_THREADS;
+    }
+    if (why == OUT_OF_MEMORY) {
+        PyErr_NoMemory();
+    } else if (why) {
+        PyErr_SetString(PyExc_ValueError, why);
+    } else {
+        PyObject *positions = Py_None;
+        if (kind == ULP)
+            positions = PyBytes_FromStringAndSize((char *)landed.position, (Py_ssize_t)(landed.count * 4));
+        else
+            Py_INCREF(Py_None);
+        PyObject *values = PyByteArray_FromStringAndSize((char *)landed.value, (Py_ssize_t)(landed.count * k.unit));
+        if (positions && values) result = Py_BuildValue("OO", positions, values);
+        Py_XDECREF(positions);
+        Py_XDECREF(values);
+    }
+    free(landed.position);
+    free(landed.value);
+done:
+    if (old.obj) PyBuffer_Release(&old);
+    PyBuffer_Release(&data);
+    return result;
+}
+
+static inline __attribute__((always_inline)) void swap_at(
+    uint8_t *target, const uint32_t *positions, uint8_t *values, size_t changes, Indexing where, Digest *digest,
+    const unsigned unit) {
+    for (size_t i = 0; i < changes; i++) {
+        size_t at = (positions ? positions[i] : i) * (size_t)unit, word = at / where.word;
+        /* The new word is made in a register: loading it right after a narrower store would stall. */
+        uint64_t before = load(target + word * where.word, where.word), now = load(values + i * unit, unit);
+        unsigned shift = 8 * (unsigned)(at % where.word);
+        uint64_t was = low_bits(before >> shift, 8 * unit), after = before ^ (was ^ now) << shift;
+        memcpy(target + at, &now, unit);
+        memcpy(values + i * unit, &was, unit);
+        digest_term(digest, where.start + word, before, -1);
+        digest_term(digest, where.start + word, after, 1);
+    }
+}
+
+static void swap_block(
+    uint8_t *target, const uint32_t *positions, uint8_t *values, size_t changes, unsigned unit, Indexing where,
+    Digest *digest) {
+    switch (unit) {
+        case 1: swap_at(target, positions, values, changes, where, digest, 1); break;
+        case 2: swap_at(target, positions, values, changes, where, digest, 2); break;
+        case 4: swap_at(target, positions, values, changes, where, digest, 4); break;
+        default: swap_at(target, positions, values, changes, where, digest, 8); break;
+    }
+}
+
+static PyObject *py_swap_block(PyObject *self, PyObject *args) {
+    PyObject *positions_object, *result = NULL;
+    Py_buffer target = {0}, positions = {0}, values = {0};
+    Classing k = {0};
+    Indexing where;
+    unsigned long long start;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "w*Ow*IIK", &target, &positions_object, &values, &k.unit, &where.word, &start))
+        return NULL;
+    where.start = start;
+    if (!known_layout(&k, where.word, target.len)) goto done;
+    size_t changes = (size_t)values.len / k.unit, count = (size_t)target.len / k.unit;
+    if (positions_object == Py_None) {
+        if (!fits(&values, (Py_ssize_t)count, k.unit, "values")) goto done;
+    } else {
+        if (PyObject_GetBuffer(positions_object, &positions, PyBUF_SIMPLE) < 0 ||
+            !fits(&positions, (Py_ssize_t)changes, 4, "positions"))
+            goto done;
+        const uint32_t *at = positions.buf;
+        for (size_t i = 0; i < changes; i++) {
+            if (at[i] >= count) {
+                PyErr_SetString(PyExc_TypeError, "a position lies outside its block");
+                goto done;
+            }
+        }
+    }
+    Digest digest = {{0, 0}};
+    Py_BEGIN_ALLOW_THREADS;
+    swap_block(target.buf, positions.obj ? positions.buf : NULL, values.buf, changes, k.unit, where, &digest);
+    Py_END_ALLOW_THREADS;
+    result = Py_BuildValue("KK", (unsigned long long)digest.lane[0], (unsigned long long)digest.lane[1]);
+done:
+    if (positions.obj) PyBuffer_Release(&positions);
+    PyBuffer_Release(&target);
+    PyBuffer_Release(&values);
+    return result;
+}
+
+static PyObject *py_digest(PyObject *self, PyObject *args) {
+    Py_buffer data = {0};
+    unsigned word;
+    unsigned long long start;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*IK", &data, &word, &start)) return NULL;
+    Classing k = {word, 0, 0, 0, 0};
+    if (!known_layout(&k, word, data.len)) {
+        PyBuffer_Release(&data);
+        return NULL;
+    }
+    Digest digest = {{0, 0}};
+    Py_BEGIN_ALLOW_THREADS;
+    size_t count = (size_t)data.len / word;
+    switch (word) {
+        case 1: digest_all(&digest, data.buf, count, 1, start); break;
+        case 2: digest_all(&digest, data.buf, count, 2, start); break;
+        case 4: digest_all(&digest, data.buf, count, 4, start); break;
+        default: digest_all(&digest, data.buf, count, 8, start); break;
+    }
+    Py_END_ALLOW_THREADS;
+    PyBuffer_Release(&data);
+    return Py_BuildValue("KK", (unsigned long long)digest.lane[0], (unsigned long long)digest.lane[1]);
+}
+
+static PyObject *py_vectors(PyObject *self, PyObject *args) {
+    int most;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "i", &most)) return NULL;
+    int widest = widest_vectors();
+    vectors = most >= 512 && widest >= 512 ? 512 : most >= 256 && widest >= 256 ? 256 : 0;
+    return PyLong_FromLong(vectors);
+}
+
+static PyMethodDef methods[] = {
+    {"encode_block", py_encode_block, METH_VARARGS,
+     "encode_block(old|None, new, unit, exponent, mantissa, line, word, start) -> bytes, changed, digest lanes"},
+    {"decode_block", py_decode_block, METH_VARARGS,
+     "decode_block(data, old|None, count, unit, exponent, mantissa, line) -> positions|None, values"},
+    {"swap_block", py_swap_block, METH_VARARGS,
+     "swap_block(target, positions|None, values, unit, word, start) -> digest lanes; values become the old ones"},
+    {"digest", py_digest, METH_VARARGS, "digest(data, word, start) -> digest lanes"},
+    {"vectors", py_vectors, METH_VARARGS, "vectors(most) -> how wide the vectors in use are from now on: 512, 256 or 0 bits"},
+    {NULL, NULL, 0, NULL}};
+
+static int kernel_exec(PyObject *module) {
+    (void)module;
+    vectors = widest_vectors();
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, kernel_exec}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_kernel", "Blocks of weights at memory speed.", 0, methods, slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__kernel(void) { return PyModuleDef_Init(&definition); }

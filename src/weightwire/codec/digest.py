@@ -1,0 +1,34 @@
+"""The state digest's terms: a sum over (index, word), in two 64-bit lanes.
+
+Part of the executable specification (docs/FORMAT.md, "State digest"). A sum does not care for order, so the
+digest of a tensor is the same from its shards, its slices and its threads, and a change costs what changed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["digest_words"]
+
+Words = npt.NDArray[np.uint64]
+
+_U = np.uint64
+
+
+def digest_words(words: Words, indices: Words) -> tuple[int, int]:
+    """The sums of the terms of these words, at these indices."""
+    places = indices + _U(1)
+    a = words + places * _U(0x9E3779B97F4A7C15)
+    a ^= a >> _U(32)
+    a *= _U(0xD6E8FEB86659FD93)
+    a ^= a >> _U(32)
+    a *= _U(0xD6E8FEB86659FD93)
+    a ^= a >> _U(32)
+    b = (words ^ _U(0xC2B2AE3D27D4EB4F)) + places * _U(0xA0761D6478BD642F)
+    b ^= b >> _U(30)
+    b *= _U(0xBF58476D1CE4E5B9)
+    b ^= b >> _U(27)
+    b *= _U(0x94D049BB133111EB)
+    b ^= b >> _U(31)
+    return int(a.sum(dtype=_U)), int(b.sum(dtype=_U))

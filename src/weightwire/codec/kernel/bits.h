@@ -1,0 +1,150 @@
+/* Bits in and out, as in ../bits.py. A reader that runs out says so in `failed` and gives zeros. */
+#ifndef WW_BITS_H
+#define WW_BITS_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+static inline uint64_t low_bits(uint64_t value, unsigned width) {
+    return width >= 64 ? value : value & ((UINT64_C(1) << width) - 1);
+}
+
+static inline unsigned bit_length(uint64_t value) { return value ? 64u - (unsigned)__builtin_clzll(value) : 0; }
+
+static inline uint64_t zigzag(int64_t value) { return ((uint64_t)value << 1) ^ (uint64_t)(value >> 63); }
+
+static inline int64_t unzigzag(uint64_t value) { return (int64_t)(value >> 1) ^ -(int64_t)(value & 1); }
+
+/* --- growing bytes --- */
+
+typedef struct {
+    uint8_t *data;
+    size_t size, room;
+    int failed; /* out of memory */
+} Bytes;
+
+static int bytes_reserve(Bytes *b, size_t more) {
+    if (b->failed) return 0;
+    if (b->size + more <= b->room) return 1;
+    size_t room = (b->size + more) * 2 + 64;
+    uint8_t *data = realloc(b->data, room);
+    if (!data) {
+        b->failed = 1;
+        return 0;
+    }
+    b->data = data;
+    b->room = room;
+    return 1;
+}
+
+static void bytes_add(Bytes *b, const void *data, size_t size) {
+    if (!size || !bytes_reserve(b, size)) return;
+    memcpy(b->data + b->size, data, size);
+    b->size += size;
+}
+
+static void bytes_add_byte(Bytes *b, uint8_t byte) { bytes_add(b, &byte, 1); }
+
+static void bytes_add_uvarint(Bytes *b, uint64_t value) {
+    while (value > 0x7F) {
+        bytes_add_byte(b, (uint8_t)(value & 0x7F) | 0x80);
+        value >>= 7;
+    }
+    bytes_add_byte(b, (uint8_t)value);
+}
+
+static void bytes_pad(Bytes *b, size_t size) {
+    if (b->size >= size || !bytes_reserve(b, size - b->size)) return;
+    memset(b->data + b->size, 0, size - b->size);
+    b->size = size;
+}
+
+/* --- bit stream --- */
+
+typedef struct {
+    Bytes bytes;
+    uint64_t held;
+    unsigned count; /* bits in `held`, always below 8 between calls */
+} BitWriter;
+
+static void bits_number(BitWriter *w, uint64_t value, unsigned width) {
+    while (width > 32) {
+        bits_number(w, value & 0xFFFFFFFF, 32);
+        value >>= 32;
+        width -= 32;
+    }
+    if (!bytes_reserve(&w->bytes, 8)) return;
+    w->held |= low_bits(value, width) << w->count;
+    w->count += width;
+    while (w->count >= 8) {
+        w->bytes.data[w->bytes.size++] = (uint8_t)w->held;
+        w->held >>= 8;
+        w->count -= 8;
+    }
+}
+
+static void bits_golomb(BitWriter *w, uint64_t value, unsigned order) {
+    uint64_t shifted = value + (UINT64_C(1) << order);
+    unsigned width = bit_length(shifted) - 1;
+    bits_number(w, (UINT64_C(1) << (width - order)) - 1, width - order + 1);
+    bits_number(w, shifted, width);
+}
+
+static void bits_flush(BitWriter *w) {
+    if (!w->count) return;
+    bytes_add_byte(&w->bytes, (uint8_t)w->held);
+    w->held = 0;
+    w->count = 0;
+}
+
+typedef struct {
+    const uint8_t *data;
+    uint64_t at, end; /* in bits */
+    int failed;
+} BitReader;
+
+static inline uint64_t read_number(BitReader *r, unsigned width) {
+    if (width > r->end - r->at) {
+        r->failed = 1;
+        return 0;
+    }
+    uint64_t value = 0;
+    const uint8_t *p = r->data + (r->at >> 3);
+    unsigned shift = r->at & 7;
+    size_t bytes = (shift + width + 7) >> 3; /* at most 9 */
+    if (bytes <= 8 && (r->end >> 3) - (r->at >> 3) >= 8) {
+        memcpy(&value, p, 8);
+        value >>= shift;
+    } else {
+        for (size_t i = 0; i < bytes; i++) {
+            uint64_t byte = p[i];
+            value |= i * 8 >= shift ? (i * 8 - shift < 64 ? byte << (i * 8 - shift) : 0) : byte >> shift;
+        }
+    }
+    r->at += width;
+    return low_bits(value, width);
+}
+
+static uint64_t read_golomb(BitReader *r, unsigned order) {
+    unsigned width = order;
+    while (read_number(r, 1)) {
+        if (++width > 32) {
+            r->failed = 1;
+            return 0;
+        }
+    }
+    return read_number(r, width) + (UINT64_C(1) << width) - (UINT64_C(1) << order);
+}
+
+/* Nothing but zero bits may be left, and less than a byte of them unless it was padded. */
+static int bits_end_well(BitReader *r, int padded) {
+    if (r->failed || (r->end - r->at > 7 && !padded)) return 0;
+    while (r->at < r->end) {
+        unsigned width = r->end - r->at < 56 ? (unsigned)(r->end - r->at) : 56;
+        if (read_number(r, width)) return 0;
+    }
+    return 1;
+}
+
+#endif

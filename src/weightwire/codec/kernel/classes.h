@@ -1,0 +1,157 @@
+/* A weight's class and its place on the ordered integer line, as in ../classes.py; and what the hot loops share. */
+#ifndef WW_CLASSES_H
+#define WW_CLASSES_H
+
+#include "digest.h"
+#include "tables.h"
+
+enum { CLASSES = 16, ZERO_CLASS = 15, STRETCH = 1024, STRETCHES = 64, ENOUGH = 256, RARE = 48 };
+
+typedef struct {
+    unsigned unit, exponent, mantissa; /* bytes, bits, bits; no exponent: not a float */
+    unsigned top, width;               /* the window */
+} Classing;
+
+static inline uint8_t class_of(uint64_t bits, const Classing *k) {
+    int exponent = (int)(bits >> k->mantissa & ((UINT64_C(1) << k->exponent) - 1));
+    int below = (int)k->top - exponent, last = (int)k->width - 1;
+    return exponent ? (uint8_t)(below < 0 ? 0 : below > last ? last : below) : ZERO_CLASS;
+}
+
+static inline uint64_t ordered(uint64_t bits, unsigned exponent, unsigned unit) {
+    uint64_t sign = UINT64_C(1) << (8 * unit - 1);
+    return !exponent ? bits : bits & sign ? ~bits : bits | sign;
+}
+
+/* The step from old to new, sign-extended from the width of a unit. */
+static inline uint64_t step_between(uint64_t old, uint64_t new, unsigned exponent, unsigned unit) {
+    unsigned spare = 64 - 8 * unit;
+    uint64_t difference = ordered(new, exponent, unit) - ordered(old, exponent, unit);
+    return (uint64_t)((int64_t)(difference << spare) >> spare);
+}
+
+/* The unit that a step leads to; only its low bytes count. */
+static inline uint64_t step_from(uint64_t old, uint64_t step, unsigned exponent, unsigned unit) {
+    uint64_t sign = UINT64_C(1) << (8 * unit - 1);
+    uint64_t there = ordered(old, exponent, unit) + step;
+    return !exponent ? there : there & sign ? there ^ sign : ~there;
+}
+
+static void count_changed(
+    const uint8_t *old, const uint8_t *new, size_t count, const Classing *k, uint32_t *exponents) {
+    uint64_t field = (UINT64_C(1) << k->exponent) - 1;
+    unsigned unit = k->unit;
+    size_t at = 0, step = 8 / unit;
+    while (at < count) {
+        if (count - at >= step && load(old + at * unit, 8) == load(new + at * unit, 8)) {
+            at += step;
+            continue;
+        }
+        for (size_t end = count - at < step ? count : at + step; at < end; at++) {
+            uint64_t bits = load(old + at * unit, unit);
+            if (bits != load(new + at * unit, unit)) exponents[bits >> k->mantissa & field]++;
+        }
+    }
+}
+
+static void choose_window(const uint8_t *old, const uint8_t *new, size_t count, Classing *k) {
+    uint32_t found[1 << 11] = {0};
+    unsigned exponents = 1u << k->exponent;
+    size_t starts = 1, length = count;
+    if (count > STRETCH * STRETCHES) {
+        starts = STRETCHES;
+        length = STRETCH;
+    }
+    for (size_t i = 0; i < starts; i++) {
+        size_t start = starts > 1 ? i * (count - length) / (starts - 1) : 0;
+        count_changed(old + start * k->unit, new + start * k->unit, length, k, found);
+    }
+    uint64_t seen = length * starts, total = 0, above = 0, below = 0;
+    for (unsigned e = 0; e < exponents; e++) total += found[e];
+    if (total < ENOUGH && seen < count) {
+        memset(found, 0, sizeof found);
+        count_changed(old, new, count, k, found);
+        seen = count;
+        total = 0;
+        for (unsigned e = 0; e < exponents; e++) total += found[e];
+    }
+    total -= found[0];
+    k->top = 0;
+    k->width = 1;
+    if (!total) return;
+    unsigned high = exponents - 1, low = 1;
+    while ((above + found[high]) * ENOUGH <= total) above += found[high--];
+    while (low < high && (below + found[low]) * count < RARE * seen && 16 * (below + found[low]) < total)
+        below += found[low++];
+    k->top = high + 1 < exponents ? high + 1 : exponents - 1;
+    k->width = k->top - low + 1 < CLASSES - 1 ? k->top - low + 1 : CLASSES - 1;
+}
+
+/* --- what the hot loops fill and read --- */
+
+typedef struct {
+    uint64_t step;
+    uint32_t rank, rank_inside; /* among the members of its class: of the block, of its lines with any change */
+} Change;
+
+typedef struct {
+    Change *change;
+    uint8_t *class;
+    size_t count, room;
+    uint32_t *line; /* those with any change */
+    size_t lines, line_room;
+    uint32_t members[CLASSES], inside[CLASSES];
+    Digest digest; /* what the changes add to it */
+} Scan;
+
+static int scan_reserve(Scan *s, size_t more) {
+    if (s->count + more <= s->room) return 1;
+    size_t room = 2 * s->room + 4096;
+    Change *change = realloc(s->change, room * sizeof *change);
+    if (change) s->change = change;
+    uint8_t *class = realloc(s->class, room);
+    if (class) s->class = class;
+    if (!change || !class) return 0;
+    s->room = room;
+    return 1;
+}
+
+static int scan_add_line(Scan *s, uint32_t line) {
+    if (s->lines == s->line_room) {
+        size_t room = 2 * s->line_room + 256;
+        uint32_t *lines = realloc(s->line, room * sizeof *lines);
+        if (!lines) return 0;
+        s->line = lines;
+        s->line_room = room;
+    }
+    s->line[s->lines++] = line;
+    return 1;
+}
+
+static void scan_free(Scan *s) {
+    free(s->change);
+    free(s->class);
+    free(s->line);
+}
+
+#define FAR (UINT32_C(1) << 31) /* more than a block has weights */
+
+typedef struct {
+    const uint32_t *listed; /* NULL: all */
+    size_t count, length;
+} Lines;
+
+typedef struct {
+    uint8_t class;
+    int complement;
+    const uint32_t *distance; /* members before the first mark, then from mark to mark, then FAR */
+    const uint64_t *step, *step_end;
+} Cursor;
+
+typedef struct {
+    uint32_t *position;
+    uint8_t *value;
+    size_t count;
+} Landed;
+
+#endif

@@ -1,0 +1,45 @@
+/* The state digest, as in ../digest.py: a sum over (index, word) terms in two lanes. */
+#ifndef WW_DIGEST_H
+#define WW_DIGEST_H
+
+#include <stdint.h>
+#include <string.h>
+
+typedef struct {
+    uint64_t lane[2];
+} Digest;
+
+/* How a run of units is digested: over words of 8 bytes or over its units, and the index of its first. */
+typedef struct {
+    unsigned word;
+    uint64_t start;
+} Indexing;
+
+static inline uint64_t load(const uint8_t *p, unsigned bytes) {
+    uint64_t value = 0;
+    memcpy(&value, p, bytes);
+    return value;
+}
+
+static inline void digest_term(Digest *d, uint64_t index, uint64_t word, int sign) {
+    uint64_t a = word + (index + 1) * UINT64_C(0x9E3779B97F4A7C15);
+    a ^= a >> 32;
+    a *= UINT64_C(0xD6E8FEB86659FD93);
+    a ^= a >> 32;
+    a *= UINT64_C(0xD6E8FEB86659FD93);
+    a ^= a >> 32;
+    uint64_t b = (word ^ UINT64_C(0xC2B2AE3D27D4EB4F)) + (index + 1) * UINT64_C(0xA0761D6478BD642F);
+    b ^= b >> 30;
+    b *= UINT64_C(0xBF58476D1CE4E5B9);
+    b ^= b >> 27;
+    b *= UINT64_C(0x94D049BB133111EB);
+    b ^= b >> 31;
+    d->lane[0] += sign < 0 ? 0 - a : a;
+    d->lane[1] += sign < 0 ? 0 - b : b;
+}
+
+static inline void digest_all(Digest *d, const uint8_t *p, size_t count, unsigned word, uint64_t start) {
+    for (size_t i = 0; i < count; i++) digest_term(d, start + i, load(p + i * word, word), 1);
+}
+
+#endif

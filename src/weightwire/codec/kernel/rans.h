@@ -1,0 +1,165 @@
+/* The entropy coder, as in ../rans.py. */
+#ifndef WW_RANS_H
+#define WW_RANS_H
+
+#include "tables.h"
+
+#define RANS_LOW (UINT32_C(1) << 16)
+
+typedef struct {
+    uint32_t state[4];
+    unsigned lanes;
+    uint16_t *words; /* filled from the end */
+    size_t at, room;
+} Encoder;
+
+static unsigned lanes_for(uint64_t symbols) { return symbols >= 1024 ? 4 : 1; }
+
+/* Room for one word per symbol that will be coded. */
+static int encoder_start(Encoder *e, uint64_t symbols) {
+    e->lanes = lanes_for(symbols);
+    for (int i = 0; i < 4; i++) e->state[i] = RANS_LOW;
+    e->at = e->room = symbols;
+    e->words = malloc(symbols * sizeof(uint16_t) + 1);
+    return e->words != NULL;
+}
+
+/* Sections are coded last to first, each from its end. */
+static void encode_section(Encoder *e, const uint8_t *symbols, size_t count, const Table *t) {
+    struct {
+        uint32_t share, start;
+        uint64_t limit;
+    } code[SYMBOLS];
+    uint32_t start = 0;
+    for (unsigned s = 0; s < t->symbols; s++) {
+        code[s].share = t->share[s];
+        code[s].start = start;
+        code[s].limit = (uint64_t)t->share[s] << 20;
+        start += t->share[s];
+    }
+    uint16_t *words = e->words;
+    size_t at = e->at;
+    uint32_t state[4];
+    memcpy(state, e->state, sizeof state);
+    unsigned mask = e->lanes - 1;
+    for (size_t i = count; i-- > 0;) {
+        uint32_t x = state[i & mask], share = code[symbols[i]].share;
+        if (x >= code[symbols[i]].limit) {
+            words[--at] = (uint16_t)x;
+            x >>= 16;
+        }
+        state[i & mask] = ((x / share) << SCALE_BITS) + x % share + code[symbols[i]].start;
+    }
+    memcpy(e->state, state, sizeof state);
+    e->at = at;
+}
+
+static void encoder_finish(Encoder *e, uint8_t head, Bytes *out) {
+    bytes_add_byte(out, head | (e->lanes == 4 ? 4 : 0));
+    bytes_add_uvarint(out, e->room - e->at);
+    bytes_add(out, e->state, 4 * e->lanes);
+    bytes_add(out, e->words + e->at, 2 * (e->room - e->at));
+}
+
+typedef struct {
+    uint32_t state[4];
+    unsigned lanes;
+    const uint8_t *words, *end;
+} Decoder;
+
+/* One entry a slot: the symbol, the slot's place within it, and its share less one. */
+typedef struct {
+    uint32_t entry[SCALE];
+} DecodeTable;
+
+static void decode_table(const Table *t, DecodeTable *d) {
+    unsigned slot = 0;
+    for (unsigned s = 0; s < t->symbols; s++)
+        for (unsigned i = 0; i < t->share[s]; i++)
+            d->entry[slot++] = (uint32_t)s << 24 | i << 12 | (t->share[s] - 1u);
+}
+
+/* Reads the start of a block; returns what follows its words, or NULL. */
+static const uint8_t *decoder_start(Decoder *d, const uint8_t *data, size_t size, const char **why) {
+    uint64_t words = 0;
+    size_t at = 1;
+    *why = "it ends inside a number";
+    for (unsigned shift = 0;; shift += 7) {
+        if (at >= size) return NULL;
+        uint8_t byte = data[at++];
+        if (shift > 56 || (byte == 0 && shift)) {
+            *why = "a number is not written in its shortest form or exceeds 64 bits";
+            return NULL;
+        }
+        words |= (uint64_t)(byte & 0x7F) << shift;
+        if (byte < 0x80) break;
+    }
+    d->lanes = data[0] & 4 ? 4 : 1;
+    *why = "its entropy-coded part is too short";
+    if (words > size || 4 * d->lanes + 2 * words > size - at) return NULL;
+    memcpy(d->state, data + at, 4 * d->lanes);
+    for (unsigned i = 0; i < d->lanes; i++) {
+        if (d->state[i] < RANS_LOW) {
+            *why = "its entropy-coded part has an impossible state";
+            return NULL;
+        }
+    }
+    d->words = data + at + 4 * d->lanes;
+    d->end = d->words + 2 * words;
+    *why = NULL;
+    return d->end;
+}
+
+static inline uint8_t decode_one(uint32_t *state, const uint8_t **words, const DecodeTable *t) {
+    uint32_t entry = t->entry[*state & (SCALE - 1)];
+    uint32_t x = ((entry & (SCALE - 1)) + 1) * (*state >> SCALE_BITS) + (entry >> 12 & (SCALE - 1));
+    uint16_t word;
+    memcpy(&word, *words, 2);
+    uint32_t more = x < RANS_LOW;
+    *state = more ? x << 16 | word : x;
+    *words += 2 * more;
+    return (uint8_t)(entry >> 24);
+}
+
+/* 0 where the words ran out. */
+static int decode_section(Decoder *d, const DecodeTable *t, uint8_t *out, size_t count) {
+    size_t i = 0;
+    const uint8_t *words = d->words;
+    if (d->lanes == 4) {
+        uint32_t a = d->state[0], b = d->state[1], c = d->state[2], e = d->state[3];
+        for (; i + 4 <= count && d->end - words >= 8; i += 4) {
+            out[i] = decode_one(&a, &words, t);
+            out[i + 1] = decode_one(&b, &words, t);
+            out[i + 2] = decode_one(&c, &words, t);
+            out[i + 3] = decode_one(&e, &words, t);
+        }
+        d->state[0] = a;
+        d->state[1] = b;
+        d->state[2] = c;
+        d->state[3] = e;
+    }
+    for (; i < count; i++) {
+        uint32_t *state = &d->state[i & (d->lanes - 1)];
+        uint32_t entry = t->entry[*state & (SCALE - 1)];
+        uint32_t x = ((entry & (SCALE - 1)) + 1) * (*state >> SCALE_BITS) + (entry >> 12 & (SCALE - 1));
+        if (x < RANS_LOW) {
+            uint16_t word;
+            if (words == d->end) return 0;
+            memcpy(&word, words, 2);
+            words += 2;
+            x = x << 16 | word;
+        }
+        *state = x;
+        out[i] = (uint8_t)(entry >> 24);
+    }
+    d->words = words;
+    return 1;
+}
+
+static int decoder_ends_well(const Decoder *d) {
+    for (unsigned i = 0; i < d->lanes; i++)
+        if (d->state[i] != RANS_LOW) return 0;
+    return d->words == d->end;
+}
+
+#endif

@@ -1,0 +1,308 @@
+"""3 pack: a version's encoded tensors <-> one safetensors file.
+
+Knows the file (docs/FORMAT.md, "File"): which bytes are which block of which tensor, and what the result must
+digest to. Encodes nothing, applies nothing, and reads only the bytes it is asked for, so that a delta may lie in
+memory, in a mapped file, or far away.
+"""
+
+from __future__ import annotations
+
+import base64
+import bisect
+import json
+import mmap
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from weightwire.checkpoint import replacing
+from weightwire.codec import Lanes, Layout
+from weightwire.codec.bits import read_uvarint, uvarint
+from weightwire.container import LENGTH_SIZE, Slot, build_header, read_header, read_size
+from weightwire.dtypes import BY_CODE, DTYPES, Dtype
+from weightwire.errors import CheckpointError, CorruptDelta, UnsupportedFormat
+from weightwire.state import State, TensorState
+
+__all__ = ["FORMAT", "Delta", "Entry", "Packed", "pack"]
+
+FORMAT = "weightwire/1"
+ANCHOR, DELTA = "anchor", "delta"
+
+_U8 = DTYPES["U8"]
+_CODE, _ROWS, _COO, _FRESH = 0x1F, 0x20, 0x40, 0x80
+_MOST_UNITS = 1 << 62
+_AGAIN = "it is damaged or was not written by weightwire: fetch or make it again"
+
+Rows = tuple[int, int]
+Fetch = Callable[[int, int], bytes | memoryview]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a file says of one tensor (or of its rows from `rows[0]` to before `rows[1]`).
+
+    `fresh` ones need no base: the tensor is new, or of another dtype or shape. `blocks` are the sizes of its encoded
+    blocks, none for one that did not change. `digest` is that of the covered rows afterwards.
+    """
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    rows: Rows | None
+    coo: bool
+    fresh: bool
+    changed: int
+    blocks: tuple[int, ...]
+    digest: Lanes
+    start: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.dtype, self.shape, self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.blocks)
+
+    @property
+    def state(self) -> TensorState:
+        return TensorState(self.dtype, self.shape, self.digest)
+
+    def span(self, blocks: range) -> tuple[int, int]:
+        """The bytes of some blocks, within the file's data part."""
+        begin = self.start + sum(self.blocks[: blocks.start])
+        return begin, begin + sum(self.blocks[blocks.start : blocks.stop])
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An entry and its encoded blocks, ready to be packed."""
+
+    entry: Entry
+    parts: Sequence[bytes]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A delta or an anchor: entries by name, and the bytes behind them.
+
+    `before` and `after` name the whole state; they are empty where the file covers only a part of it.
+    """
+
+    where: str
+    head: bytes = field(repr=False)
+    kind: str
+    before: str
+    after: str
+    entries: Mapping[str, Entry] = field(repr=False)
+    removed: tuple[str, ...]
+    nbytes: int
+    fetch: Fetch = field(repr=False, compare=False)
+
+    @property
+    def changed(self) -> int:
+        return sum(entry.changed for entry in self.entries.values())
+
+    def block(self, entry: Entry, index: int) -> bytes | memoryview:
+        return self.fetch(*entry.span(range(index, index + 1)))
+
+    def byte_range(self, name: str, rows: Rows | None = None) -> tuple[int, int]:
+        """Which bytes of the file hold a tensor, or some of its rows (counted from the entry's first)."""
+        entry = self.entries[name]
+        blocks = entry.layout.blocks_of_rows(*rows) if rows and not entry.coo else range(len(entry.blocks))
+        begin, end = entry.span(blocks)
+        return len(self.head) + begin, len(self.head) + end
+
+    def advance(self, state: State) -> State:
+        """The state after this delta, from the state before it: what changed is all it takes."""
+        return state.replace({name: entry.state for name, entry in self.entries.items()}, self.removed)
+
+    def corrupt(self, what: str, name: str | None = None) -> NoReturn:
+        place = self.where if name is None else f"{self.where}: tensor {name!r:.200}"
+        raise CorruptDelta(f"{place}: {what}", hint=_AGAIN)
+
+    def to_bytes(self) -> bytes:
+        return self.head + bytes(self.fetch(0, self.nbytes - len(self.head)))
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file, all at once."""
+        with replacing(path) as file:
+            file.write(self.head)
+            for entry in self.entries.values():
+                for index in range(len(entry.blocks)):
+                    file.write(self.block(entry, index))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Delta:
+        """A delta in a file, which is mapped and not read until needed."""
+        where = str(path)
+        try:
+            with Path(path).open("rb") as file:
+                if not os.fstat(file.fileno()).st_size:
+                    raise CorruptDelta(f"{where}: is empty", hint=_AGAIN)
+                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except OSError as problem:
+            raise CheckpointError(f"{where}: cannot be read ({problem.strerror})", hint="check the path") from problem
+        return cls.from_bytes(data, where)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview, where: str = "delta") -> Delta:
+        view = memoryview(data)
+        return cls.remote(lambda begin, end: view[begin:end], len(view), where)
+
+    @classmethod
+    def remote(cls, read: Fetch, total: int, where: str) -> Delta:
+        """A delta whose bytes come from `read(begin, end)`; its header is read at once, all else on demand."""
+        size = read_size(bytes(read(0, min(total, LENGTH_SIZE))), where, total=total, error=CorruptDelta)
+        head = bytes(read(0, size))
+        header = read_header(head, where, total=total, error=CorruptDelta)
+        metadata = header.metadata
+        _check_format(metadata.get("format", ""), where)
+        try:
+            entries = _unpack_index(header.slots, metadata["index"])
+            removed = _read_removed(metadata.get("removed", "[]"))
+            kind, before, after = metadata["kind"], metadata["before"], metadata["after"]
+            if kind not in (ANCHOR, DELTA):
+                raise ValueError(f"unknown kind {kind!r:.40}")
+            if any(text and not _is_digest(text) for text in (before, after)):
+                raise ValueError("a state digest is malformed")
+        except (ValueError, KeyError) as problem:
+            reason = f"no {problem} in its metadata" if isinstance(problem, KeyError) else problem
+            raise CorruptDelta(f"{where}: {reason}", hint=_AGAIN) from problem
+        return cls(where, head, kind, before, after, entries, removed, total, lambda b, e: read(size + b, size + e))
+
+
+def pack(
+    packed: Iterable[Packed], *, kind: str = DELTA, before: str = "", after: str = "", removed: Iterable[str] = ()
+) -> Delta:
+    """Puts entries together, in the order of their names: the same weights give the same file."""
+    ordered = sorted(packed, key=lambda one: one.entry.name.encode())
+    slots: list[Slot] = []
+    at = 0
+    for one in ordered:
+        slots.append(Slot(one.entry.name, _U8, (one.entry.nbytes,), at, at + one.entry.nbytes))
+        at += one.entry.nbytes
+    gone = tuple(sorted(removed, key=str.encode))
+    index = base64.b85encode(b"".join(_pack_entry(one.entry) for one in ordered)).decode()
+    metadata = {"format": FORMAT, "kind": kind, "before": before, "after": after, "index": index}
+    if gone:
+        metadata["removed"] = json.dumps(gone, ensure_ascii=False, separators=(",", ":"))
+    head = build_header(slots, metadata)
+    parts = _Parts([part for one in ordered for part in one.parts if part])
+    entries = _unpack_index(slots, index)
+    return Delta("delta", head, kind, before, after, entries, gone, len(head) + at, parts.fetch)
+
+
+class _Parts:
+    """Many small pieces, read as if they lay one behind the other."""
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        self._parts = parts
+        self._starts = [0]
+        for part in parts:
+            self._starts.append(self._starts[-1] + len(part))
+
+    def fetch(self, begin: int, end: int) -> bytes:
+        first = bisect.bisect_right(self._starts, begin) - 1
+        last = bisect.bisect_left(self._starts, end)
+        if last - first == 1 and (begin, end) == (self._starts[first], self._starts[last]):
+            return self._parts[first]  # one whole piece, as is: the usual case
+        joined = b"".join(self._parts[first:last])
+        return joined[begin - self._starts[first] : end - self._starts[first]] if begin < end else b""
+
+
+# --- metadata ----------------------------------------------------------------------------------------------------
+
+
+def _pack_entry(entry: Entry) -> bytes:
+    flags = entry.dtype.code | _ROWS * (entry.rows is not None) | _COO * entry.coo | _FRESH * entry.fresh
+    numbers = [len(entry.shape), *entry.shape, *(entry.rows or ()), entry.changed, *entry.blocks]
+    lanes = b"".join(lane.to_bytes(8, "little") for lane in entry.digest)
+    return bytes([flags]) + b"".join(map(uvarint, numbers)) + lanes
+
+
+class _IndexReader:
+    def __init__(self, text: str) -> None:
+        self._data = base64.b85decode(text)
+        self._at = 0
+        if base64.b85encode(self._data).decode() != text:
+            raise ValueError("its index is not in canonical form")
+
+    def number(self) -> int:
+        value, self._at = read_uvarint(self._data, self._at)
+        return value
+
+    def take(self, size: int) -> bytes:
+        if len(self._data) - self._at < size:
+            raise ValueError("its index is too short")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def finish(self) -> None:
+        if self._at != len(self._data):
+            raise ValueError("its index is too long")
+
+
+def _unpack_index(slots: Sequence[Slot], text: str) -> dict[str, Entry]:
+    reader = _IndexReader(text)
+    entries = {slot.name: _unpack_entry(reader, slot) for slot in slots}
+    reader.finish()
+    return entries
+
+
+def _unpack_entry(reader: _IndexReader, slot: Slot) -> Entry:
+    def fail(what: str) -> NoReturn:
+        raise ValueError(f"tensor {slot.name!r:.200}: {what}")
+
+    flags = reader.take(1)[0]
+    dtype = BY_CODE.get(flags & _CODE) or fail("unknown dtype")
+    dims = reader.number()
+    if dims > 64:
+        fail("has too many dimensions")
+    shape = tuple(reader.number() for _ in range(dims))
+    nbytes = dtype.nbytes(shape)
+    if nbytes is None or nbytes > _MOST_UNITS:
+        fail(f"{dtype.name} {list(shape)} is no possible size")
+    rows = (reader.number(), reader.number()) if flags & _ROWS else None
+    if rows and not (shape and rows[0] < rows[1] <= shape[0] and nbytes % shape[0] == 0):
+        fail(f"has no rows {rows[0]} to {rows[1]}")
+    layout = Layout.of(dtype, shape, rows)
+    changed = reader.number()
+    if changed > layout.count:
+        fail("claims more changes than it has weights")
+    coo, fresh = bool(flags & _COO), bool(flags & _FRESH)
+    count = 1 if coo else layout.blocks
+    if count > slot.end - slot.start + (not fresh) * layout.blocks:
+        fail("is too short for what it claims to hold")
+    blocks = tuple(reader.number() for _ in range(count))
+    if sum(blocks) != slot.end - slot.start or slot.dtype is not _U8 or len(slot.shape) != 1:
+        fail("its blocks do not add up to its bytes")
+    if coo and fresh:
+        fail("cannot be both new and coo")
+    lanes = reader.take(16)
+    digest = int.from_bytes(lanes[:8], "little"), int.from_bytes(lanes[8:], "little")
+    return Entry(slot.name, dtype, shape, rows, coo, fresh, changed, blocks, digest, slot.start)
+
+
+def _read_removed(text: str) -> tuple[str, ...]:
+    names = json.loads(text)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("its list of removed tensors is malformed")
+    return tuple(names)
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")
+
+
+def _check_format(text: str, where: str) -> None:
+    if text == FORMAT:
+        return
+    name, _, version = text.partition("/")
+    if name == FORMAT.partition("/")[0] and version.isdecimal():
+        raise UnsupportedFormat(
+            f"{where}: has format version {version}, and this release reads {FORMAT}", hint="upgrade weightwire"
+        )
+    raise CorruptDelta(f"{where}: is no weightwire delta", hint="pass a file that `weightwire diff` wrote")
