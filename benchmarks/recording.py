@@ -1,4 +1,4 @@
-"""Read the checkpoints that record.py wrote, as NumPy sees bf16: uint16 bits, mapped from the files.
+"""Read and write checkpoints like those of record.py, as NumPy sees bf16: uint16 bits, mapped from the files.
 
 Knows the safetensors header and nothing else, so that the benchmarks run without torch.
 """
@@ -34,3 +34,18 @@ def read_checkpoint(directory: Path) -> Bits:
         start, end = entry["data_offsets"]
         weights[name] = file[data + start : data + end].view(np.uint16).reshape(entry["shape"])
     return weights
+
+
+def write_checkpoint(weights: Bits, directory: Path) -> None:
+    """A checkpoint directory as record.py writes them, but for the config."""
+    header, end = {}, 0
+    for name, tensor in weights.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": (start, end)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in weights.values():
+            file.write(tensor.data)

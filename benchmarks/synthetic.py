@@ -62,6 +62,19 @@ def synthetic(
     return old, new
 
 
+def synthetic_dense(shapes: Mapping[str, tuple[int, int]] = QWEN3_PART, seed: int = 0) -> tuple[Bits, Bits]:
+    """The bits before and after one step at a thousand times the learning rate: most weights change."""
+    old, new = {}, {}
+    for index, (name, shape) in enumerate(shapes.items()):
+        rng = np.random.default_rng([seed, index])
+        old[name] = gaussian_weights(shape, rng)
+        masters = anywhere_in_rounding_interval(old[name].reshape(-1), rng).reshape(shape)
+        new[name] = round_to_bf16(
+            masters + np.float32(1000 * UPDATE_SIGMA) * rng.standard_normal(shape, np.float32)
+        )
+    return old, new
+
+
 def chance_by_exponent(stage: Stage) -> NDArray[np.float32]:
     """The chance to change for each of the 256 biased exponents."""
     exponents = np.arange(256) - BIAS

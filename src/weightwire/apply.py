@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from weightwire import codec
 from weightwire.checkpoint import CheckpointWriter, Schema
@@ -24,7 +25,7 @@ from weightwire.state import State, add, digest
 from weightwire.weights import Bits, Checkpoint, Tensor, Weights, present, read_weights
 from weightwire.workers import in_order
 
-__all__ = ["patch", "patch_checkpoint"]
+__all__ = ["changes", "patch", "patch_checkpoint"]
 
 _OTHER_BASE = "apply it to the weights it was made from, or start from an anchor"
 
@@ -72,6 +73,32 @@ def patch_checkpoint(
         _fill(targets, checkpoint, opened, threads)
         _apply(opened, targets, state, threads, progress, keep=False)
     return opened.advance(state)
+
+
+def changes(
+    base: Any, delta: Delta | bytes | str | os.PathLike[str], name: str, rows: tuple[int, int] | None = None
+) -> tuple[npt.NDArray[np.int64], Bits]:
+    """Where a delta changes one tensor, or its rows from `rows[0]` to before `rows[1]`, and to which units.
+
+    Positions count units from the tensor's beginning. Only the bytes that hold these rows are read. Nothing is verified
+    beyond that the bytes make sense: only a whole tensor has a digest.
+    """
+    opened = _open(delta)
+    entry, tensor = opened.entries[name], read_weights(base).get(name)
+    layout, origin = entry.layout, entry.rows[0] if entry.rows else 0
+    bits = None if entry.fresh or tensor is None else _covered(tensor, entry)
+    first, last = (rows[0] - origin, rows[1] - origin) if rows else (0, layout.count // max(1, layout.row))
+    wanted = range(layout.blocks) if entry.coo else layout.blocks_of_rows(first, last)
+    positions, values = [np.zeros(0, np.int64)], [np.zeros(0, f"<u{entry.dtype.unit}")]
+    for _, index, given in _jobs(opened, {name: entry}, wanted):
+        found = given if isinstance(given, Patch) else _decode(opened, entry, index, bits, given)
+        begin, end = layout.span(index)
+        at = np.arange(end - begin) if found.positions is None else np.frombuffer(found.positions, "<u4")
+        positions.append(at.astype(np.int64) + begin)
+        values.append(np.frombuffer(found.values, f"<u{entry.dtype.unit}"))
+    where, what = np.concatenate(positions), np.concatenate(values)
+    inside = (where >= first * layout.row) & (where < last * layout.row)
+    return where[inside] + origin * layout.row, what[inside]
 
 
 def _open(delta: Delta | bytes | str | os.PathLike[str]) -> Delta:
@@ -211,7 +238,7 @@ def _apply(
     try:
         for name, entry in delta.entries.items():
             sums[name] = _digest_before(entry, targets[name], state)
-        jobs = list(_jobs(delta))
+        jobs = list(_jobs(delta, delta.entries))
         for (entry, _, _), (lanes, count, nbytes) in zip(jobs, in_order(work, jobs, threads), strict=True):
             sums[entry.name] = add(sums[entry.name], lanes)
             changed[entry.name] += count
@@ -224,8 +251,11 @@ def _apply(
         raise
 
 
-def _jobs(delta: Delta) -> Iterator[tuple[Entry, int, bytes | memoryview | Patch]]:
-    for entry in delta.entries.values():
+def _jobs(
+    delta: Delta, entries: Mapping[str, Entry], only: range | None = None
+) -> Iterator[tuple[Entry, int, bytes | memoryview | Patch]]:
+    """What there is to do: a block to decode, or a patch as it stands; of all blocks or only of some."""
+    for entry in entries.values():
         if entry.coo:
             data = memoryview(delta.block(entry, 0))
             try:
@@ -234,8 +264,8 @@ def _jobs(delta: Delta) -> Iterator[tuple[Entry, int, bytes | memoryview | Patch
             except ValueError as problem:
                 delta.corrupt(str(problem), entry.name)
             continue
-        for index, size in enumerate(entry.blocks):
-            if size:
+        for index in only or range(len(entry.blocks)):
+            if entry.blocks[index]:
                 yield entry, index, delta.block(entry, index)
             elif entry.fresh:
                 delta.corrupt(f"block {index}: it is empty", entry.name)
@@ -250,7 +280,7 @@ def _covered(target: Tensor, entry: Entry) -> Bits:
     return target.bits[(entry.rows[0] - first) * row : (entry.rows[1] - first) * row]
 
 
-def _decode(delta: Delta, entry: Entry, index: int, bits: Bits, data: bytes | memoryview) -> Patch:
+def _decode(delta: Delta, entry: Entry, index: int, bits: Bits | None, data: bytes | memoryview) -> Patch:
     try:
         return codec.decode(data, None if entry.fresh else bits, entry.layout, index)
     except ValueError as problem:

@@ -144,8 +144,7 @@ static inline __attribute__((always_inline)) void swap_at(
         uint64_t was = low_bits(before >> shift, 8 * unit), after = before ^ (was ^ now) << shift;
         memcpy(target + at, &now, unit);
         memcpy(values + i * unit, &was, unit);
-        digest_term(digest, where.start + word, before, -1);
-        digest_term(digest, where.start + word, after, 1);
+        digest_change(digest, where.start + word, before, after);
     }
 }
 
@@ -200,27 +199,22 @@ done:
 
 static PyObject *py_digest(PyObject *self, PyObject *args) {
     Py_buffer data = {0};
-    unsigned word;
+    Indexing where;
     unsigned long long start;
     (void)self;
-    if (!PyArg_ParseTuple(args, "y*IK", &data, &word, &start)) return NULL;
-    Classing k = {word, 0, 0, 0, 0};
-    if (!known_layout(&k, word, data.len)) {
-        PyBuffer_Release(&data);
-        return NULL;
+    if (!PyArg_ParseTuple(args, "y*IK", &data, &where.word, &start)) return NULL;
+    where.start = start;
+    Classing k = {where.word, 0, 0, 0, 0};
+    PyObject *result = NULL;
+    if (known_layout(&k, where.word, data.len)) {
+        Digest digest;
+        Py_BEGIN_ALLOW_THREADS;
+        HOT(digest, data.buf, (size_t)data.len / where.word, where, &digest);
+        Py_END_ALLOW_THREADS;
+        result = Py_BuildValue("KK", (unsigned long long)digest.lane[0], (unsigned long long)digest.lane[1]);
     }
-    Digest digest = {{0, 0}};
-    Py_BEGIN_ALLOW_THREADS;
-    size_t count = (size_t)data.len / word;
-    switch (word) {
-        case 1: digest_all(&digest, data.buf, count, 1, start); break;
-        case 2: digest_all(&digest, data.buf, count, 2, start); break;
-        case 4: digest_all(&digest, data.buf, count, 4, start); break;
-        default: digest_all(&digest, data.buf, count, 8, start); break;
-    }
-    Py_END_ALLOW_THREADS;
     PyBuffer_Release(&data);
-    return Py_BuildValue("KK", (unsigned long long)digest.lane[0], (unsigned long long)digest.lane[1]);
+    return result;
 }
 
 static PyObject *py_vectors(PyObject *self, PyObject *args) {

@@ -24,7 +24,7 @@ ZERO_CLASS = CLASSES - 1  # exponent field 0: zeros and denormals; and everythin
 _STRETCH = 1024
 _STRETCHES = 64
 _ENOUGH = 256
-_RARE = 48
+_RARE = 128
 
 
 @dataclass(frozen=True)

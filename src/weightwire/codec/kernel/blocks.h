@@ -19,7 +19,7 @@
 #include "scan.h"
 
 #define NAME(x) x##_512
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx2,bmi,bmi2,popcnt,lzcnt")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq,avx2,bmi,bmi2,popcnt,lzcnt")))
 #define VECTORS 512
 #include "scan.h"
 
@@ -27,7 +27,8 @@
 static int widest_vectors(void) {
     __builtin_cpu_init();
     int narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
-    int wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    int wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vpopcntdq");
     return narrow && wide ? 512 : narrow ? 256 : 0;
 }
 
@@ -602,7 +603,7 @@ static const char *land_marks(
     size_t steps = 0;
     for (unsigned i = 0; i < g->used; i++) {
         Head *h = &g->head[i];
-        cursors[i] = (Cursor){g->class[i], h->complement, h->distance, h->step, h->step + h->steps};
+        cursors[i] = (Cursor){g->class[i], h->complement, h->distance, *h->distance, h->step, h->step + h->steps};
         steps += h->steps;
     }
     if (steps > count) return "it has more steps than weights";

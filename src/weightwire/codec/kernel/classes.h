@@ -5,7 +5,7 @@
 #include "digest.h"
 #include "tables.h"
 
-enum { CLASSES = 16, ZERO_CLASS = 15, STRETCH = 1024, STRETCHES = 64, ENOUGH = 256, RARE = 48 };
+enum { CLASSES = 16, ZERO_CLASS = 15, NO_CLASS = 64, GROUPS = 4, TILE = 64 * GROUPS, STRETCH = 1024, STRETCHES = 64, ENOUGH = 256, RARE = 128 };
 
 typedef struct {
     unsigned unit, exponent, mantissa; /* bytes, bits, bits; no exponent: not a float */
@@ -18,9 +18,10 @@ static inline uint8_t class_of(uint64_t bits, const Classing *k) {
     return exponent ? (uint8_t)(below < 0 ? 0 : below > last ? last : below) : ZERO_CLASS;
 }
 
+/* Without a branch: signs are as good as random, and half of all guesses would be wrong. */
 static inline uint64_t ordered(uint64_t bits, unsigned exponent, unsigned unit) {
-    uint64_t sign = UINT64_C(1) << (8 * unit - 1);
-    return !exponent ? bits : bits & sign ? ~bits : bits | sign;
+    unsigned top = 8 * unit - 1;
+    return exponent ? bits ^ ((0 - (bits >> top)) | UINT64_C(1) << top) : bits;
 }
 
 /* The step from old to new, sign-extended from the width of a unit. */
@@ -32,9 +33,9 @@ static inline uint64_t step_between(uint64_t old, uint64_t new, unsigned exponen
 
 /* The unit that a step leads to; only its low bytes count. */
 static inline uint64_t step_from(uint64_t old, uint64_t step, unsigned exponent, unsigned unit) {
-    uint64_t sign = UINT64_C(1) << (8 * unit - 1);
+    unsigned top = 8 * unit - 1;
     uint64_t there = ordered(old, exponent, unit) + step;
-    return !exponent ? there : there & sign ? there ^ sign : ~there;
+    return exponent ? there ^ (((there >> top & 1) - 1) | UINT64_C(1) << top) : there;
 }
 
 static void count_changed(
@@ -88,6 +89,18 @@ static void choose_window(const uint8_t *old, const uint8_t *new, size_t count, 
 }
 
 /* --- what the hot loops fill and read --- */
+
+/* Per group of 64 weights and class, which of them belong to it. */
+typedef struct {
+    _Alignas(64) uint64_t members[GROUPS][CLASSES];
+} Tile;
+
+/* A scan under way: the members of each class seen so far, and those of them in lines without a change. */
+typedef struct {
+    _Alignas(64) uint64_t seen[CLASSES];
+    uint64_t skipped[CLASSES];
+    uint64_t last_word;
+} Progress;
 
 typedef struct {
     uint64_t step;
@@ -145,6 +158,7 @@ typedef struct {
     uint8_t class;
     int complement;
     const uint32_t *distance; /* members before the first mark, then from mark to mark, then FAR */
+    uint64_t left;            /* members before the next mark */
     const uint64_t *step, *step_end;
 } Cursor;
 

@@ -21,25 +21,28 @@ static inline uint64_t load(const uint8_t *p, unsigned bytes) {
     return value;
 }
 
-static inline void digest_term(Digest *d, uint64_t index, uint64_t word, int sign) {
+static inline uint64_t digest_a(uint64_t index, uint64_t word) {
     uint64_t a = word + (index + 1) * UINT64_C(0x9E3779B97F4A7C15);
     a ^= a >> 32;
     a *= UINT64_C(0xD6E8FEB86659FD93);
     a ^= a >> 32;
     a *= UINT64_C(0xD6E8FEB86659FD93);
-    a ^= a >> 32;
+    return a ^ a >> 32;
+}
+
+static inline uint64_t digest_b(uint64_t index, uint64_t word) {
     uint64_t b = (word ^ UINT64_C(0xC2B2AE3D27D4EB4F)) + (index + 1) * UINT64_C(0xA0761D6478BD642F);
     b ^= b >> 30;
     b *= UINT64_C(0xBF58476D1CE4E5B9);
     b ^= b >> 27;
     b *= UINT64_C(0x94D049BB133111EB);
-    b ^= b >> 31;
-    d->lane[0] += sign < 0 ? 0 - a : a;
-    d->lane[1] += sign < 0 ? 0 - b : b;
+    return b ^ b >> 31;
 }
 
-static inline void digest_all(Digest *d, const uint8_t *p, size_t count, unsigned word, uint64_t start) {
-    for (size_t i = 0; i < count; i++) digest_term(d, start + i, load(p + i * word, word), 1);
+/* One word becomes another. */
+static inline void digest_change(Digest *d, uint64_t index, uint64_t before, uint64_t after) {
+    d->lane[0] += digest_a(index, after) - digest_a(index, before);
+    d->lane[1] += digest_b(index, after) - digest_b(index, before);
 }
 
 #endif

@@ -1,10 +1,11 @@
-/* The hot loops: 64 weights at a time. Included once per instruction set, with
+/* The hot loops: a tile of 256 weights at a time, as four groups of 64. Included once per instruction set, with
  *   NAME(x)   the name of x for this instruction set
  *   TARGET    the attribute that lets a function use it
  *   VECTORS   how wide its vectors are: 512 or 256 bits, or 0 for none
  *
  * A group's classes are bytes; one compare and movemask per class gives its members as 64 bits, a population count
- * advances its rank, and selecting the r-th set bit lands on a member.
+ * advances its rank, and selecting the r-th set bit lands on a member. What depends on the data (how many changes there
+ * are, and where) is decided once a tile and not once a group: a branch that is guessed wrong costs as much as a group.
  */
 
 #define INLINE TARGET static inline __attribute__((always_inline))
@@ -147,41 +148,101 @@ INLINE uint64_t NAME(differ)(const uint8_t *a, const uint8_t *b, unsigned count,
     return mask;
 }
 
-/* A scan under way: how many members of each class it has seen, and how to find them in a group. */
-typedef struct {
-    uint32_t seen[CLASSES];
-    uint32_t skipped[CLASSES]; /* those in lines without a change */
-    uint64_t last_word;
-    NAME(Wanted) wanted[CLASSES];
-} NAME(Progress);
+/* Finds the members of wanted classes, four at a time, among `count` units, at most a tile. */
+INLINE void NAME(fill)(
+    Tile *tile, const uint8_t *p, unsigned count, const Classing *k, const NAME(Wanted) *wanted, unsigned first,
+    unsigned used, const unsigned unit) {
+    for (unsigned g = 0; g < GROUPS; g++) {
+        unsigned here = count < 64 * g ? 0 : count - 64 * g < 64 ? count - 64 * g : 64;
+        uint64_t valid = here < 64 ? (UINT64_C(1) << here) - 1 : UINT64_MAX;
+        NAME(Group) group = NAME(classify)(p + (size_t)64 * g * unit, here, k, unit);
+        for (unsigned four = first; four < used; four += 4)
+            for (unsigned i = four; i < four + 4; i++)
+                tile->members[g][i] = NAME(members)(group, wanted[i]) & valid;
+    }
+}
 
-INLINE int NAME(scan_group)(
-    NAME(Progress) *p, const uint8_t *old, const uint8_t *new, size_t at, unsigned count, const Classing *k,
-    Indexing where, Scan *out, const unsigned unit) {
-    uint64_t valid = count < 64 ? (UINT64_C(1) << count) - 1 : UINT64_MAX;
+/* How many members each class has in a tile. */
+#if VECTORS == 512
+INLINE __m512i NAME(totals)(const Tile *tile, unsigned first) {
+    __m512i total = _mm512_popcnt_epi64(_mm512_load_si512(&tile->members[0][first]));
+    for (unsigned g = 1; g < GROUPS; g++)
+        total = _mm512_add_epi64(total, _mm512_popcnt_epi64(_mm512_load_si512(&tile->members[g][first])));
+    return total;
+}
+#else
+INLINE uint64_t NAME(total)(const Tile *tile, unsigned i) {
+    uint64_t total = 0;
+    for (unsigned g = 0; g < GROUPS; g++) total += (uint64_t)__builtin_popcountll(tile->members[g][i]);
+    return total;
+}
+#endif
+
+INLINE void NAME(count_members)(uint64_t *seen, const Tile *tile) {
+#if VECTORS == 512
+    for (unsigned i = 0; i < CLASSES; i += 8)
+        _mm512_store_si512(&seen[i], _mm512_add_epi64(_mm512_load_si512(&seen[i]), NAME(totals)(tile, i)));
+#else
+    for (unsigned i = 0; i < CLASSES; i++) seen[i] += NAME(total)(tile, i);
+#endif
+}
+
+/* Takes a tile's members off what is left before each class's next mark; returns the classes that reach it. */
+INLINE uint32_t NAME(advance)(uint64_t *left, const Tile *tile, unsigned used) {
+    uint32_t reached = 0;
+#if VECTORS == 512
+    for (unsigned i = 0; i < CLASSES; i += 8) {
+        if (i >= used) break;
+        __m512i total = NAME(totals)(tile, i), before = _mm512_load_si512(&left[i]);
+        reached |= (uint32_t)_mm512_cmplt_epu64_mask(before, total) << i;
+        _mm512_store_si512(&left[i], _mm512_sub_epi64(before, total));
+    }
+#else
+    for (unsigned i = used; i-- > 0;) {
+        uint64_t total = NAME(total)(tile, i);
+        reached = reached << 1 | (left[i] < total);
+        left[i] -= total;
+    }
+#endif
+    return reached;
+}
+
+INLINE int NAME(scan_tile)(
+    Progress *p, Tile *tile, const NAME(Wanted) *wanted, const uint8_t *old, const uint8_t *new, size_t at,
+    unsigned count, const Classing *k, Indexing where, Scan *out, const unsigned unit) {
     const uint8_t *o = old + at * unit, *n = new + at * unit;
-    uint64_t changed = NAME(differ)(o, n, count, unit);
-    NAME(Group) g = NAME(classify)(o, count, k, unit);
-    if (changed && !scan_reserve(out, 64)) return 0;
-    for (; changed; changed &= changed - 1) {
-        unsigned bit = (unsigned)__builtin_ctzll(changed);
-        uint64_t was = load(o + bit * unit, unit);
+    uint64_t changed[GROUPS];
+    uint32_t groups = 0;
+    for (unsigned g = 0; g < GROUPS; g++) {
+        unsigned here = count < 64 * g ? 0 : count - 64 * g < 64 ? count - 64 * g : 64;
+        changed[g] = NAME(differ)(o + (size_t)64 * g * unit, n + (size_t)64 * g * unit, here, unit);
+        groups |= (uint32_t)(changed[g] != 0) << g;
+    }
+    NAME(fill)(tile, o, count, k, wanted, k->exponent ? 0 : CLASSES - 4, CLASSES, unit);
+    if (groups && !scan_reserve(out, TILE)) return 0;
+    while (groups) {
+        unsigned g = (unsigned)__builtin_ctz(groups), bit = (unsigned)__builtin_ctzll(changed[g]);
+        changed[g] &= changed[g] - 1;
+        groups &= ~((uint32_t)(changed[g] == 0) << g);
+        size_t in_tile = 64 * g + bit;
+        uint64_t was = load(o + in_tile * unit, unit);
         unsigned c = k->exponent ? class_of(was, k) : ZERO_CLASS;
-        uint64_t below = NAME(members)(g, p->wanted[c]) & ((UINT64_C(1) << bit) - 1);
+        uint64_t rank = p->seen[c] + (uint64_t)__builtin_popcountll(tile->members[g][c] & ((UINT64_C(1) << bit) - 1));
+        for (unsigned b = 0; b + 1 < GROUPS; b++)
+            rank += b < g ? (uint64_t)__builtin_popcountll(tile->members[b][c]) : 0;
         Change *change = &out->change[out->count];
-        change->rank = p->seen[c] + (uint32_t)__builtin_popcountll(below);
-        change->rank_inside = change->rank - p->skipped[c];
-        change->step = step_between(was, load(n + bit * unit, unit), k->exponent, unit);
+        change->rank = (uint32_t)rank;
+        change->rank_inside = (uint32_t)(rank - p->skipped[c]);
+        change->step = step_between(was, load(n + in_tile * unit, unit), k->exponent, unit);
         out->class[out->count++] = (uint8_t)c;
-        uint64_t word = (at + bit) * unit / where.word;
+        uint64_t word = (at + in_tile) * unit / where.word;
         if (word == p->last_word) continue;
         p->last_word = word;
-        digest_term(&out->digest, where.start + word, load(old + word * where.word, where.word), -1);
-        digest_term(&out->digest, where.start + word, load(new + word * where.word, where.word), 1);
+        digest_change(
+            &out->digest, where.start + word, load(old + word * where.word, where.word),
+            load(new + word * where.word, where.word));
     }
-    /* All classes, used or not: a loop of fixed length is unrolled, and what is not a float has but one. */
-    for (unsigned c = k->exponent ? 0 : ZERO_CLASS; c < CLASSES; c++)
-        p->seen[c] += (uint32_t)__builtin_popcountll(NAME(members)(g, p->wanted[c]) & valid);
+    NAME(count_members)(p->seen, tile);
     return 1;
 }
 
@@ -189,18 +250,21 @@ INLINE int NAME(scan_group)(
 INLINE int NAME(scan_units)(
     const uint8_t *old, const uint8_t *new, size_t count, size_t line, const Classing *k, Indexing where, Scan *out,
     const unsigned unit) {
-    NAME(Progress) p;
-    memset(&p, 0, sizeof p);
-    p.last_word = UINT64_MAX;
-    for (unsigned c = 0; c < CLASSES; c++) p.wanted[c] = NAME(wanted)((uint8_t)c);
+    Progress p = {.last_word = UINT64_MAX};
+    Tile tile = {0};
+    NAME(Wanted) wanted[CLASSES];
+    for (unsigned c = 0; c < CLASSES; c++) wanted[c] = NAME(wanted)((uint8_t)c);
     size_t length = line ? line : count;
     for (size_t start = 0; start < count; start += length) {
         size_t end = start + length, at = start, found = out->count;
-        uint32_t before[CLASSES];
+        uint64_t before[CLASSES];
         memcpy(before, p.seen, sizeof before);
-        for (; at + 64 <= end; at += 64)
-            if (!NAME(scan_group)(&p, old, new, at, 64, k, where, out, unit)) return 0;
-        if (at < end && !NAME(scan_group)(&p, old, new, at, (unsigned)(end - at), k, where, out, unit)) return 0;
+        for (; at + TILE <= end; at += TILE)
+            if (!NAME(scan_tile)(&p, &tile, wanted, old, new, at, TILE, k, where, out, unit)) return 0;
+        if (at < end) {
+            unsigned rest = (unsigned)(end - at);
+            if (!NAME(scan_tile)(&p, &tile, wanted, old, new, at, rest, k, where, out, unit)) return 0;
+        }
         if (out->count == found) {
             for (unsigned c = 0; c < CLASSES; c++) p.skipped[c] += p.seen[c] - before[c];
         } else if (!scan_add_line(out, (uint32_t)(start / length))) {
@@ -208,74 +272,127 @@ INLINE int NAME(scan_units)(
         }
     }
     for (unsigned c = 0; c < CLASSES; c++) {
-        out->members[c] = p.seen[c];
-        out->inside[c] = p.seen[c] - p.skipped[c];
+        out->members[c] = (uint32_t)p.seen[c];
+        out->inside[c] = (uint32_t)(p.seen[c] - p.skipped[c]);
     }
     return 1;
 }
 
-/* A landing under way: per class, how many of its members come before the next mark. */
-typedef struct {
-    unsigned used;
-    uint32_t complements; /* the classes whose marks say what did not change */
-    uint32_t left[CLASSES];
-    NAME(Wanted) wanted[CLASSES];
-} NAME(Landing);
-
-INLINE int NAME(land_group)(
-    NAME(Landing) *p, const uint8_t *old, size_t at, unsigned count, const Classing *k, Cursor *cursors, Landed *out,
-    const unsigned unit) {
-    uint64_t valid = count < 64 ? (UINT64_C(1) << count) - 1 : UINT64_MAX, changed = 0, value[64];
-    const uint8_t *o = old + at * unit;
-    NAME(Group) g = NAME(classify)(o, count, k, unit);
-    uint32_t reached = 0;
-    for (unsigned i = p->used; i-- > 0;) {
-        uint32_t here = (uint32_t)__builtin_popcountll(NAME(members)(g, p->wanted[i]) & valid), left = p->left[i];
-        reached = reached << 1 | (left < here);
-        p->left[i] = left - here; /* wraps where a mark was reached; mended below */
+/* Lands the marks of one class that fall into a tile. */
+INLINE void NAME(land_class)(
+    const Tile *tile, unsigned i, uint64_t *left, Cursor *cursor, const uint8_t *o, const Classing *k,
+    uint64_t *changed, uint64_t *value, const unsigned unit) {
+    uint64_t upto[GROUPS], total = 0;
+    for (unsigned g = 0; g < GROUPS; g++) {
+        upto[g] = total;
+        total += (uint64_t)__builtin_popcountll(tile->members[g][i]);
     }
-    for (reached |= p->complements; reached; reached &= reached - 1) {
-        unsigned i = (unsigned)__builtin_ctz(reached);
-        Cursor *cursor = &cursors[i];
-        uint64_t members = NAME(members)(g, p->wanted[i]) & valid, landed = cursor->complement ? members : 0;
-        uint32_t here = (uint32_t)__builtin_popcountll(members), left = p->left[i] + here;
-        for (; left < here; left += *++cursor->distance) landed ^= UINT64_C(1) << NAME(select)(members, left);
-        p->left[i] = left - here;
-        changed |= landed;
-        for (; landed; landed &= landed - 1) {
-            unsigned bit = (unsigned)__builtin_ctzll(landed);
+    uint64_t next = *left + total;
+    do {
+        unsigned g = 0;
+        for (unsigned b = 1; b < GROUPS; b++) g += next >= upto[b];
+        unsigned bit = NAME(select)(tile->members[g][i], (unsigned)(next - upto[g]));
+        size_t at = 64 * g + bit;
+        changed[g] |= UINT64_C(1) << bit;
+        value[at] = step_from(load(o + at * unit, unit), *cursor->step++, k->exponent, unit);
+        next += *++cursor->distance;
+    } while (next < total);
+    *left = next - total;
+}
+
+/* The same for a class whose marks say what did not change. 0 where there are too few steps. */
+INLINE int NAME(land_complement)(
+    const Tile *tile, unsigned i, uint64_t *left, Cursor *cursor, const uint8_t *o, const Classing *k,
+    uint64_t *changed, uint64_t *value, const unsigned unit) {
+    for (unsigned g = 0; g < GROUPS; g++) {
+        uint64_t members = tile->members[g][i], rest = members, here = (uint64_t)__builtin_popcountll(members);
+        for (; cursor->left < here; cursor->left += *++cursor->distance)
+            rest ^= UINT64_C(1) << NAME(select)(members, (unsigned)cursor->left);
+        cursor->left -= here;
+        changed[g] |= rest;
+        for (; rest; rest &= rest - 1) {
+            size_t at = 64 * g + (unsigned)__builtin_ctzll(rest);
             if (cursor->step == cursor->step_end) return 0;
-            value[bit] = step_from(load(o + bit * unit, unit), *cursor->step++, k->exponent, unit);
+            value[at] = step_from(load(o + at * unit, unit), *cursor->step++, k->exponent, unit);
         }
     }
-    for (; changed; changed &= changed - 1) {
-        unsigned bit = (unsigned)__builtin_ctzll(changed);
-        out->position[out->count] = (uint32_t)(at + bit);
-        memcpy(out->value + out->count * unit, &value[bit], unit);
+    *left = 0;
+    return 1;
+}
+
+INLINE int NAME(land_tile)(
+    uint64_t *left, Tile *tile, const NAME(Wanted) *wanted, unsigned used, const uint8_t *old, size_t at,
+    unsigned count, const Classing *k, Cursor *cursors, Landed *out, const unsigned unit) {
+    const uint8_t *o = old + at * unit;
+    uint64_t changed[GROUPS] = {0}, value[TILE];
+    NAME(fill)(tile, o, count, k, wanted, 0, used, unit);
+    uint32_t reached = NAME(advance)(left, tile, used), groups = 0;
+    for (; reached; reached &= reached - 1) {
+        unsigned i = (unsigned)__builtin_ctz(reached);
+        if (!cursors[i].complement)
+            NAME(land_class)(tile, i, &left[i], &cursors[i], o, k, changed, value, unit);
+        else if (!NAME(land_complement)(tile, i, &left[i], &cursors[i], o, k, changed, value, unit))
+            return 0;
+    }
+    for (unsigned g = 0; g < GROUPS; g++) groups |= (uint32_t)(changed[g] != 0) << g;
+    while (groups) {
+        unsigned g = (unsigned)__builtin_ctz(groups);
+        size_t in_tile = 64 * g + (unsigned)__builtin_ctzll(changed[g]);
+        changed[g] &= changed[g] - 1;
+        groups &= ~((uint32_t)(changed[g] == 0) << g);
+        out->position[out->count] = (uint32_t)(at + in_tile);
+        memcpy(out->value + out->count * unit, &value[in_tile], unit);
         out->count++;
     }
     return 1;
 }
 
-/* Lands the marks of every class on their weights, in the order of positions. 0 where there are too few steps. */
+/* Lands the marks of every class on their weights, in the order of positions. 0 where there are too few steps.
+ *
+ * A class whose marks say what did not change has something to do wherever it has a member: so it is always left with
+ * nothing, and its cursor counts.
+ */
 INLINE int NAME(land_units)(
     const uint8_t *old, const Lines *lines, const Classing *k, Cursor *cursors, unsigned used, Landed *out,
     const unsigned unit) {
-    NAME(Landing) p;
-    memset(&p, 0, sizeof p);
-    p.used = used;
-    for (unsigned i = 0; i < used; i++) {
-        p.wanted[i] = NAME(wanted)(cursors[i].class);
-        p.left[i] = *cursors[i].distance;
-        p.complements |= (uint32_t)cursors[i].complement << i;
+    Tile tile = {0};
+    NAME(Wanted) wanted[CLASSES];
+    _Alignas(64) uint64_t left[CLASSES] = {0};
+    for (unsigned i = 0; i < CLASSES; i++) {
+        wanted[i] = NAME(wanted)(i < used ? cursors[i].class : NO_CLASS);
+        left[i] = i >= used ? FAR : cursors[i].complement ? 0 : *cursors[i].distance;
     }
     for (size_t l = 0; l < lines->count; l++) {
         size_t at = (lines->listed ? lines->listed[l] : l) * lines->length, end = at + lines->length;
-        for (; at + 64 <= end; at += 64)
-            if (!NAME(land_group)(&p, old, at, 64, k, cursors, out, unit)) return 0;
-        if (at < end && !NAME(land_group)(&p, old, at, (unsigned)(end - at), k, cursors, out, unit)) return 0;
+        for (; at + TILE <= end; at += TILE)
+            if (!NAME(land_tile)(left, &tile, wanted, used, old, at, TILE, k, cursors, out, unit)) return 0;
+        if (at < end) {
+            unsigned rest = (unsigned)(end - at);
+            if (!NAME(land_tile)(left, &tile, wanted, used, old, at, rest, k, cursors, out, unit)) return 0;
+        }
     }
     return 1;
+}
+
+/* The digest of a run of words. Two plain sums: the compiler makes vectors of them. */
+INLINE void NAME(digest_words)(
+    const uint8_t *p, size_t count, uint64_t start, Digest *out, const unsigned word) {
+    uint64_t a = 0, b = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bits = load(p + i * word, word);
+        a += digest_a(start + i, bits);
+        b += digest_b(start + i, bits);
+    }
+    *out = (Digest){{a, b}};
+}
+
+TARGET static void NAME(digest)(const uint8_t *p, size_t count, Indexing where, Digest *out) {
+    switch (where.word) {
+        case 1: NAME(digest_words)(p, count, where.start, out, 1); break;
+        case 2: NAME(digest_words)(p, count, where.start, out, 2); break;
+        case 4: NAME(digest_words)(p, count, where.start, out, 4); break;
+        default: NAME(digest_words)(p, count, where.start, out, 8); break;
+    }
 }
 
 TARGET static int NAME(scan)(

@@ -1,0 +1,298 @@
+"""Everything the codec promises, measured on the same data in one run, against its bars.
+
+    python benchmarks/codec.py                  # synthetic weights, early and late in a run: seconds
+    python benchmarks/codec.py RECORDING...     # directories that record.py wrote
+    python benchmarks/codec.py --json ...       # the same for machines
+
+Sizes are exact and of whole files. Ratios of times are medians over rounds, of times taken in the same round,
+with the lowest and the highest round beside them (timing.py); memory is measured in processes of its own
+(memory.py). Every delta and anchor made on the way is applied and the result compared bit for bit. A bar is
+judged only on data that it speaks of; elsewhere the figure stands without a verdict.
+
+Needs numpy, zstandard, a C compiler as `cc`, and Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import peers
+from held import Held, check_same, hold
+from recording import read_checkpoint, write_checkpoint
+from synthetic import Stage, synthetic, synthetic_dense
+from table import Bar, Payload, Report, Row, print_report, print_verdict
+from timing import Contest, Spread, Times
+
+import weightwire
+from weightwire.codec import KERNEL
+
+# The bars on bytes per change are those of one kind of step: Qwen3-0.6B's shape at this learning rate, or
+# weights made to change as that does.
+QWEN3_WEIGHTS, QWEN3_LR = 596_049_920, 1e-6
+BYTES_PER_CHANGE = {"early": 0.707, "late": 0.848}
+# A header is a constant, and weighs more in smaller deltas.
+LIMIT_JUDGED_FROM = 1e6
+# Fewer weights stay in the cache, where a memcpy is another thing; where most change, coding is all there is.
+TIME_JUDGED_FROM = 1e8
+TIME_JUDGED_UP_TO_CHANGED = 0.5
+# In smaller checkpoints the interpreter is what one sees.
+CHECKPOINT_JUDGED_FROM = 1e9
+
+WORK = {
+    "encode": "encode (diff, code, digest, header), one thread",
+    "decode": "decode, apply and digest, one thread",
+}
+TIMES_MEMCPY = Bar(6.0, aim=4.5)
+TIMES_BASILICA = Bar(2.0, at_least=True)
+TIMES_ONE_THREAD = Bar(1.5, at_least=True)
+EXTRA_MEMORY = Bar(256.0)
+RANDOM_WEIGHTS = 1 << 24
+
+
+@dataclass(frozen=True)
+class Source:
+    """Two consecutive checkpoint directories, and what is known of them."""
+
+    title: str
+    facts: dict[str, Any]
+    old: Path
+    new: Path
+    bytes_per_change: float | None = None
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    reports = []
+    if not arguments.json:
+        print(machine())
+    with tempfile.TemporaryDirectory(prefix="weightwire-benchmark-") as directory:
+        scratch = Path(directory)
+        for report in run(arguments.recordings, scratch):
+            reports.append(report)
+            if not arguments.json:
+                print_report(report)
+    if arguments.json:
+        print(json.dumps({"machine": machine(), "sources": [one.to_json() for one in reports]}, indent=2))
+    else:
+        print_verdict(reports)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure the codec against its bars.")
+    parser.add_argument("recordings", nargs="*", type=Path, help="directories that record.py wrote")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_args()
+
+
+def machine() -> str:
+    models = [
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
+    ]
+    processor = models[0].partition(": ")[2] if models else platform.machine()
+    kernel = KERNEL.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
+    cores = f"{len(os.sched_getaffinity(0))} cores of {processor}"
+    versions = f"Python {platform.python_version()}, NumPy {np.__version__}"
+    return f"weightwire {weightwire.__version__} with {kernel}, {versions}, {cores}"
+
+
+def run(recordings: list[Path], scratch: Path) -> Iterator[Report]:
+    sources = map(recorded, recordings) if recordings else synthesised(scratch)
+    for source in sources:
+        yield measure(source, scratch)
+    yield Report("any change: the bounds", {}, 0, 0, [], bounds())
+
+
+# ---- the data ----
+
+
+def recorded(directory: Path) -> Source:
+    facts = json.loads((directory / "recording.json").read_text())
+    old, new = (directory / name for name in facts["checkpoints"][-2:])
+    is_qwen3 = facts["weights"] == QWEN3_WEIGHTS and facts["lr"] == QWEN3_LR
+    shape = f"{facts['weights']:,} weights in {len(facts.pop('shapes'))} tensors"
+    title = f"{facts['stage']} (masters {facts['masters']}), {facts['model']}, {shape}, lr {facts['lr']:g}"
+    bar = BYTES_PER_CHANGE.get(facts["stage"]) if is_qwen3 else None
+    return Source(f"recorded: {title}: {directory}", facts, old, new, bar)
+
+
+def synthesised(scratch: Path) -> Iterator[Source]:
+    for stage in get_args(Stage):
+        directories = scratch / f"{stage}-old", scratch / f"{stage}-new"
+        for weights, directory in zip(synthetic(stage), directories, strict=True):
+            write_checkpoint(weights, directory)
+        title = f"synthetic: {stage}, tensors of Qwen3-0.6B's shapes, changed as by AdamW at lr 1e-6"
+        yield Source(title, {"stage": stage}, *directories, BYTES_PER_CHANGE[stage])
+
+
+# ---- what is measured ----
+
+
+def measure(source: Source, scratch: Path) -> Report:
+    old, new = hold(read_checkpoint(source.old)), hold(read_checkpoint(source.new))
+    target = hold(old.bits)
+    changes = peers.measure(old.bits, new.bits)
+    before = weightwire.digest(old.bf16)
+    delta = weightwire.diff(old.bf16, new.bf16, before=before)
+    peer_payloads = [Payload(name, size(old.bits, new.bits)) for name, size in peers.FORMATS.items()]
+    anchor_size = checked_anchor(new, target)
+    contest = Contest(old, new, target, before, delta.to_bytes(), (source.old, source.new), scratch)
+    rounds = contest.run()
+    count, raw = changes.changed, new.flat.nbytes
+    judge_time = raw >= TIME_JUDGED_FROM and count <= TIME_JUDGED_UP_TO_CHANGED * changes.weights
+    judge_checkpoint = raw >= CHECKPOINT_JUDGED_FROM
+    return Report(
+        title=f"{source.title}\n  {describe(changes)}",
+        facts=source.facts | {"weights": changes.weights, "changed": count, "limit": changes.limit},
+        changed=count,
+        limit=changes.limit,
+        payloads=[
+            *peer_payloads,
+            Payload("weightwire, the whole file", delta.nbytes),
+            Payload("the limit, given tensor and old exponent", changes.limit),
+        ],
+        rows=[
+            *payload_rows(delta.nbytes, changes, peer_payloads, source.bytes_per_change),
+            Row("anchor / raw", anchor_size / raw, "{:.4f}", Bar(0.70)),
+            Row("delta / anchor of the new weights", delta.nbytes / anchor_size, "{:.4f}", Bar(1.0)),
+            *time_rows(rounds, raw, judge_time),
+            *command_rows(rounds, judge_checkpoint),
+            *memory_rows(source, scratch, judge_checkpoint),
+        ],
+    )
+
+
+def describe(changes: peers.Changes) -> str:
+    share, one_ulp = changes.changed / changes.weights, changes.one_ulp / changes.changed
+    bits = f"{changes.position_bits / changes.changed:.2f} + {changes.step_bits / changes.changed:.2f}"
+    return (
+        f"{changes.weights:,} weights, {changes.changed:,} changed ({share:.3%}), {one_ulp:.1%} of them "
+        f"by one ulp; limit {bits} bits of position and step per change"
+    )
+
+
+def payload_rows(
+    size: int, changes: peers.Changes, others: list[Payload], bytes_per_change: float | None
+) -> list[Row]:
+    best = min(others, key=lambda one: one.size)
+    per_change = None if bytes_per_change is None else Bar(bytes_per_change)
+    limit = Bar(1.03) if size >= LIMIT_JUDGED_FROM else None
+    return [
+        Row("payload, bytes per changed weight", size / changes.changed, "{:.4f}", per_change),
+        Row("payload / limit", size / changes.limit, "{:.4f}", limit),
+        Row("payload / smallest of the peers' formats", size / best.size, "{:.4f}", Bar(1.0), best.format),
+    ]
+
+
+def time_rows(rounds: list[Times], raw: int, judge: bool) -> list[Row]:
+    rows = []
+    for work, whole in WORK.items():
+        one, two, basilica = f"{work}, one thread", f"{work}, two threads", f"{work}, Basilica"
+        rows += [
+            ratio_row(rounds, f"{whole}: time / memcpy", one, "memcpy", TIMES_MEMCPY if judge else None),
+            ratio_row(
+                rounds, f"{work}: Basilica v3 in C / ours", basilica, one, TIMES_BASILICA if judge else None
+            ),
+            ratio_row(
+                rounds, f"{work}: one thread / two threads", one, two, TIMES_ONE_THREAD if judge else None
+            ),
+        ]
+    speed = Spread.of(rounds, lambda times: raw / times["digest"] / 1e9)
+    bar = Bar(2.0, at_least=True) if judge else None
+    return [
+        *rows,
+        Row("full state digest, one thread, GB/s", speed.median, "{:.2f}", bar, range_of(speed, rounds)),
+    ]
+
+
+def ratio_row(rounds: list[Times], measure: str, what: str, unit: str, bar: Bar | None) -> Row:
+    spread = Spread.of(rounds, lambda times: times[what] / times[unit])
+    seconds = [Spread.of(rounds, itemgetter(key)).median for key in (what, unit)]
+    note = f"{range_of(spread, rounds)}; {1000 * seconds[0]:.1f} / {1000 * seconds[1]:.1f} ms"
+    return Row(measure, spread.median, "{:.2f}", bar, note)
+
+
+def range_of(spread: Spread, rounds: list[Times]) -> str:
+    return f"{spread.low:.2f} to {spread.high:.2f} in {len(rounds)} rounds"
+
+
+def command_rows(rounds: list[Times], judge: bool) -> list[Row]:
+    """Judged against the encode with as many threads as the command takes, which is the harder way to read it."""
+    what, bar = "command line", Bar(3.0) if judge else None
+    return [
+        ratio_row(
+            rounds, "`weightwire diff` / encode, same threads", what, "encode, threads by default", bar
+        ),
+        ratio_row(rounds, "`weightwire diff` / encode, one thread", what, "encode, one thread", None),
+    ]
+
+
+def memory_rows(source: Source, scratch: Path, judge: bool) -> list[Row]:
+    delta = scratch / "memory.safetensors"
+    bar = EXTRA_MEMORY if judge else None
+    return [
+        Row("diff: extra memory, MiB", extra_memory("diff", source.old, source.new, delta), "{:.0f}", bar),
+        Row("patch in place: extra memory, MiB", extra_memory("patch", source.old, delta), "{:.0f}", bar),
+    ]
+
+
+def extra_memory(*arguments: str | Path) -> float:
+    command = [sys.executable, Path(__file__).with_name("memory.py"), *arguments]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / (1 << 20)
+
+
+# ---- the worst that can come ----
+
+
+def bounds() -> list[Row]:
+    """What holds for any change, on one that changes nearly everything and on one that nothing compresses."""
+    old, new = map(hold, synthetic_dense())
+    share = np.count_nonzero(old.flat != new.flat) / old.flat.size
+    size, anchor_size = checked_delta(old, new), checked_anchor(new, hold(old.bits))
+    rng = np.random.default_rng(0)
+    noise = [hold({"noise": rng.integers(0, 1 << 16, RANDOM_WEIGHTS, np.uint16)}) for _ in range(2)]
+    raw = noise[0].flat.nbytes
+    noise_size, noise_anchor_size = checked_delta(*noise), checked_anchor(noise[1], hold(noise[0].bits))
+    return [
+        Row(
+            "synthetic, lr 1e-3: delta / anchor",
+            size / anchor_size,
+            "{:.4f}",
+            Bar(1.0),
+            f"{share:.1%} changed",
+        ),
+        Row("random bits: delta / raw", noise_size / raw, "{:.6f}", Bar(1.01)),
+        Row("random bits: anchor / raw", noise_anchor_size / raw, "{:.6f}", Bar(1.01)),
+    ]
+
+
+def checked_delta(old: Held, new: Held) -> int:
+    """The size of the delta between some weights, once it is known to turn one into the other."""
+    delta = weightwire.diff(old.bf16, new.bf16)
+    target = hold(old.bits)
+    weightwire.patch(target.bf16, delta)
+    check_same(target, new, "delta")
+    return delta.nbytes
+
+
+def checked_anchor(weights: Held, target: Held) -> int:
+    """The size of the anchor of some weights, once it is known to hold them; overwrites `target`."""
+    anchor = weightwire.anchor(weights.bf16)
+    weightwire.patch(target.bf16, anchor)
+    check_same(target, weights, "anchor")
+    return anchor.nbytes
+
+
+if __name__ == "__main__":
+    main()

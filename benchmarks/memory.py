@@ -1,0 +1,90 @@
+"""How much memory a diff or a patch takes beyond its inputs and the delta, measured in a process of its own.
+
+    python benchmarks/memory.py diff OLD NEW DELTA      # two checkpoint directories; writes DELTA
+    python benchmarks/memory.py patch BASE DELTA        # in place, on a copy of BASE in memory
+
+Prints bytes. What counts is the peak of anonymous memory (RssAnon in /proc/self/status: all that is not a
+view of a file), sampled every millisecond by a thread, which gets its turns because the kernel works outside
+the interpreter's lock. The peak of all resident memory would not do: it has the pages of the mapped inputs in
+it. Taken off are only the delta that a diff made and the copy of the weights that a patch works in; the
+interpreter, its libraries and what the allocator keeps after a free all count. A patch gets its delta as a
+mapped file, and its base undigested, so that it digests it too. Both use as many threads as they like.
+
+Needs Linux.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from held import hold
+from recording import read_checkpoint
+
+import weightwire
+
+EVERY = 0.001  # seconds
+
+
+class AnonymousPeak:
+    """The most anonymous memory this process had inside the block, in `bytes`."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            last = self._done.wait(EVERY)
+            self.bytes = max(self.bytes, anonymous_memory())
+            if last:
+                return
+
+
+def anonymous_memory() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status does not tell RssAnon: this needs Linux 4.5 or later")
+
+
+def extra_memory_of_diff(old: Path, new: Path, out: Path) -> int:
+    with AnonymousPeak() as peak:
+        delta = weightwire.diff(old, new)
+        delta.write(out)
+    return peak.bytes - delta.nbytes
+
+
+def extra_memory_of_patch(base: Path, delta: Path) -> int:
+    target = hold(read_checkpoint(base))
+    with AnonymousPeak() as peak:
+        weightwire.patch(target.bf16, delta)
+    return peak.bytes - int(target.flat.nbytes)
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["diff", old, new, out]:
+            print(extra_memory_of_diff(Path(old), Path(new), Path(out)))
+        case ["patch", base, delta]:
+            print(extra_memory_of_patch(Path(base), Path(delta)))
+        case _:
+            sys.exit("usage: memory.py diff OLD NEW DELTA | memory.py patch BASE DELTA")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The times of weightwire, of a memcpy, of Basilica and of the command line on the same weights, in turns.
+
+A shared machine is fast in one second and slow in the next, so everything is timed in every round, and what
+is compared are times of the same round. Every result is checked, outside the timed part.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import peers
+from held import Held, check_same
+
+import weightwire
+
+# The script that pip put beside the interpreter: what users run.
+COMMAND = Path(sys.executable).with_name("weightwire")
+
+FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
+ENOUGH_SECONDS = 4.0
+
+Result = TypeVar("Result")
+Times = dict[str, float]
+"""Seconds of one round, by what was done."""
+
+
+class Spread(NamedTuple):
+    """The median over all rounds, and the outermost."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, rounds: list[Times], figure: Callable[[Times], float]) -> Spread:
+        figures = [figure(times) for times in rounds]
+        return cls(statistics.median(figures), min(figures), max(figures))
+
+
+class Round:
+    """Times things by name; of what is done several times in a round, the median counts."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, list[float]] = defaultdict(list)
+
+    def time(self, what: str, work: Callable[[], Result]) -> Result:
+        started = time.perf_counter()
+        result = work()
+        self._seconds[what].append(time.perf_counter() - started)
+        return result
+
+    @property
+    def times(self) -> Times:
+        return {what: statistics.median(seconds) for what, seconds in self._seconds.items()}
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Two states, in memory and as checkpoint directories, and memory to turn the old into the new one in.
+
+    Copying the old state into that memory before every decode is the memcpy that all else is measured in.
+    """
+
+    old: Held
+    new: Held
+    target: Held
+    before: weightwire.State
+    delta: bytes
+    directories: tuple[Path, Path]
+    scratch: Path
+
+    def run(self) -> list[Times]:
+        """As many rounds as fit in a few seconds, but enough for a median; one more before them warms up."""
+        self._round()
+        rounds: list[Times] = []
+        started = time.perf_counter()
+        while len(rounds) < FEWEST_ROUNDS or (
+            len(rounds) < MOST_ROUNDS and time.perf_counter() - started < ENOUGH_SECONDS
+        ):
+            rounds.append(self._round())
+        return rounds
+
+    def _round(self) -> Times:
+        this = Round()
+        this.time("encode, one thread", lambda: self._encode(1))
+        self._decode(this, "decode, one thread", lambda: self._patch(1))
+        this.time("encode, two threads", lambda: self._encode(2))
+        self._decode(this, "decode, two threads", lambda: self._patch(2))
+        blobs = this.time("encode, Basilica", self._encode_basilica)
+        self._decode(this, "decode, Basilica", lambda: self._apply_basilica(blobs))
+        this.time("digest", lambda: weightwire.digest(self.old.bf16, threads=1))
+        this.time("encode, threads by default", lambda: self._encode(None))
+        self._run_command(this)
+        return this.times
+
+    def _encode(self, threads: int | None) -> None:
+        weightwire.diff(self.old.bf16, self.new.bf16, before=self.before, threads=threads)
+
+    def _patch(self, threads: int) -> None:
+        weightwire.patch(self.target.bf16, self.delta, before=self.before, threads=threads)
+
+    def _encode_basilica(self) -> list[peers.BasilicaBlob]:
+        return [peers.basilica_encode(*pair) for pair in peers.tensors(self.old.bits, self.new.bits)]
+
+    def _apply_basilica(self, blobs: list[peers.BasilicaBlob]) -> None:
+        for tensor, blob in zip(self.target.bits.values(), blobs, strict=True):
+            peers.basilica_apply(tensor, blob)
+
+    def _decode(self, this: Round, what: str, work: Callable[[], None]) -> None:
+        this.time("memcpy", lambda: np.copyto(self.target.flat, self.old.flat))
+        this.time(what, work)
+        check_same(self.target, self.new, what)
+
+    def _run_command(self, this: Round) -> None:
+        out = self.scratch / "command.safetensors"
+        command: list[str | Path] = [COMMAND, "diff", *self.directories, "-o", out]
+        ended = this.time("command line", lambda: subprocess.run(command, capture_output=True, text=True))
+        if ended.returncode:
+            raise SystemExit(f"weightwire diff failed: {ended.stderr}")
+        if out.read_bytes() != self.delta:
+            raise SystemExit("the command line made another delta than weightwire.diff")
+        out.unlink()

@@ -1,0 +1,82 @@
+"""The command line: the commands put together, and what becomes of errors.
+
+Each command has a file of its own; `terminal` is how they talk. Data goes to stdout, talk to stderr. Only a
+bug in weightwire shows a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from weightwire import WeightwireError, __version__
+from weightwire.cli import diff, patch, show
+from weightwire.cli.terminal import fail
+
+__all__ = ["app", "main"]
+
+# Plain help, and no boxes around errors: they read the same in a log as in a terminal.
+app = typer.Typer(
+    name="weightwire",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(no_args_is_help=True, options_metavar="[OPTIONS] -o DELTA")(diff.diff)
+app.command(no_args_is_help=True, options_metavar="[OPTIONS] -o OUT")(patch.patch)
+app.command(no_args_is_help=True)(show.show)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"weightwire {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def weightwire(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Ships a model's weight changes from a trainer to its inference servers, bit for bit."""
+
+
+def main() -> None:
+    """Runs the command line and exits: 0 if all went well, 1 after an error, 2 if it was called wrongly."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        try:
+            app()
+        finally:
+            # Flushed here, and not as Python exits: what goes wrong then can no longer be dealt with.
+            print(end="", flush=True)
+    except WeightwireError as problem:
+        fail(problem.message, problem.hint)
+    except MemoryError:
+        fail("out of memory", "try fewer --threads, or a machine with more memory")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:
+        _drop_stdout()
+        sys.exit(1)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """By an exception, so that files half written are removed on the way out."""
+    sys.exit(128 + number)
+
+
+def _drop_stdout() -> None:
+    """Whoever read it has left (`| head`); what is still buffered would be an error when Python exits."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

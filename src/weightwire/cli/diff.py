@@ -1,0 +1,105 @@
+"""`weightwire diff`: two checkpoints -> the delta between them, in a file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import weightwire
+from weightwire import Delta, OutputError
+from weightwire.cli.terminal import (
+    AsJson,
+    Threads,
+    byte_size,
+    counted,
+    note_if_slow,
+    percent,
+    progress_bar,
+    say,
+    write_json,
+)
+from weightwire.weights import Checkpoint
+
+__all__ = ["diff"]
+
+
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A safetensors file or a checkpoint directory.")],
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW", help="What became of it: the same, with other weights.")
+    ],
+    out: Annotated[Path, typer.Option("--output", "-o", metavar="DELTA", help="The file to write.")],
+    coo: Annotated[
+        bool, typer.Option("--coo", help="Write positions and values: larger, but readable without the base.")
+    ] = False,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the delta that turns OLD into NEW.
+
+    It is the smallest exact one: patching OLD with it gives the weights of NEW bit for bit.
+    """
+    began = time.perf_counter()
+    before, after = Checkpoint(old), Checkpoint(new)
+    _check_output(out, (file.path for file in (*before.files, *after.files)))
+    total = sum(tensor.nbytes for tensor in after.values())
+    note_if_slow()
+    with progress_bar("diffing", total) as progress:
+        delta = weightwire.diff(before, after, coo=coo, threads=threads, progress=progress)
+    delta.write(out)
+    summary = _summarise(delta, after, out, time.perf_counter() - began)
+    _tell(summary)
+    if as_json:
+        write_json(summary)
+
+
+def _check_output(out: Path, inputs: Iterable[Path]) -> None:
+    """Before the work, since that may take minutes."""
+    parent = Path(os.path.abspath(out)).parent
+    if out.is_dir():
+        raise OutputError(f"{out}: is a directory already", hint="name the file to write")
+    if not os.access(parent, os.W_OK):
+        raise OutputError(
+            f"{out}: there is no directory {parent}, or it cannot be written",
+            hint="create it first, or choose another place",
+        )
+    if out.exists() and any(out.samefile(path) for path in inputs):
+        raise OutputError(f"{out}: holds weights to be compared", hint="name another file for the delta")
+
+
+def _summarise(delta: Delta, new: Checkpoint, out: Path, seconds: float) -> dict[str, Any]:
+    return {
+        "delta": str(out),
+        "before": delta.before or None,
+        "after": delta.after or None,
+        "changed": delta.changed,
+        "weights": sum(tensor.count for tensor in new.values()),
+        "weights_bytes": sum(tensor.nbytes for tensor in new.values()),
+        "bytes": delta.nbytes,
+        "bytes_per_change": delta.nbytes / delta.changed if delta.changed else None,
+        "tensors_changed": sum(not entry.fresh for entry in delta.entries.values()),
+        "tensors_new": sum(entry.fresh for entry in delta.entries.values()),
+        "tensors_removed": len(delta.removed),
+        "seconds": round(seconds, 3),
+    }
+
+
+def _tell(summary: dict[str, Any]) -> None:
+    changed, weights, nbytes = summary["changed"], summary["weights"], summary["bytes"]
+    share = f"{changed:,} changed of {weights:,} weights ({percent(changed, weights)})"
+    say(f"wrote {summary['delta']}: {byte_size(nbytes)} for {share}")
+    smaller = summary["weights_bytes"] / nbytes
+    new, removed = summary["tensors_new"], summary["tensors_removed"]
+    facts = [
+        f"{summary['bytes_per_change']:.3f} bytes per change" if changed else "",
+        f"{smaller:,.{0 if smaller > 10 else 1}f}x smaller than the weights" if smaller > 1.05 else "",
+        f"{counted(new, 'tensor')} new" if new else "",
+        f"{counted(removed, 'tensor')} removed" if removed else "",
+        f"{summary['seconds']:.1f} s",
+    ]
+    say(", ".join(filter(None, facts)))

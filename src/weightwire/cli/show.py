@@ -1,0 +1,214 @@
+"""`weightwire show`: what is in a delta or an anchor, tensor by tensor.
+
+Reads the header and the first byte of each block. On a terminal, tensors are grouped by layer so that a line
+fits; elsewhere each is one line, with its whole name and exact numbers, for grep, sort and awk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from weightwire import Delta, Entry
+from weightwire.cli.terminal import AsJson, byte_size, counted, percent, printable, write_json
+from weightwire.codec.blocks import DENSE, FULL, ULP
+from weightwire.delta import FORMAT
+
+__all__ = ["show"]
+
+_ENCODINGS = {ULP: "ulp", DENSE: "dense", FULL: "full"}
+_HEADINGS = ("dtype", "shape", "encoding", "changed", "share", "bytes", "bits")
+_NUMBERS = _HEADINGS[3:]
+_LAYER = re.compile(r"(?:.*?\.)?\d+\.(?=.)")
+
+
+def show(
+    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="A delta or an anchor.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what DELTA holds, tensor by tensor.
+
+    How each is encoded, how many of its weights change, and what that takes: bytes, and bits per change.
+    """
+    opened = Delta.open(delta)
+    rows = [_Row.of(opened, entry) for entry in opened.entries.values()]
+    if as_json:
+        write_json(_everything(opened, rows))
+        return
+    rows.sort(key=lambda row: _natural(row.entry.name))
+    console = Console(highlight=False)
+    if console.file.isatty():
+        console.print(_table(rows))
+    else:
+        _print_lines(rows)
+    console.print()
+    for label, text in _totals(opened, rows):
+        console.print(Text.assemble((f"{label:<10}", "bold"), " ", text), soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What there is to say of one tensor. `blocks`: encoding and size of each that is not empty."""
+
+    entry: Entry
+    blocks: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, delta: Delta, entry: Entry) -> _Row:
+        if entry.coo:
+            return cls(entry, (("coo", entry.nbytes),))
+        sizes = ((index, size) for index, size in enumerate(entry.blocks) if size)
+        return cls(entry, tuple((_encoding(delta, entry, index), size) for index, size in sizes))
+
+    @property
+    def weights(self) -> int:
+        return self.entry.layout.count
+
+    @property
+    def encodings(self) -> list[str]:
+        used = {encoding for encoding, _ in self.blocks}
+        return [encoding for encoding in (*_ENCODINGS.values(), "coo") if encoding in used]
+
+    @property
+    def bits_per_change(self) -> float | None:
+        return 8 * self.entry.nbytes / self.entry.changed if self.entry.changed else None
+
+
+def _encoding(delta: Delta, entry: Entry, index: int) -> str:
+    code = delta.block(entry, index)[0] & 3
+    return _ENCODINGS.get(code) or delta.corrupt(f"block {index}: its encoding is unknown", entry.name)
+
+
+# --- tensor by tensor ---------------------------------------------------------------------------------------
+
+
+def _cells(row: _Row, count: Callable[[int], str], size: Callable[[int], str]) -> list[str]:
+    """In the order of _HEADINGS, with the numbers as the reader wants them."""
+    entry = row.entry
+    return [
+        entry.dtype.name,
+        _shape(entry),
+        "+".join(row.encodings) or "-",
+        count(entry.changed),
+        "new" if entry.fresh else percent(entry.changed, row.weights),
+        size(entry.nbytes),
+        "-" if row.bits_per_change is None else f"{row.bits_per_change:.2f}",
+    ]
+
+
+def _shape(entry: Entry) -> str:
+    """With the rows, where it is a shard."""
+    whole = "x".join(map(str, entry.shape)) or "scalar"
+    return f"{whole}[{entry.rows[0]}:{entry.rows[1]}]" if entry.rows else whole
+
+
+def _table(rows: Sequence[_Row]) -> Table:
+    """Made to fit 80 columns: a dtype that all have in common is only among the totals."""
+    first = 1 if len({row.entry.dtype for row in rows}) == 1 else 0
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("tensor", overflow="fold")
+    for heading in _HEADINGS[first:]:
+        table.add_column(heading, justify="right" if heading in _NUMBERS else "left", no_wrap=True)
+    for layer, members in groupby(rows, lambda row: _layer(row.entry.name)):
+        if layer:
+            table.add_row(Text(printable(layer.rstrip("."))))
+        for row in members:
+            name = ("  " if layer else "") + printable(row.entry.name.removeprefix(layer))
+            table.add_row(Text(name), *_cells(row, "{:,}".format, byte_size)[first:])
+    return table
+
+
+def _layer(name: str) -> str:
+    """What a tensor's name has in common with those of its layer: all up to the first number."""
+    found = _LAYER.match(name)
+    return found[0] if found else ""
+
+
+def _natural(name: str) -> str:
+    """Sorts layer 2 before layer 10."""
+    return re.sub(r"\d+", lambda number: number[0].zfill(12), name)
+
+
+def _print_lines(rows: Sequence[_Row]) -> None:
+    lines = [("tensor", *_HEADINGS), *((printable(row.entry.name), *_cells(row, str, str)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        aligned = [
+            cell.rjust(width) if heading in _NUMBERS else cell.ljust(width)
+            for heading, cell, width in zip(lines[0], line, widths, strict=True)
+        ]
+        print("  ".join(aligned))
+
+
+# --- all together -------------------------------------------------------------------------------------------
+
+
+def _totals(delta: Delta, rows: Sequence[_Row]) -> Iterator[tuple[str, str]]:
+    weights, changed = sum(row.weights for row in rows), delta.changed
+    yield "kind", f"{delta.kind}, {FORMAT}"
+    dtypes = Counter(row.entry.dtype.name for row in rows)
+    yield "tensors", ", ".join(f"{count:,} {name}" for name, count in dtypes.most_common()) or "0"
+    yield "changed", f"{changed:,} of their {weights:,} weights ({percent(changed, weights)})"
+    each = f", {delta.nbytes / changed:.3f} per change" if changed else ""
+    yield "bytes", f"{delta.nbytes:,} with a header of {len(delta.head):,}{each}"
+    for encoding, total in _by_encoding(rows).items():
+        yield encoding, f"{total['bytes']:,} bytes in {counted(total['blocks'], 'block')}"
+    yield "before", delta.before or "-"
+    yield "after", delta.after or "-"
+    for name in delta.removed:
+        yield "removed", printable(name)
+
+
+def _by_encoding(rows: Sequence[_Row]) -> dict[str, dict[str, int]]:
+    totals: dict[str, dict[str, int]] = {}
+    for encoding, size in (block for row in rows for block in row.blocks):
+        total = totals.setdefault(encoding, {"blocks": 0, "bytes": 0})
+        total["blocks"] += 1
+        total["bytes"] += size
+    return totals
+
+
+def _everything(delta: Delta, rows: Sequence[_Row]) -> dict[str, Any]:
+    return {
+        "delta": delta.where,
+        "format": FORMAT,
+        "kind": delta.kind,
+        "before": delta.before or None,
+        "after": delta.after or None,
+        "changed": delta.changed,
+        "weights": sum(row.weights for row in rows),
+        "bytes": delta.nbytes,
+        "header_bytes": len(delta.head),
+        "bytes_per_change": delta.nbytes / delta.changed if delta.changed else None,
+        "encodings": _by_encoding(rows),
+        "removed": list(delta.removed),
+        "tensors": [_everything_of(row) for row in rows],
+    }
+
+
+def _everything_of(row: _Row) -> dict[str, Any]:
+    entry = row.entry
+    return {
+        "name": entry.name,
+        "dtype": entry.dtype.name,
+        "shape": list(entry.shape),
+        "rows": list(entry.rows) if entry.rows else None,
+        "new": entry.fresh,
+        "encodings": row.encodings,
+        "changed": entry.changed,
+        "weights": row.weights,
+        "bytes": entry.nbytes,
+        "bits_per_change": row.bits_per_change,
+        "blocks": list(entry.blocks),
+        "digest": "".join(f"{lane:016x}" for lane in entry.digest),
+    }

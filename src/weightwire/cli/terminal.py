@@ -1,0 +1,129 @@
+"""How the commands talk: options they share, lines on stderr, a progress bar, numbers for people.
+
+Knows no weights. Everything reads well without colour. A bar is drawn only where someone is watching.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.text import Text
+
+from weightwire.codec import KERNEL, spec
+
+__all__ = [
+    "AsJson",
+    "Threads",
+    "byte_size",
+    "counted",
+    "fail",
+    "note_if_slow",
+    "percent",
+    "printable",
+    "progress_bar",
+    "say",
+    "write_json",
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Write the figures to stdout, as JSON.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, show_default="one per core, up to 8", help="How many threads to use."),
+]
+
+
+def say(text: str) -> None:
+    """A line of talk."""
+    _stderr().print(Text(printable(text)), soft_wrap=True)
+
+
+def fail(message: str, hint: str | None = None) -> NoReturn:
+    """Says what went wrong and what to do next, and exits."""
+    console = _stderr()
+    console.print(Text.assemble(("error:", "bold red"), " ", printable(message)), soft_wrap=True)
+    if hint:
+        console.print(Text.assemble(("hint:", "bold cyan"), " ", printable(hint)), soft_wrap=True)
+    sys.exit(1)
+
+
+def note_if_slow() -> None:
+    """Without the compiled kernel everything works, but takes its time; nothing else would tell."""
+    if KERNEL is spec:
+        say("note: weightwire was installed without its compiled kernel, and is many times slower")
+        say("hint: install it again where there is a C compiler")
+
+
+def write_json(value: Mapping[str, Any]) -> None:
+    """Data, on stdout."""
+    print(json.dumps(value, indent=2))
+
+
+@contextmanager
+def progress_bar(doing: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar that fills up over `total` bytes, or just moves without. Yields whom to tell of bytes done."""
+    console = _stderr()
+    # Rich itself also takes FORCE_COLOR for a terminal, and would fill a log with bars.
+    hidden = not console.file.isatty()
+    columns = _measured() if total else [TimeElapsedColumn()]
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        *columns,
+        console=console,
+        transient=True,
+        disable=hidden,
+    ) as progress:
+        task = progress.add_task(doing, total=total)
+        yield lambda nbytes: progress.advance(task, nbytes)
+
+
+def _measured() -> list[ProgressColumn]:
+    return [DownloadColumn(), TransferSpeedColumn(), TextColumn("eta"), TimeRemainingColumn(compact=True)]
+
+
+def counted(count: int, thing: str) -> str:
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
+def byte_size(count: int) -> str:
+    """Two figures or three. 1 kB is 1000 bytes, as on disks and networks."""
+    size, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size >= 999.5:
+            size, unit = size / 1000, larger
+    return f"{size:.1f} {unit}" if size < 9.95 and unit != "B" else f"{size:.0f} {unit}"
+
+
+def percent(part: int, whole: int) -> str:
+    """Two figures or more; never 0% of something, nor 100% of not quite all."""
+    if not part or part == whole:
+        return "100%" if part else "0%"
+    share = 100 * part / whole
+    if share < 0.01:
+        return "<0.01%"
+    return f"{share:.2f}%" if share < 10 else f"{min(share, 99.9):.1f}%"
+
+
+def printable(text: str) -> str:
+    """Names come from files: what could move the cursor or end the line is spelled out."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def _stderr() -> Console:
+    return Console(stderr=True, highlight=False)
