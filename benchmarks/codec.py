@@ -15,6 +15,7 @@ Needs numpy, zstandard, a C compiler as `cc`, and Linux.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -33,7 +34,7 @@ from held import Held, check_same, hold
 from recording import read_checkpoint, write_checkpoint
 from synthetic import Stage, synthetic, synthetic_dense
 from table import Bar, Payload, Report, Row, print_report, print_verdict
-from timing import Contest, Spread, Times
+from timing import OTHERS, Contest, Spread, Times
 
 import weightwire
 from weightwire.codec import KERNEL
@@ -44,8 +45,8 @@ QWEN3_WEIGHTS, QWEN3_LR = 596_049_920, 1e-6
 BYTES_PER_CHANGE = {"early": 0.707, "late": 0.848}
 # A header is a constant, and weighs more in smaller deltas.
 LIMIT_JUDGED_FROM = 1e6
-# Fewer weights stay in the cache, where a memcpy is another thing; where most change, coding is all there is.
-TIME_JUDGED_FROM = 1e8
+# Fewer bytes fit into many a cache, where a memcpy is another thing; where most change, coding is everything.
+TIME_JUDGED_FROM = 4e7
 TIME_JUDGED_UP_TO_CHANGED = 0.5
 # In smaller checkpoints the interpreter is what one sees.
 CHECKPOINT_JUDGED_FROM = 1e9
@@ -74,7 +75,7 @@ class Source:
 
 def main() -> None:
     arguments = parse_arguments()
-    reports = []
+    reports, build = [], fingerprint()
     if not arguments.json:
         print(machine())
     with tempfile.TemporaryDirectory(prefix="weightwire-benchmark-") as directory:
@@ -87,6 +88,9 @@ def main() -> None:
         print(json.dumps({"machine": machine(), "sources": [one.to_json() for one in reports]}, indent=2))
     else:
         print_verdict(reports)
+    if fingerprint() != build:
+        # The command line and memory.py run in new processes: their figures would be those of another build.
+        raise SystemExit("weightwire was changed or rebuilt during the run: these figures mix two builds")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -96,15 +100,20 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def fingerprint() -> str:
+    """Names the code that is measured, compiled kernel included."""
+    root = Path(weightwire.__file__).parent
+    files = sorted(path for path in root.rglob("*") if path.suffix in {".py", ".so"})
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+
+
 def machine() -> str:
-    models = [
-        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
-    ]
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     processor = models[0].partition(": ")[2] if models else platform.machine()
     kernel = KERNEL.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
     cores = f"{len(os.sched_getaffinity(0))} cores of {processor}"
     versions = f"Python {platform.python_version()}, NumPy {np.__version__}"
-    return f"weightwire {weightwire.__version__} with {kernel}, {versions}, {cores}"
+    return f"weightwire {weightwire.__version__}, build {fingerprint()} with {kernel}, {versions}, {cores}"
 
 
 def run(recordings: list[Path], scratch: Path) -> Iterator[Report]:
@@ -182,9 +191,7 @@ def describe(changes: peers.Changes) -> str:
     )
 
 
-def payload_rows(
-    size: int, changes: peers.Changes, others: list[Payload], bytes_per_change: float | None
-) -> list[Row]:
+def payload_rows(size: int, changes: peers.Changes, others: list[Payload], bytes_per_change: float | None) -> list[Row]:
     best = min(others, key=lambda one: one.size)
     per_change = None if bytes_per_change is None else Bar(bytes_per_change)
     limit = Bar(1.03) if size >= LIMIT_JUDGED_FROM else None
@@ -201,13 +208,10 @@ def time_rows(rounds: list[Times], raw: int, judge: bool) -> list[Row]:
         one, two, basilica = f"{work}, one thread", f"{work}, two threads", f"{work}, Basilica"
         rows += [
             ratio_row(rounds, f"{whole}: time / memcpy", one, "memcpy", TIMES_MEMCPY if judge else None),
-            ratio_row(
-                rounds, f"{work}: Basilica v3 in C / ours", basilica, one, TIMES_BASILICA if judge else None
-            ),
-            ratio_row(
-                rounds, f"{work}: one thread / two threads", one, two, TIMES_ONE_THREAD if judge else None
-            ),
+            ratio_row(rounds, f"{work}: Basilica v3 in C / ours", basilica, one, TIMES_BASILICA if judge else None),
+            ratio_row(rounds, f"{work}: one thread / two threads", one, two, TIMES_ONE_THREAD if judge else None),
         ]
+    others = Spread.of(rounds, itemgetter(OTHERS))
     speed = Spread.of(rounds, lambda times: raw / times["digest"] / 1e9)
     bar = Bar(2.0, at_least=True) if judge else None
     return [
@@ -228,12 +232,10 @@ def range_of(spread: Spread, rounds: list[Times]) -> str:
 
 
 def command_rows(rounds: list[Times], judge: bool) -> list[Row]:
-    """Judged against the encode with as many threads as the command takes, which is the harder way to read it."""
+    """Judged against the encode with as many threads as the command takes: the harder way to read the bar."""
     what, bar = "command line", Bar(3.0) if judge else None
     return [
-        ratio_row(
-            rounds, "`weightwire diff` / encode, same threads", what, "encode, threads by default", bar
-        ),
+        ratio_row(rounds, "`weightwire diff` / encode, same threads", what, "encode, threads by default", bar),
         ratio_row(rounds, "`weightwire diff` / encode, one thread", what, "encode, one thread", None),
     ]
 

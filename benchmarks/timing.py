@@ -6,6 +6,7 @@ is compared are times of the same round. Every result is checked, outside the ti
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -30,7 +31,9 @@ ENOUGH_SECONDS = 4.0
 
 Result = TypeVar("Result")
 Times = dict[str, float]
-"""Seconds of one round, by what was done."""
+"""Seconds of one round, by what was done; and under OTHERS, how many cores other processes kept busy."""
+
+OTHERS = "others"
 
 
 class Spread(NamedTuple):
@@ -91,6 +94,7 @@ class Contest:
 
     def _round(self) -> Times:
         this = Round()
+        started, busy_before = time.perf_counter(), processor_seconds_of_others()
         this.time("encode, one thread", lambda: self._encode(1))
         self._decode(this, "decode, one thread", lambda: self._patch(1))
         this.time("encode, two threads", lambda: self._encode(2))
@@ -100,7 +104,8 @@ class Contest:
         this.time("digest", lambda: weightwire.digest(self.old.bf16, threads=1))
         this.time("encode, threads by default", lambda: self._encode(None))
         self._run_command(this)
-        return this.times
+        others = (processor_seconds_of_others() - busy_before) / (time.perf_counter() - started)
+        return this.times | {OTHERS: others}
 
     def _encode(self, threads: int | None) -> None:
         weightwire.diff(self.old.bf16, self.new.bf16, before=self.before, threads=threads)
@@ -121,6 +126,8 @@ class Contest:
         check_same(self.target, self.new, what)
 
     def _run_command(self, this: Round) -> None:
+        for directory in self.directories:
+            warm_up(directory)
         out = self.scratch / "command.safetensors"
         command: list[str | Path] = [COMMAND, "diff", *self.directories, "-o", out]
         ended = this.time("command line", lambda: subprocess.run(command, capture_output=True, text=True))
@@ -129,3 +136,21 @@ class Contest:
         if out.read_bytes() != self.delta:
             raise SystemExit("the command line made another delta than weightwire.diff")
         out.unlink()
+
+
+def warm_up(directory: Path) -> None:
+    """Read all of a checkpoint, since the page cache may have dropped what nobody used for a round."""
+    buffer = bytearray(1 << 24)
+    for path in directory.iterdir():
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def processor_seconds_of_others() -> float:
+    """What the machine has computed so far (stolen time included) less what this process and its children have."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    )
+    all_ticks = user + nice + system + irq + softirq + steal
+    return all_ticks / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])

@@ -125,7 +125,7 @@ def _check_base(delta: Delta, base: Weights, before: State | None, threads: int 
                 hint=_OTHER_BASE,
             )
         held, wanted = tensor.rows or (0, entry.shape[0] if entry.shape else 1), entry.rows
-        if wanted is None and tensor.rows or wanted and not held[0] <= wanted[0] < wanted[1] <= held[1]:
+        if (wanted is None and tensor.rows) or (wanted and not held[0] <= wanted[0] < wanted[1] <= held[1]):
             raise WrongBase(f"{delta.where}: tensor {name!r}: the base lacks some of its rows", hint=_OTHER_BASE)
     state = State({}) if delta.kind == ANCHOR else before or digest(base, threads=threads)
     if delta.before and state.hex != delta.before:
@@ -150,7 +150,11 @@ def _check_in_place(delta: Delta, base: Weights) -> None:
 
 
 def _fits(tensor: Tensor | None, entry: Entry) -> bool:
-    return tensor is not None and (tensor.dtype, tensor.shape, tensor.rows) == (entry.dtype, entry.shape, entry.rows)
+    return tensor is not None and (tensor.dtype, tensor.shape, tensor.rows) == (
+        entry.dtype,
+        entry.shape,
+        entry.rows,
+    )
 
 
 def _schema(base: Weights, delta: Delta) -> Schema:
@@ -219,7 +223,13 @@ class _Applied:
 
 
 def _apply(
-    delta: Delta, targets: Weights, state: State, threads: int | None, progress: Progress | None, *, keep: bool
+    delta: Delta,
+    targets: Weights,
+    state: State,
+    threads: int | None,
+    progress: Progress | None,
+    *,
+    keep: bool,
 ) -> None:
     """Writes a delta into targets that hold its base. `keep`: what was there is put back if anything is wrong."""
     written: list[_Applied] = []

@@ -54,9 +54,7 @@ class CheckpointWriter:
     shard. Without `like`, an `out` called *.safetensors becomes a file, any other a directory.
     """
 
-    def __init__(
-        self, out: str | os.PathLike[str], *, schema: Schema, like: Checkpoint | None = None
-    ) -> None:
+    def __init__(self, out: str | os.PathLike[str], *, schema: Schema, like: Checkpoint | None = None) -> None:
         self.out = Path(out)
         self._like = like
         self._is_dir = like.path.is_dir() if like else self.out.suffix != ".safetensors"
@@ -112,9 +110,7 @@ class CheckpointWriter:
         needed += sum(source.stat().st_size for source, _ in self._side_files())
         free = shutil.disk_usage(self._target.parent).free
         if needed > free:
-            raise OutputError(
-                f"{self.out}: {needed:,} bytes are needed, {free:,} are free", hint=_HINTS[errno.ENOSPC]
-            )
+            raise OutputError(f"{self.out}: {needed:,} bytes are needed, {free:,} are free", hint=_HINTS[errno.ENOSPC])
 
     def _side_files(self) -> list[tuple[Path, Path]]:
         like = self._like

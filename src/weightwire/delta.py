@@ -175,7 +175,12 @@ class Delta:
 
 
 def pack(
-    packed: Iterable[Packed], *, kind: str = DELTA, before: str = "", after: str = "", removed: Iterable[str] = ()
+    packed: Iterable[Packed],
+    *,
+    kind: str = DELTA,
+    before: str = "",
+    after: str = "",
+    removed: Iterable[str] = (),
 ) -> Delta:
     """Puts entries together, in the order of their names: the same weights give the same file."""
     ordered = sorted(packed, key=lambda one: one.entry.name.encode())
@@ -303,6 +308,7 @@ def _check_format(text: str, where: str) -> None:
     name, _, version = text.partition("/")
     if name == FORMAT.partition("/")[0] and version.isdecimal():
         raise UnsupportedFormat(
-            f"{where}: has format version {version}, and this release reads {FORMAT}", hint="upgrade weightwire"
+            f"{where}: has format version {version}, and this release reads {FORMAT}",
+            hint="upgrade weightwire",
         )
     raise CorruptDelta(f"{where}: is no weightwire delta", hint="pass a file that `weightwire diff` wrote")

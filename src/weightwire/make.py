@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from weightwire import codec
-from weightwire.codec import EncodedBlock, Lanes, Layout
-from weightwire.codec.coo import encode_coo
+from weightwire.codec import Lanes, Layout
+from weightwire.codec.coo import BlockChanges, encode_coo
 from weightwire.delta import ANCHOR, DELTA, Delta, Entry, Packed, pack
 from weightwire.errors import CheckpointError
 from weightwire.state import State, TensorState, add
@@ -42,152 +43,164 @@ def diff(
     `Tensor`s or `(dtype name, shape, buffer)`. `before` is the state of `old` where it is known (from `digest`, or
     `Delta.advance`); else it is computed, which reads all of `old` once more.
     """
-    return _Making(read_weights(old), read_weights(new), DELTA, before, coo).run(threads, progress)
+    return _make(read_weights(old), read_weights(new), DELTA, before, coo, threads, progress)
 
 
 def anchor(weights: Any, *, threads: int | None = None, progress: Progress | None = None) -> Delta:
     """All of some weights, in a file that needs no base."""
-    return _Making({}, read_weights(weights), ANCHOR, None, False).run(threads, progress)
+    return _make({}, read_weights(weights), ANCHOR, None, False, threads, progress)
 
 
-@dataclass
-class _Pair:
-    """A tensor before and after (either may be missing), and what has been made of its blocks so far."""
+# --- blocks ------------------------------------------------------------------------------------------------------
 
-    old: Tensor | None
-    new: Tensor | None
-    layout: Layout
-    base: Lanes = (0, 0)
-    lanes: Lanes = (0, 0)
+
+@dataclass(frozen=True)
+class _Done:
+    """What has been made of one block of one tensor."""
+
+    base: Lanes = (0, 0)  # digest of the old block, where it was not known
+    lanes: Lanes = (0, 0)  # what is to be added to it; of a fresh tensor the digest itself
+    data: bytes = b""
     changed: int = 0
-    parts: list[bytes] = field(default_factory=list)
-    found: list[tuple[int, Any, Any]] = field(default_factory=list)  # for coo
-
-    @property
-    def fresh(self) -> bool:
-        """Nothing of the old tensor, if there is one, helps to encode the new one."""
-        return self.new is not None and (
-            self.old is None
-            or (self.old.dtype, self.old.shape, self.old.rows) != (self.new.dtype, self.new.shape, self.new.rows)
-        )
+    found: BlockChanges | None = None
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
 class _Job:
     name: str
-    side: str  # "old": digest only; "new": encode without a base; "both": encode
-    index: int
+    run: Callable[[], _Done]
 
 
-@dataclass(frozen=True)
-class _Done:
-    base: Lanes
-    lanes: Lanes
-    block: EncodedBlock | None
-    found: tuple[int, Any, Any] | None
-    nbytes: int
+def _digest_old(old: Tensor, layout: Layout, index: int) -> _Done:
+    return _Done(base=codec.digest(old.bits, layout, index))
 
 
+def _encode_fresh(new: Tensor, layout: Layout, index: int) -> _Done:
+    block = codec.encode(None, new.bits, layout, index)
+    begin, end = layout.span(index)
+    lanes = codec.digest(new.bits, layout, index)
+    return _Done(lanes=lanes, data=block.data, changed=block.changed, nbytes=(end - begin) * layout.dtype.unit)
+
+
+def _encode_change(old: Tensor, new: Tensor, layout: Layout, index: int, known: bool, coo: bool) -> _Done:
+    base = (0, 0) if known else codec.digest(old.bits, layout, index)
+    block = codec.encode(old.bits, new.bits, layout, index)
+    begin, end = layout.span(index)
+    nbytes = (end - begin) * layout.dtype.unit
+    if not coo or not block.changed:
+        return _Done(base, block.digest, block.data, block.changed, nbytes=nbytes)
+    at = np.flatnonzero(old.bits[begin:end] != new.bits[begin:end])
+    return _Done(base, block.digest, b"", block.changed, (index, at, new.bits[begin:end][at]), nbytes)
+
+
+# --- tensors -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
 class _Making:
-    def __init__(self, old: Weights, new: Weights, kind: str, before: State | None, coo: bool) -> None:
-        self.kind, self.before, self.coo = kind, before, coo
-        self.pairs = {name: _pair(old.get(name), new.get(name)) for name in {**old, **new}}
-        if before is not None:
-            _check_known(before, old)
-        self.partial = any(t.rows for pair in self.pairs.values() for t in (pair.old, pair.new) if t)
+    """A tensor before and after (either may be missing), and what has been made of its blocks so far."""
 
-    def run(self, threads: int | None, progress: Progress | None) -> Delta:
-        jobs = list(self._jobs())
-        for job, done in zip(jobs, in_order(self._work, jobs, threads), strict=True):
-            self._gather(self.pairs[job.name], done)
-            if progress:
-                progress(done.nbytes)
-        return self._pack()
+    name: str
+    old: Tensor | None
+    new: Tensor | None
+    base: Lanes = (0, 0)
+    lanes: Lanes = (0, 0)
+    changed: int = 0
+    parts: list[bytes] = field(default_factory=list)
+    found: list[BlockChanges] = field(default_factory=list)
 
-    def _jobs(self) -> Iterator[_Job]:
-        for name, pair in self.pairs.items():
-            if pair.old is not None and (pair.new is None or pair.fresh) and self.before is None:
-                old_layout = _layout(pair.old)
-                yield from (_Job(name, "old", index) for index in range(old_layout.blocks))
-            if pair.new is not None:
-                side = "new" if pair.fresh else "both"
-                yield from (_Job(name, side, index) for index in range(pair.layout.blocks))
+    @property
+    def fresh(self) -> bool:
+        """Nothing of the old tensor, if there is one, helps to encode the new one."""
+        old, new = self.old, self.new
+        return old is None or new is None or _kind(old) != _kind(new)
 
-    def _work(self, job: _Job) -> _Done:
-        pair = self.pairs[job.name]
-        begin, end = pair.layout.span(job.index)
-        if job.side == "old":
-            assert pair.old is not None
-            return _Done(codec.digest(pair.old.bits, _layout(pair.old), job.index), (0, 0), None, None, 0)
-        assert pair.new is not None
-        nbytes = (end - begin) * pair.layout.dtype.unit
-        if job.side == "new":
-            block = codec.encode(None, pair.new.bits, pair.layout, job.index)
-            return _Done((0, 0), codec.digest(pair.new.bits, pair.layout, job.index), block, None, nbytes)
-        assert pair.old is not None
-        base = (0, 0) if self.before else codec.digest(pair.old.bits, pair.layout, job.index)
-        block = codec.encode(pair.old.bits, pair.new.bits, pair.layout, job.index)
-        if not self.coo:
-            return _Done(base, block.digest, block, None, nbytes)
-        at = np.flatnonzero(pair.old.bits[begin:end] != pair.new.bits[begin:end])
-        return _Done(base, block.digest, None, (job.index, at, pair.new.bits[begin:end][at]), nbytes)
+    def jobs(self, known: bool, coo: bool) -> Iterator[_Job]:
+        old, new = self.old, self.new
+        if old is not None and new is not None and not self.fresh:
+            yield from self._each(_layout(new), partial(_encode_change, old, new, known=known, coo=coo))
+            return
+        if old is not None and not known:
+            yield from self._each(_layout(old), partial(_digest_old, old))
+        if new is not None:
+            yield from self._each(_layout(new), partial(_encode_fresh, new))
 
-    def _gather(self, pair: _Pair, done: _Done) -> None:
-        pair.base = add(pair.base, done.base)
-        pair.lanes = add(pair.lanes, done.lanes)
-        if done.block:
-            pair.parts.append(done.block.data)
-            pair.changed += done.block.changed
-        if done.found and len(done.found[1]):
-            pair.found.append(done.found)
-            pair.changed += len(done.found[1])
+    def _each(self, layout: Layout, work: Callable[..., _Done]) -> Iterator[_Job]:
+        for index in range(layout.blocks):
+            yield _Job(self.name, partial(work, layout=layout, index=index))
 
-    def _pack(self) -> Delta:
-        known = self.before or State(
-            {n: TensorState(p.old.dtype, p.old.shape, p.base) for n, p in self.pairs.items() if p.old is not None}
-        )
-        packed = [
-            self._pack_entry(name, pair, known)
-            for name, pair in self.pairs.items()
-            if pair.new is not None and (pair.fresh or pair.changed)
-        ]
-        removed = [name for name, pair in self.pairs.items() if pair.new is None]
-        after = known.replace({one.entry.name: one.entry.state for one in packed}, removed)
-        return pack(
-            packed,
-            kind=self.kind,
-            before="" if self.partial or self.kind == ANCHOR else known.hex,
-            after="" if self.partial else after.hex,
-            removed=removed,
-        )
+    def gather(self, done: _Done) -> None:
+        self.base = add(self.base, done.base)
+        self.lanes = add(self.lanes, done.lanes)
+        self.changed += done.changed
+        self.parts.append(done.data)
+        if done.found:
+            self.found.append(done.found)
 
-    def _pack_entry(self, name: str, pair: _Pair, known: State) -> Packed:
-        assert pair.new is not None
-        lanes = pair.lanes if pair.fresh else add(known.tensors[name].digest, pair.lanes)
-        coo = bool(pair.found)
-        parts = [encode_coo(pair.found, pair.layout)] if coo else pair.parts
+    def packed(self, known: State) -> Packed | None:
+        """The entry for the file; none for a tensor that is gone or did not change."""
+        new = self.new
+        if new is None or not (self.fresh or self.changed):
+            return None
+        layout = _layout(new)
+        parts = [encode_coo(self.found, layout)] if self.found else self.parts[-layout.blocks :]
         entry = Entry(
-            name=name,
-            dtype=pair.new.dtype,
-            shape=pair.new.shape,
-            rows=pair.new.rows,
-            coo=coo,
-            fresh=pair.fresh,
-            changed=pair.changed,
-            blocks=tuple(map(len, parts)),
-            digest=lanes,
+            name=self.name,
+            dtype=new.dtype,
+            shape=new.shape,
+            rows=new.rows,
+            coo=bool(self.found),
+            fresh=self.fresh,
+            changed=self.changed,
+            blocks=tuple(map(len, parts)) if layout.blocks else (),
+            digest=self.lanes if self.fresh else add(known.tensors[self.name].digest, self.lanes),
         )
         return Packed(entry, parts)
 
 
-def _pair(old: Tensor | None, new: Tensor | None) -> _Pair:
-    either = new if new is not None else old
-    assert either is not None
-    return _Pair(old, new, _layout(either))
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.rows
 
 
 def _layout(tensor: Tensor) -> Layout:
     return Layout.of(tensor.dtype, tensor.shape, tensor.rows)
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def _make(
+    old: Weights,
+    new: Weights,
+    kind: str,
+    before: State | None,
+    coo: bool,
+    threads: int | None,
+    progress: Progress | None,
+) -> Delta:
+    if before is not None:
+        _check_known(before, old)
+    makings = {name: _Making(name, old.get(name), new.get(name)) for name in {**old, **new}}
+    jobs = [job for making in makings.values() for job in making.jobs(before is not None, coo)]
+    for job, done in zip(jobs, in_order(lambda job: job.run(), jobs, threads), strict=True):
+        makings[job.name].gather(done)
+        if progress:
+            progress(done.nbytes)
+    known = before or State(
+        {name: TensorState(one.old.dtype, one.old.shape, one.base) for name, one in makings.items() if one.old}
+    )
+    packed = [one for making in makings.values() if (one := making.packed(known))]
+    removed = [name for name, making in makings.items() if making.new is None]
+    after = known.replace({one.entry.name: one.entry.state for one in packed}, removed)
+    partial_file = any(tensor.rows for weights in (old, new) for tensor in weights.values())
+    return pack(
+        packed,
+        kind=kind,
+        before="" if partial_file or kind == ANCHOR else known.hex,
+        after="" if partial_file else after.hex,
+        removed=removed,
+    )
 
 
 def _check_known(before: State, old: Weights) -> None:

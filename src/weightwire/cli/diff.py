@@ -30,9 +30,7 @@ __all__ = ["diff"]
 
 def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="A safetensors file or a checkpoint directory.")],
-    new: Annotated[
-        Path, typer.Argument(metavar="NEW", help="What became of it: the same, with other weights.")
-    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="What became of it: the same, with other weights.")],
     out: Annotated[Path, typer.Option("--output", "-o", metavar="DELTA", help="The file to write.")],
     coo: Annotated[
         bool, typer.Option("--coo", help="Write positions and values: larger, but readable without the base.")
@@ -97,9 +95,9 @@ def _tell(summary: dict[str, Any]) -> None:
     new, removed = summary["tensors_new"], summary["tensors_removed"]
     facts = [
         f"{summary['bytes_per_change']:.3f} bytes per change" if changed else "",
-        f"{smaller:,.{0 if smaller > 10 else 1}f}x smaller than the weights" if smaller > 1.05 else "",
+        f"{smaller:,.{0 if smaller > 10 else 1}f}x smaller than the weights" if changed and smaller > 1.05 else "",
         f"{counted(new, 'tensor')} new" if new else "",
         f"{counted(removed, 'tensor')} removed" if removed else "",
-        f"{summary['seconds']:.1f} s",
+        f"{summary['seconds']:.2f} s",
     ]
     say(", ".join(filter(None, facts)))

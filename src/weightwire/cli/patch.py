@@ -25,12 +25,8 @@ __all__ = ["patch"]
 
 
 def patch(
-    base: Annotated[
-        Path, typer.Argument(metavar="BASE", help="A safetensors file or a checkpoint directory.")
-    ],
-    delta: Annotated[
-        Path, typer.Argument(metavar="DELTA", help="A delta that was made for it, or an anchor.")
-    ],
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="A safetensors file or a checkpoint directory.")],
+    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="A delta that was made for it, or an anchor.")],
     out: Annotated[
         Path, typer.Option("--output", "-o", metavar="OUT", help="The file or directory to write: like BASE.")
     ],
@@ -67,7 +63,7 @@ def patch(
 
 def _tell(delta: Delta, out: Path, state: State, seconds: float) -> None:
     size = byte_size(_weights_bytes(state))
-    say(f"wrote {out}: {size} of weights, {delta.changed:,} changed, {seconds:.1f} s")
+    say(f"wrote {out}: {size} of weights, {delta.changed:,} changed, {seconds:.2f} s")
     say(f"verified: {_verified(delta)}")
 
 

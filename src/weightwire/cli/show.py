@@ -102,8 +102,13 @@ def _cells(row: _Row, count: Callable[[int], str], size: Callable[[int], str]) -
         count(entry.changed),
         "new" if entry.fresh else percent(entry.changed, row.weights),
         size(entry.nbytes),
-        "-" if row.bits_per_change is None else f"{row.bits_per_change:.2f}",
+        _bits(row.bits_per_change),
     ]
+
+
+def _bits(each: float | None) -> str:
+    """Narrow: a tensor with few changes may well take a hundred."""
+    return "-" if each is None else f"{each:.2f}" if each < 10 else f"{each:.1f}"
 
 
 def _shape(entry: Entry) -> str:

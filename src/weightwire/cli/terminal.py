@@ -79,21 +79,18 @@ def progress_bar(doing: str, total: int | None = None) -> Iterator[Callable[[int
     """A bar that fills up over `total` bytes, or just moves without. Yields whom to tell of bytes done."""
     console = _stderr()
     # Rich itself also takes FORCE_COLOR for a terminal, and would fill a log with bars.
-    hidden = not console.file.isatty()
-    columns = _measured() if total else [TimeElapsedColumn()]
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        *columns,
-        console=console,
-        transient=True,
-        disable=hidden,
-    ) as progress:
+    if not console.file.isatty():
+        yield lambda nbytes: None
+        return
+    columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), *_columns(total)]
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(doing, total=total)
         yield lambda nbytes: progress.advance(task, nbytes)
 
 
-def _measured() -> list[ProgressColumn]:
+def _columns(total: int | None) -> list[ProgressColumn]:
+    if not total:
+        return [TimeElapsedColumn()]
     return [DownloadColumn(), TransferSpeedColumn(), TextColumn("eta"), TimeRemainingColumn(compact=True)]
 
 

@@ -13,9 +13,22 @@ import numpy as np
 import numpy.typing as npt
 
 from weightwire.codec import spec
+from weightwire.codec.frame import DENSE, FULL, ULP
 from weightwire.codec.layout import BLOCK, Layout
 
-__all__ = ["BLOCK", "KERNEL", "EncodedBlock", "Kernel", "Layout", "Patch", "decode", "digest", "encode", "swap"]
+__all__ = [
+    "BLOCK",
+    "KERNEL",
+    "EncodedBlock",
+    "Kernel",
+    "Layout",
+    "Patch",
+    "decode",
+    "digest",
+    "encode",
+    "encoding",
+    "swap",
+]
 
 
 class Kernel(Protocol):
@@ -35,11 +48,13 @@ class Kernel(Protocol):
 
 KERNEL: Kernel
 try:
-    from weightwire.codec import _kernel
+    import weightwire.codec._kernel as _kernel
 
     KERNEL = _kernel
 except ImportError:  # installed without a compiler
     KERNEL = spec
+
+_ENCODINGS = {ULP: "ulp", DENSE: "dense", FULL: "full"}
 
 Units = npt.NDArray[np.unsignedinteger[Any]]
 Lanes = tuple[int, int]
@@ -60,6 +75,11 @@ class Patch:
 
     positions: bytes | None
     values: bytearray
+
+
+def encoding(data: bytes | memoryview) -> str:
+    """How a block is encoded."""
+    return _ENCODINGS.get(data[0] & 3, "unknown")
 
 
 def encode(old: Units | None, new: Units, layout: Layout, index: int) -> EncodedBlock:
@@ -84,9 +104,7 @@ def decode(data: bytes | memoryview, old: Units | None, layout: Layout, index: i
     dtype = layout.dtype
     begin, end = layout.span(index)
     base = None if old is None else old[begin:end]
-    return Patch(
-        *KERNEL.decode_block(data, base, end - begin, dtype.unit, dtype.exponent, dtype.mantissa, layout.line)
-    )
+    return Patch(*KERNEL.decode_block(data, base, end - begin, dtype.unit, dtype.exponent, dtype.mantissa, layout.line))
 
 
 def swap(target: Units, patch: Patch, layout: Layout, index: int) -> Lanes:

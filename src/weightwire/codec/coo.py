@@ -5,6 +5,7 @@ docs/FORMAT.md, "coo". Applying it twice is harmless. Works on a whole tensor (o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,10 @@ import numpy.typing as npt
 
 from weightwire.codec.layout import Layout
 
-__all__ = ["decode_coo", "encode_coo"]
+__all__ = ["BlockChanges", "decode_coo", "encode_coo"]
+
+BlockChanges = tuple[int, npt.NDArray[np.int64], npt.NDArray[Any]]
+"""A block's index, the positions within it that changed, and the new units there."""
 
 _HEAD = 8
 
@@ -22,8 +26,7 @@ def _width(layout: Layout) -> int:
     return 4 if layout.count <= 1 << 32 else 8
 
 
-def encode_coo(changes: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[Any]]], layout: Layout) -> bytes:
-    """From each block's index, changed positions within it, and new units there."""
+def encode_coo(changes: list[BlockChanges], layout: Layout) -> bytes:
     width = _width(layout)
     at = [positions + layout.span(index)[0] for index, positions, _ in changes]
     positions = np.concatenate(at).astype(f"<u{width}")
@@ -40,8 +43,8 @@ def decode_coo(data: memoryview, layout: Layout, changed: int) -> Iterator[tuple
     values = np.frombuffer(data, f"<u{unit}", changed, _HEAD + changed * width)
     if (positions[1:] <= positions[:-1]).any() or (changed and int(positions[-1]) >= layout.count):
         raise ValueError("its positions are not ascending or lie past its end")
-    bounds = np.searchsorted(positions, [layout.span(i)[0] for i in range(layout.blocks)]).tolist() + [changed]
-    for index, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    bounds = [*np.searchsorted(positions, [layout.span(i)[0] for i in range(layout.blocks)]).tolist(), changed]
+    for index, (begin, end) in enumerate(itertools.pairwise(bounds)):
         if begin < end:
             inside = (positions[begin:end] - np.uint64(layout.span(index)[0])).astype("<u4")
             yield index, inside.tobytes(), bytearray(values[begin:end].tobytes())

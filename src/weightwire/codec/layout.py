@@ -5,7 +5,6 @@ docs/FORMAT.md, "Layout". A block holds at most 2^22 units, so positions inside 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from weightwire.dtypes import Dtype
@@ -71,7 +70,7 @@ def _line(dtype: Dtype, shape: tuple[int, ...], row: int) -> int:
     """The last dimension, where lines are long enough to be worth telling apart and whole words."""
     line = _units(dtype, shape[-1:]) if len(shape) > 1 else 0
     good = line >= _LINE_LEAST and line * dtype.unit % 8 == 0 and 2 * line <= BLOCK and row % line == 0
-    return line if good and math.prod(shape) else 0
+    return line if good and 0 not in shape else 0
 
 
 def _block(count: int, line: int) -> int:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from weightwire.dtypes import Dtype
 from weightwire.codec import blocks
 from weightwire.codec.classes import Units
 from weightwire.codec.digest import Words, digest_words
+from weightwire.dtypes import Dtype
 
 __all__ = ["decode_block", "digest", "encode_block", "swap_block"]
 
@@ -40,7 +40,7 @@ def decode_block(
     dtype = Dtype("", 0, 8 * unit, exponent, mantissa)
     stale = None if old is None else _units(old, unit)
     with np.errstate(over="ignore"):
-        positions, values = blocks.decode_block(memoryview(data), stale, count, dtype, line)
+        positions, values = blocks.decode_block(_bytes(data), stale, count, dtype, line)
     return None if positions is None else positions.astype("<u4").tobytes(), bytearray(values.tobytes())
 
 
@@ -63,6 +63,10 @@ def digest(data: Buffer, word: int, start: int) -> tuple[int, int]:
     """The digest of a run of words, the first of which has index `start`."""
     words = _words(data, word)
     return digest_words(words, np.arange(len(words), dtype=np.uint64) + np.uint64(start))
+
+
+def _bytes(buffer: Buffer) -> memoryview:
+    return buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
 
 
 def _units(buffer: Buffer, width: int) -> Units:

@@ -7,13 +7,25 @@ machine. A table gives each symbol its share of 4096 slots, which is what the en
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 import numpy.typing as npt
 
 from weightwire.codec.bits import BitReader, BitWriter, unzigzag, zigzag
 
-__all__ = ["SCALE", "Levels", "gap_table", "j_of", "lg", "quantise", "read_levels", "shares", "split", "write_levels"]
+__all__ = [
+    "SCALE",
+    "Levels",
+    "gap_table",
+    "j_of",
+    "lg",
+    "quantise",
+    "read_levels",
+    "shares",
+    "split",
+    "write_levels",
+]
 
 SCALE = 4096
 
@@ -74,7 +86,7 @@ def gap_table(j: int) -> tuple[int, int, Shares]:
     for _ in range(_GO_ON_SYMBOL[table]):
         left.append(left[-1] * _GO_ON[table] >> 32)
     bounds = [(x + (1 << 19)) >> 20 for x in left] + [0]
-    return raw, _GO_ON_SYMBOL[table], tuple(a - b for a, b in zip(bounds, bounds[1:], strict=False))
+    return raw, _GO_ON_SYMBOL[table], tuple(a - b for a, b in itertools.pairwise(bounds))
 
 
 def quantise(counts: npt.NDArray[np.int64]) -> Levels:
@@ -105,10 +117,8 @@ def split(magnitudes: Shares, plus: int) -> Shares:
     """Shares of signed symbols, + and - of each magnitude in turn, with `plus` of 256 chances for a +."""
     out: list[int] = []
     for share in magnitudes:
-        if plus in (0, 256) or share == 0:
-            above = share if plus else 0
-        else:
-            above = min(share - 1, max(1, share * plus >> 8))
+        one_sign = plus in (0, 256) or share == 0
+        above = share * (plus > 0) if one_sign else min(share - 1, max(1, share * plus >> 8))
         out += [above, share - above]
     return tuple(out)
 

@@ -5,7 +5,8 @@
 #include "digest.h"
 #include "tables.h"
 
-enum { CLASSES = 16, ZERO_CLASS = 15, NO_CLASS = 64, GROUPS = 4, TILE = 64 * GROUPS, STRETCH = 1024, STRETCHES = 64, ENOUGH = 256, RARE = 128 };
+enum { CLASSES = 16, ZERO_CLASS = 15, NO_CLASS = 64, GROUPS = 4, TILE = 64 * GROUPS };
+enum { STRETCH = 1024, STRETCHES = 64, ENOUGH = 256, RARE = 128 };
 
 typedef struct {
     unsigned unit, exponent, mantissa; /* bytes, bits, bits; no exponent: not a float */

@@ -54,13 +54,6 @@ static void encode_section(Encoder *e, const uint8_t *symbols, size_t count, con
     e->at = at;
 }
 
-static void encoder_finish(Encoder *e, uint8_t head, Bytes *out) {
-    bytes_add_byte(out, head | (e->lanes == 4 ? 4 : 0));
-    bytes_add_uvarint(out, e->room - e->at);
-    bytes_add(out, e->state, 4 * e->lanes);
-    bytes_add(out, e->words + e->at, 2 * (e->room - e->at));
-}
-
 typedef struct {
     uint32_t state[4];
     unsigned lanes;
@@ -77,37 +70,6 @@ static void decode_table(const Table *t, DecodeTable *d) {
     for (unsigned s = 0; s < t->symbols; s++)
         for (unsigned i = 0; i < t->share[s]; i++)
             d->entry[slot++] = (uint32_t)s << 24 | i << 12 | (t->share[s] - 1u);
-}
-
-/* Reads the start of a block; returns what follows its words, or NULL. */
-static const uint8_t *decoder_start(Decoder *d, const uint8_t *data, size_t size, const char **why) {
-    uint64_t words = 0;
-    size_t at = 1;
-    *why = "it ends inside a number";
-    for (unsigned shift = 0;; shift += 7) {
-        if (at >= size) return NULL;
-        uint8_t byte = data[at++];
-        if (shift > 56 || (byte == 0 && shift)) {
-            *why = "a number is not written in its shortest form or exceeds 64 bits";
-            return NULL;
-        }
-        words |= (uint64_t)(byte & 0x7F) << shift;
-        if (byte < 0x80) break;
-    }
-    d->lanes = data[0] & 4 ? 4 : 1;
-    *why = "its entropy-coded part is too short";
-    if (words > size || 4 * d->lanes + 2 * words > size - at) return NULL;
-    memcpy(d->state, data + at, 4 * d->lanes);
-    for (unsigned i = 0; i < d->lanes; i++) {
-        if (d->state[i] < RANS_LOW) {
-            *why = "its entropy-coded part has an impossible state";
-            return NULL;
-        }
-    }
-    d->words = data + at + 4 * d->lanes;
-    d->end = d->words + 2 * words;
-    *why = NULL;
-    return d->end;
 }
 
 static inline uint8_t decode_one(uint32_t *state, const uint8_t **words, const DecodeTable *t) {

@@ -1,0 +1,462 @@
+/* The `ulp` encoding, as in ../ulp.py. */
+#ifndef WW_ULP_H
+#define WW_ULP_H
+
+#include "frame.h"
+#include "hot.h"
+
+enum { FIRST_J = 20 };
+
+static unsigned tokens_of_width(unsigned unit) { return unit == 1 ? 31 : unit == 2 ? 63 : unit == 4 ? 79 : 111; }
+
+/* --- steps --- */
+
+static inline unsigned token_of(uint64_t magnitude, unsigned *raw) {
+    if (magnitude < 16) {
+        *raw = 0;
+        return (unsigned)magnitude - 1;
+    }
+    unsigned octave = bit_length(magnitude) - 1;
+    *raw = octave < 16 ? octave - 2 : octave;
+    return octave < 16 ? 15 + (octave - 4) * 4 + (unsigned)(magnitude >> (octave - 2) & 3) : 63 + octave - 16;
+}
+
+static inline uint64_t least_of(unsigned token, unsigned *raw) {
+    if (token < 15) {
+        *raw = 0;
+        return token + 1;
+    }
+    unsigned octave = token < 63 ? (token - 15) / 4 + 4 : token - 63 + 16;
+    *raw = token < 63 ? octave - 2 : octave;
+    return (uint64_t)(token < 63 ? (token - 15) % 4 + 4 : 1) << *raw;
+}
+
+static inline uint64_t magnitude_of(uint64_t step) { return (int64_t)step < 0 ? 0 - step : step; }
+
+/* --- marks: ranks as gaps --- */
+
+typedef struct {
+    int complement;
+    unsigned j;
+    uint32_t *rank; /* the coded ones */
+    size_t ranks;
+    uint8_t *symbol;
+    size_t symbols;
+} Marks;
+
+/* Takes over `rank`, sorted. Where most members are marked, the others are coded. */
+static int marks_of(Marks *m, uint32_t *rank, size_t ranks, uint32_t members) {
+    m->rank = rank;
+    m->ranks = ranks;
+    m->complement = 2 * ranks > members;
+    if (m->complement) {
+        m->ranks = members - ranks;
+        m->rank = malloc((m->ranks + 1) * sizeof *m->rank);
+        size_t at = 0, k = 0;
+        for (uint32_t r = 0; m->rank && r < members; r++) {
+            if (at < ranks && rank[at] == r)
+                at++;
+            else
+                m->rank[k++] = r;
+        }
+        free(rank);
+        if (!m->rank) return 0;
+    }
+    m->j = m->ranks ? j_of(members, m->ranks) : 0;
+    unsigned raw = gap_raw(m->j), go_on = GO_ON_SYMBOL[gap_which(m->j)];
+    size_t room = m->ranks + ((size_t)members >> raw) / go_on + 1;
+    m->symbol = malloc(room);
+    if (!m->symbol) return 0;
+    m->symbols = 0;
+    uint32_t after = 0;
+    for (size_t i = 0; i < m->ranks; i++) {
+        uint32_t quotient = (m->rank[i] - after) >> raw;
+        for (; quotient >= go_on; quotient -= go_on) m->symbol[m->symbols++] = (uint8_t)go_on;
+        m->symbol[m->symbols++] = (uint8_t)quotient;
+        after = m->rank[i] + 1;
+    }
+    return 1;
+}
+
+static void marks_free(Marks *m) {
+    free(m->rank);
+    free(m->symbol);
+}
+
+static void write_marks(BitWriter *w, const Marks *m, unsigned expected) {
+    bits_number(w, (uint64_t)m->complement, 1);
+    bits_golomb(w, m->symbols, 8);
+    if (m->symbols) bits_golomb(w, zigzag((int64_t)m->j - (int64_t)expected), 1);
+}
+
+static void write_marks_raw(BitWriter *w, const Marks *m) {
+    unsigned raw = gap_raw(m->j);
+    uint32_t after = 0;
+    for (size_t i = 0; raw && i < m->ranks; i++) {
+        bits_number(w, m->rank[i] - after, raw);
+        after = m->rank[i] + 1;
+    }
+}
+
+static unsigned next_j(unsigned j) { return j > 4 ? j - 4 : 0; }
+
+/* --- ulp --- */
+
+static uint64_t cost(uint64_t members, uint64_t marked) {
+    uint64_t rest = members - marked;
+    if (!marked || !rest) return 0;
+    return members * lg(members) - marked * lg(marked) - rest * lg(rest);
+}
+
+static int lines_pay(const Scan *s, const size_t *marked, size_t lines) {
+    int64_t saved = 0;
+    for (unsigned c = 0; c < CLASSES; c++)
+        saved += (int64_t)cost(s->members[c], marked[c]) - (int64_t)cost(s->inside[c], marked[c]);
+    return saved > (int64_t)cost(lines, s->lines) + (INT64_C(64) << 24);
+}
+
+typedef struct {
+    uint64_t *step;
+    uint8_t *symbol;
+    size_t count;
+    Levels levels;
+    unsigned plus;
+} Steps;
+
+static void steps_code(Steps *s, unsigned unit) {
+    uint32_t counts[SYMBOLS] = {0};
+    uint64_t positive = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        unsigned raw, token = token_of(magnitude_of(s->step[i]), &raw), negative = (unsigned)(s->step[i] >> 63);
+        counts[token]++;
+        positive += !negative;
+        s->symbol[i] = (uint8_t)(2 * token + negative);
+    }
+    quantise(counts, tokens_of_width(unit), &s->levels);
+    s->plus = bias(positive, s->count);
+}
+
+/* Everything a block's changes become before they are written. */
+typedef struct {
+    int by_lines;
+    Marks lines, marks[CLASSES];
+    Steps steps[CLASSES];
+} Plan;
+
+static void plan_free(Plan *p) {
+    marks_free(&p->lines);
+    for (unsigned c = 0; c < CLASSES; c++) {
+        marks_free(&p->marks[c]);
+        free(p->steps[c].step);
+        free(p->steps[c].symbol);
+    }
+}
+
+/* Sorts the changes by class and turns them into symbols. */
+static int plan_make(Plan *p, Scan *s, const Classing *k, size_t lines) {
+    size_t marked[CLASSES] = {0};
+    uint32_t *rank[CLASSES] = {0};
+    for (size_t i = 0; i < s->count; i++) marked[s->class[i]]++;
+    p->by_lines = lines && lines_pay(s, marked, lines);
+    int good = 1;
+    for (unsigned c = 0; c < CLASSES; c++) {
+        if (!marked[c]) continue;
+        rank[c] = malloc(marked[c] * sizeof **rank);
+        p->steps[c].step = malloc(marked[c] * sizeof(uint64_t));
+        p->steps[c].symbol = malloc(marked[c]);
+        good &= rank[c] && p->steps[c].step && p->steps[c].symbol;
+    }
+    for (size_t i = 0; good && i < s->count; i++) {
+        unsigned c = s->class[i];
+        size_t at = p->steps[c].count++;
+        rank[c][at] = p->by_lines ? s->change[i].rank_inside : s->change[i].rank;
+        p->steps[c].step[at] = s->change[i].step;
+    }
+    for (unsigned c = 0; c < CLASSES; c++) {
+        if (!marked[c]) continue;
+        if (!good) {
+            free(rank[c]);
+            continue;
+        }
+        good &= marks_of(&p->marks[c], rank[c], marked[c], p->by_lines ? s->inside[c] : s->members[c]);
+        steps_code(&p->steps[c], k->unit);
+    }
+    if (good && p->by_lines) {
+        uint32_t *listed = s->line;
+        s->line = NULL;
+        good = marks_of(&p->lines, listed, s->lines, (uint32_t)lines);
+    }
+    return good;
+}
+
+static void plan_write_bits(const Plan *p, const Classing *k, BitWriter *w) {
+    uint64_t present = 0;
+    for (unsigned c = 0; c < CLASSES; c++) present |= (uint64_t)(p->steps[c].count > 0) << c;
+    bits_number(w, k->top, 11);
+    bits_number(w, k->width, 4);
+    bits_number(w, present, CLASSES);
+    if (p->by_lines) write_marks(w, &p->lines, 0);
+    unsigned expected = FIRST_J;
+    for (unsigned c = 0; c < CLASSES; c++) {
+        const Marks *m = &p->marks[c];
+        if (!p->steps[c].count) continue;
+        write_marks(w, m, expected);
+        if (m->complement) bits_golomb(w, p->steps[c].count - 1, 8);
+        expected = next_j(m->symbols ? m->j : expected);
+    }
+    for (unsigned c = 0; c < CLASSES; c++) {
+        if (!p->steps[c].count) continue;
+        write_levels(w, &p->steps[c].levels);
+        write_bias(w, p->steps[c].plus);
+    }
+    if (p->by_lines) write_marks_raw(w, &p->lines);
+    for (unsigned c = 0; c < CLASSES; c++) write_marks_raw(w, &p->marks[c]);
+    for (unsigned c = 0; c < CLASSES; c++) {
+        for (size_t i = 0; i < p->steps[c].count; i++) {
+            if (p->steps[c].symbol[i] < 30) continue;
+            unsigned raw;
+            uint64_t magnitude = magnitude_of(p->steps[c].step[i]);
+            token_of(magnitude, &raw);
+            bits_number(w, magnitude, raw);
+        }
+    }
+    bits_flush(w);
+}
+
+static int plan_write_symbols(const Plan *p, Bytes *out) {
+    uint64_t symbols = p->lines.symbols;
+    for (unsigned c = 0; c < CLASSES; c++) symbols += p->marks[c].symbols + p->steps[c].count;
+    Encoder e;
+    Table t;
+    if (!encoder_start(&e, symbols)) return 0;
+    for (unsigned c = CLASSES; c-- > 0;) {
+        if (!p->steps[c].count) continue;
+        step_table(&p->steps[c].levels, p->steps[c].plus, &t);
+        encode_section(&e, p->steps[c].symbol, p->steps[c].count, &t);
+    }
+    for (unsigned c = CLASSES; c-- > 0;) {
+        gap_table(gap_which(p->marks[c].j), &t);
+        encode_section(&e, p->marks[c].symbol, p->marks[c].symbols, &t);
+    }
+    if (p->by_lines) {
+        gap_table(gap_which(p->lines.j), &t);
+        encode_section(&e, p->lines.symbol, p->lines.symbols, &t);
+    }
+    encoder_finish(&e, (uint8_t)(ULP | (p->by_lines ? LINES : 0)), out);
+    free(e.words);
+    return 1;
+}
+
+static int encode_ulp(Scan *s, const Classing *k, size_t lines, Bytes *out) {
+    Plan p;
+    BitWriter w = {0};
+    memset(&p, 0, sizeof p);
+    int good = plan_make(&p, s, k, lines) && plan_write_symbols(&p, out);
+    if (good) {
+        plan_write_bits(&p, k, &w);
+        bytes_add(out, w.bytes.data, w.bytes.size);
+    }
+    good = good && !w.bytes.failed && !out->failed;
+    free(w.bytes.data);
+    plan_free(&p);
+    return good;
+}
+
+/* --- reading --- */
+
+typedef struct {
+    int complement;
+    unsigned j;
+    size_t symbols;
+    uint32_t *distance; /* as a Cursor reads them */
+    size_t marks;
+    uint64_t *step;
+    size_t steps;
+    Table table;
+} Head;
+
+static const char *read_marks(BitReader *r, size_t length, unsigned expected, Head *h) {
+    h->complement = (int)read_number(r, 1);
+    h->symbols = read_golomb(r, 8);
+    if (h->symbols > length) return "it has more marks than weights";
+    int64_t j = expected;
+    if (h->symbols) j += unzigzag(read_golomb(r, 1));
+    if (j < 0 || j > 127) return "a gap parameter is out of range";
+    h->j = (unsigned)j;
+    return NULL;
+}
+
+/* Gap symbols and raw bits -> distances. */
+static const char *read_gaps(Decoder *d, BitReader *r, size_t length, DecodeTable *slots, uint8_t *symbols, Head *h) {
+    Table t;
+    unsigned raw = gap_raw(h->j), go_on = GO_ON_SYMBOL[gap_which(h->j)];
+    h->distance = malloc((h->symbols + 1) * sizeof *h->distance);
+    if (!h->distance) return OUT_OF_MEMORY;
+    gap_table(gap_which(h->j), &t);
+    decode_table(&t, slots);
+    if (!decode_section(d, slots, symbols, h->symbols)) return "its entropy-coded part is too short";
+    if (h->symbols && symbols[h->symbols - 1] == go_on) return "a gap does not end";
+    uint64_t quotient = 0, after = 0;
+    for (size_t i = 0; i < h->symbols; i++) {
+        quotient += symbols[i];
+        if (symbols[i] == go_on) continue;
+        uint64_t gap = (quotient << raw) + read_number(r, raw);
+        after += gap + 1;
+        if (after > length) return "it marks a weight past its end";
+        h->distance[h->marks] = (uint32_t)gap + (h->marks > 0);
+        h->marks++;
+        quotient = 0;
+    }
+    h->distance[h->marks] = FAR;
+    return r->failed ? "its bit stream is too short" : NULL;
+}
+
+static const char *read_steps(Decoder *d, BitReader *r, DecodeTable *slots, uint8_t *symbols, Head *h) {
+    h->step = malloc((h->steps + 1) * sizeof *h->step);
+    if (!h->step) return OUT_OF_MEMORY;
+    decode_table(&h->table, slots);
+    if (!decode_section(d, slots, symbols, h->steps)) return "its entropy-coded part is too short";
+    for (size_t i = 0; i < h->steps; i++) {
+        unsigned raw;
+        uint64_t magnitude = least_of(symbols[i] >> 1, &raw);
+        if (raw) magnitude += read_number(r, raw);
+        h->step[i] = symbols[i] & 1 ? 0 - magnitude : magnitude;
+    }
+    return r->failed ? "its bit stream is too short" : NULL;
+}
+
+typedef struct {
+    int by_lines;
+    Head lines, head[CLASSES];
+    unsigned used;
+    uint8_t class[CLASSES];
+} Reading;
+
+static void reading_free(Reading *g) {
+    free(g->lines.distance);
+    for (unsigned i = 0; i < g->used; i++) {
+        free(g->head[i].distance);
+        free(g->head[i].step);
+    }
+}
+
+static const char *read_heads(Reading *g, BitReader *r, size_t count, size_t lines, Classing *k) {
+    const char *why = NULL;
+    k->top = (unsigned)read_number(r, 11);
+    k->width = (unsigned)read_number(r, 4);
+    if (k->width < 1 || k->width >= CLASSES || k->top >= 1u << k->exponent)
+        return "its exponent window is out of range";
+    uint64_t present = read_number(r, CLASSES);
+    if (r->failed) return "its bit stream is too short";
+    if (!present) return "it changes nothing";
+    if (g->by_lines && !lines) return "it lists lines where there are none";
+    if (g->by_lines && (why = read_marks(r, lines, 0, &g->lines))) return why;
+    unsigned expected = FIRST_J;
+    for (unsigned c = 0; c < CLASSES; c++) {
+        if (!(present >> c & 1)) continue;
+        Head *h = &g->head[g->used];
+        g->class[g->used++] = (uint8_t)c;
+        if ((why = read_marks(r, count, expected, h))) return why;
+        if (h->complement) h->steps = read_golomb(r, 8) + 1;
+        if (!h->complement && !h->symbols) return "it lists a class without a change";
+        if (h->steps > count) return "it has more steps than weights";
+        expected = next_j(h->j);
+    }
+    for (unsigned i = 0; i < g->used; i++) {
+        Levels levels;
+        if ((why = read_levels(r, tokens_of_width(k->unit), &levels))) return why;
+        int plus = read_bias(r);
+        if (plus < 0) return "a sign table is out of range";
+        step_table(&levels, (unsigned)plus, &g->head[i].table);
+    }
+    return r->failed ? "its bit stream is too short" : NULL;
+}
+
+static const char *read_body(
+    Reading *g, Decoder *d, BitReader *r, size_t count, size_t lines, DecodeTable *slots, uint8_t *symbols) {
+    const char *why = NULL;
+    if (g->by_lines && (why = read_gaps(d, r, lines, slots, symbols, &g->lines))) return why;
+    for (unsigned i = 0; i < g->used; i++) {
+        Head *h = &g->head[i];
+        if ((why = read_gaps(d, r, count, slots, symbols, h))) return why;
+        if (!h->complement) h->steps = h->marks;
+    }
+    for (unsigned i = 0; i < g->used; i++)
+        if ((why = read_steps(d, r, slots, symbols, &g->head[i]))) return why;
+    if (!decoder_ends_well(d)) return "its entropy-coded part does not end where it should";
+    return bits_end_well(r, 0) ? NULL : "its bit stream is too long or too short";
+}
+
+/* Which lines to go through. `room` is for their list. */
+static void lines_to_scan(const Reading *g, size_t count, size_t lines, uint32_t *room, Lines *out) {
+    *out = (Lines){NULL, 1, count};
+    if (!g->by_lines) return;
+    *out = (Lines){room, 0, count / lines};
+    const uint32_t *distance = g->lines.distance;
+    uint64_t next = *distance;
+    for (uint32_t l = 0; l < lines; l++) {
+        int marked = l == next;
+        if (marked) next += *++distance;
+        if (marked != g->lines.complement) room[out->count++] = l;
+    }
+}
+
+static const char *land_marks(
+    Reading *g, const uint8_t *old, size_t count, size_t lines, const Classing *k, Landed *out) {
+    Cursor cursors[CLASSES];
+    size_t steps = 0;
+    for (unsigned i = 0; i < g->used; i++) {
+        Head *h = &g->head[i];
+        cursors[i] = (Cursor){g->class[i], h->complement, h->distance, *h->distance, h->step, h->step + h->steps};
+        steps += h->steps;
+    }
+    if (steps > count) return "it has more steps than weights";
+    out->position = malloc((steps + 1) * sizeof *out->position);
+    out->value = malloc((steps + 1) * k->unit);
+    uint32_t *listed = malloc((lines + 1) * sizeof *listed);
+    if (!out->position || !out->value || !listed) {
+        free(listed);
+        return OUT_OF_MEMORY;
+    }
+    Lines through;
+    lines_to_scan(g, count, lines, listed, &through);
+    int good = HOT(land, old, &through, k, cursors, g->used, out);
+    free(listed);
+    if (!good) return "it has another number of steps than of changes";
+    for (unsigned i = 0; i < g->used; i++) {
+        if (*cursors[i].distance != FAR) return "it marks a weight past the end of its class";
+        if (cursors[i].step != cursors[i].step_end) return "it has another number of steps than of changes";
+    }
+    return NULL;
+}
+
+static const char *decode_ulp(
+    const uint8_t *data, size_t size, const uint8_t *old, size_t count, size_t line, Classing *k, Landed *out) {
+    const char *why;
+    Decoder d;
+    const uint8_t *rest = decoder_start(&d, data, size, &why);
+    if (!rest) return why;
+    BitReader r = {rest, 0, (uint64_t)(data + size - rest) * 8, 0};
+    size_t lines = line ? count / line : 0;
+    Reading g;
+    memset(&g, 0, sizeof g);
+    g.by_lines = (data[0] & LINES) != 0;
+    why = read_heads(&g, &r, count, lines, k);
+    if (!why) {
+        size_t most = g.lines.symbols;
+        for (unsigned i = 0; i < g.used; i++) {
+            size_t here = g.head[i].symbols > g.head[i].steps ? g.head[i].symbols : g.head[i].steps;
+            most = here > most ? here : most;
+        }
+        DecodeTable *slots = malloc(sizeof *slots);
+        uint8_t *symbols = malloc(most + 1);
+        why = slots && symbols ? read_body(&g, &d, &r, count, lines, slots, symbols) : OUT_OF_MEMORY;
+        free(slots);
+        free(symbols);
+    }
+    if (!why) why = land_marks(&g, old, count, lines, k, out);
+    reading_free(&g);
+    return why;
+}
+
+#endif
