@@ -34,26 +34,15 @@ INDEX = "model.safetensors.index.json"
 
 def make_weights() -> Arrays:
     random = np.random.default_rng(7)
-    layers = {
-        f"model.layers.{layer}.mlp.up_proj.weight": random.normal(0, 0.02, (64, 128)).astype(ml_dtypes.bfloat16)
-        for layer in (0, 2, 10)
-    }
-    norm = random.normal(1, 0.1, 128).astype(np.float32)
-    return {
-        "model.embed_tokens.weight": layers["model.layers.0.mlp.up_proj.weight"] * 2,
-        **layers,
-        "norm": norm,
-    }
+    names = ["model.embed_tokens.weight", *(f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 2, 10))]
+    weights: Arrays = {name: random.normal(0, 0.02, (64, 128)).astype(ml_dtypes.bfloat16) for name in names}
+    return weights | {"norm": random.normal(1, 0.1, 128).astype(np.float32)}
 
 
 def step(arrays: Arrays) -> Arrays:
     """A few bf16 weights move by one ulp, all of the norm moves, and layer 0 stays."""
     stepped = {name: array.copy() for name, array in arrays.items()}
-    for name in (
-        "model.embed_tokens.weight",
-        "model.layers.2.mlp.up_proj.weight",
-        "model.layers.10.mlp.up_proj.weight",
-    ):
+    for name in stepped.keys() - {"model.layers.0.mlp.up_proj.weight", "norm"}:
         stepped[name].view(np.uint16).reshape(-1)[::97] += 1
     stepped["norm"] += np.float32(1e-3)
     return stepped
@@ -112,6 +101,7 @@ class Command:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    monkeypatch.setattr(terminal, "KERNEL", None)  # no note that it is missing
     handler, hook = signal.getsignal(signal.SIGTERM), sys.excepthook
     yield Command(monkeypatch, capsys)
     signal.signal(signal.SIGTERM, handler)
@@ -396,16 +386,13 @@ class TestShow:
 
         assert run("show", files.delta).out.splitlines()[1].startswith("\\x1b[31m\\n  F64 ")
 
-    def test_names_an_unknown_encoding(self, run: Command, files: Files) -> None:
+    def test_of_an_unknown_encoding(self, run: Command, files: Files) -> None:
         begin, _ = weightwire.Delta.open(files.delta).byte_range("norm")
         data = bytearray(files.delta.read_bytes())
         data[begin] &= 0xFC
         files.delta.write_bytes(data)
 
-        ran = run("show", files.delta)
-
-        assert (ran.code, ran.out) == (1, "")
-        assert ran.err.startswith(f"error: {files.delta}: tensor 'norm': block 0: its encoding is unknown\nhint: ")
+        assert run("show", files.delta).out.splitlines()[4].split()[3] == "unknown"
 
 
 class TestErrors:
@@ -627,7 +614,7 @@ class TestHelp:
 
         ran = run("diff", files.old, files.new, "-o", files.delta)
 
-        assert ran.err.startswith("note: weightwire was installed without its compiled kernel")
+        assert ran.err.startswith("note: the compiled kernel is missing")
 
 
 @pytest.mark.parametrize(

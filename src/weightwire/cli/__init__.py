@@ -56,7 +56,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         try:
-            app()
+            app(prog_name="weightwire")
         finally:
             # Flushed here, and not as Python exits: what goes wrong then can no longer be dealt with.
             print(end="", flush=True)

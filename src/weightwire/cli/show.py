@@ -21,12 +21,11 @@ from rich.text import Text
 
 from weightwire import Delta, Entry
 from weightwire.cli.terminal import AsJson, byte_size, counted, percent, printable, write_json
-from weightwire.codec.blocks import DENSE, FULL, ULP
+from weightwire.codec import encoding
 from weightwire.delta import FORMAT
 
 __all__ = ["show"]
 
-_ENCODINGS = {ULP: "ulp", DENSE: "dense", FULL: "full"}
 _HEADINGS = ("dtype", "shape", "encoding", "changed", "share", "bytes", "bits")
 _NUMBERS = _HEADINGS[3:]
 _LAYER = re.compile(r"(?:.*?\.)?\d+\.(?=.)")
@@ -58,7 +57,7 @@ def show(
 
 @dataclass(frozen=True)
 class _Row:
-    """What there is to say of one tensor. `blocks`: encoding and size of each that is not empty."""
+    """What there is to say of one tensor. `blocks`: encoding and size of those that are not empty."""
 
     entry: Entry
     blocks: tuple[tuple[str, int], ...]
@@ -68,7 +67,7 @@ class _Row:
         if entry.coo:
             return cls(entry, (("coo", entry.nbytes),))
         sizes = ((index, size) for index, size in enumerate(entry.blocks) if size)
-        return cls(entry, tuple((_encoding(delta, entry, index), size) for index, size in sizes))
+        return cls(entry, tuple((encoding(delta.block(entry, index)), size) for index, size in sizes))
 
     @property
     def weights(self) -> int:
@@ -76,17 +75,12 @@ class _Row:
 
     @property
     def encodings(self) -> list[str]:
-        used = {encoding for encoding, _ in self.blocks}
-        return [encoding for encoding in (*_ENCODINGS.values(), "coo") if encoding in used]
+        """The most frequent first."""
+        return [name for name, _ in Counter(name for name, _ in self.blocks).most_common()]
 
     @property
     def bits_per_change(self) -> float | None:
         return 8 * self.entry.nbytes / self.entry.changed if self.entry.changed else None
-
-
-def _encoding(delta: Delta, entry: Entry, index: int) -> str:
-    code = delta.block(entry, index)[0] & 3
-    return _ENCODINGS.get(code) or delta.corrupt(f"block {index}: its encoding is unknown", entry.name)
 
 
 # --- tensor by tensor ---------------------------------------------------------------------------------------
@@ -166,8 +160,8 @@ def _totals(delta: Delta, rows: Sequence[_Row]) -> Iterator[tuple[str, str]]:
     yield "changed", f"{changed:,} of their {weights:,} weights ({percent(changed, weights)})"
     each = f", {delta.nbytes / changed:.3f} per change" if changed else ""
     yield "bytes", f"{delta.nbytes:,} with a header of {len(delta.head):,}{each}"
-    for encoding, total in _by_encoding(rows).items():
-        yield encoding, f"{total['bytes']:,} bytes in {counted(total['blocks'], 'block')}"
+    for name, total in _by_encoding(rows).items():
+        yield name, f"{total['bytes']:,} bytes in {counted(total['blocks'], 'block')}"
     yield "before", delta.before or "-"
     yield "after", delta.after or "-"
     for name in delta.removed:
@@ -176,8 +170,8 @@ def _totals(delta: Delta, rows: Sequence[_Row]) -> Iterator[tuple[str, str]]:
 
 def _by_encoding(rows: Sequence[_Row]) -> dict[str, dict[str, int]]:
     totals: dict[str, dict[str, int]] = {}
-    for encoding, size in (block for row in rows for block in row.blocks):
-        total = totals.setdefault(encoding, {"blocks": 0, "bytes": 0})
+    for name, size in (block for row in rows for block in row.blocks):
+        total = totals.setdefault(name, {"blocks": 0, "bytes": 0})
         total["blocks"] += 1
         total["bytes"] += size
     return totals

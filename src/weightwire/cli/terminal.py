@@ -65,8 +65,8 @@ def fail(message: str, hint: str | None = None) -> NoReturn:
 def note_if_slow() -> None:
     """Without the compiled kernel everything works, but takes its time; nothing else would tell."""
     if KERNEL is spec:
-        say("note: weightwire was installed without its compiled kernel, and is many times slower")
-        say("hint: install it again where there is a C compiler")
+        say("note: the compiled kernel is missing, which makes this many times slower")
+        say("hint: install weightwire again where there is a C compiler")
 
 
 def write_json(value: Mapping[str, Any]) -> None:

@@ -63,7 +63,7 @@ static PyObject *py_encode_block(PyObject *self, PyObject *args) {
         result = Py_BuildValue(
             "y#nKK", out.data ? (char *)out.data : "", (Py_ssize_t)out.size, (Py_ssize_t)changed,
             (unsigned long long)digest.lane[0], (unsigned long long)digest.lane[1]);
-    free(out.data);
+    scratch_free(out.data);
 done:
     if (old.obj) PyBuffer_Release(&old);
     PyBuffer_Release(&new);
@@ -103,7 +103,7 @@ static PyObject *py_decode_block(PyObject *self, PyObject *args) {
             why = "it is too short for what it claims to hold";
         } else {
             landed.count = (size_t)count;
-            landed.value = malloc((size_t)count * k.unit);
+            landed.value = scratch_new((size_t)count * k.unit);
             why = !landed.value ? OUT_OF_MEMORY
                                 : decode_planes(
                                       bytes, size, kind == DENSE ? old.buf : NULL, (size_t)count, &k, landed.value);
@@ -125,8 +125,8 @@ static PyObject *py_decode_block(PyObject *self, PyObject *args) {
         Py_XDECREF(positions);
         Py_XDECREF(values);
     }
-    free(landed.position);
-    free(landed.value);
+    scratch_free(landed.position);
+    scratch_free(landed.value);
 done:
     if (old.obj) PyBuffer_Release(&old);
     PyBuffer_Release(&data);
@@ -137,10 +137,10 @@ static inline __attribute__((always_inline)) void swap_at(
     uint8_t *target, const uint32_t *positions, uint8_t *values, size_t changes, Indexing where, Digest *digest,
     const unsigned unit) {
     for (size_t i = 0; i < changes; i++) {
-        size_t at = (positions ? positions[i] : i) * (size_t)unit, word = at / where.word;
+        size_t at = (positions ? positions[i] : i) * (size_t)unit, word = where.word == 8 ? at / 8 : at / unit;
         /* The new word is made in a register: loading it right after a narrower store would stall. */
-        uint64_t before = load(target + word * where.word, where.word), now = load(values + i * unit, unit);
-        unsigned shift = 8 * (unsigned)(at % where.word);
+        uint64_t before = load_word(target, word, where.word, unit), now = load(values + i * unit, unit);
+        unsigned shift = where.word == 8 ? 8 * (unsigned)(at % 8) : 0;
         uint64_t was = low_bits(before >> shift, 8 * unit), after = before ^ (was ^ now) << shift;
         memcpy(target + at, &now, unit);
         memcpy(values + i * unit, &was, unit);

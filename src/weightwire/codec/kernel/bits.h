@@ -2,9 +2,7 @@
 #ifndef WW_BITS_H
 #define WW_BITS_H
 
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "scratch.h"
 
 static inline uint64_t low_bits(uint64_t value, unsigned width) {
     return width >= 64 ? value : value & ((UINT64_C(1) << width) - 1);
@@ -28,7 +26,7 @@ static int bytes_reserve(Bytes *b, size_t more) {
     if (b->failed) return 0;
     if (b->size + more <= b->room) return 1;
     size_t room = (b->size + more) * 2 + 64;
-    uint8_t *data = realloc(b->data, room);
+    uint8_t *data = scratch_grow(b->data, room);
     if (!data) {
         b->failed = 1;
         return 0;

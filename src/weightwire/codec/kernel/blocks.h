@@ -25,7 +25,7 @@ static int encode_block(
     for (int full = 0; full < 2; full++) {
         Bytes other = {0};
         if (!encode_planes(full ? NULL : old, new, count, k, &other)) {
-            free(other.data);
+            scratch_free(other.data);
             return 0;
         }
         if (other.size < out->size) {
@@ -33,7 +33,7 @@ static int encode_block(
             *out = other;
             other = worse;
         }
-        free(other.data);
+        scratch_free(other.data);
     }
     return 1;
 }

@@ -121,9 +121,9 @@ typedef struct {
 static int scan_reserve(Scan *s, size_t more) {
     if (s->count + more <= s->room) return 1;
     size_t room = 2 * s->room + 4096;
-    Change *change = realloc(s->change, room * sizeof *change);
+    Change *change = scratch_grow(s->change, room * sizeof *change);
     if (change) s->change = change;
-    uint8_t *class = realloc(s->class, room);
+    uint8_t *class = scratch_grow(s->class, room);
     if (class) s->class = class;
     if (!change || !class) return 0;
     s->room = room;
@@ -133,7 +133,7 @@ static int scan_reserve(Scan *s, size_t more) {
 static int scan_add_line(Scan *s, uint32_t line) {
     if (s->lines == s->line_room) {
         size_t room = 2 * s->line_room + 256;
-        uint32_t *lines = realloc(s->line, room * sizeof *lines);
+        uint32_t *lines = scratch_grow(s->line, room * sizeof *lines);
         if (!lines) return 0;
         s->line = lines;
         s->line_room = room;
@@ -143,9 +143,9 @@ static int scan_add_line(Scan *s, uint32_t line) {
 }
 
 static void scan_free(Scan *s) {
-    free(s->change);
-    free(s->class);
-    free(s->line);
+    scratch_free(s->change);
+    scratch_free(s->class);
+    scratch_free(s->line);
 }
 
 #define FAR (UINT32_C(1) << 31) /* more than a block has weights */

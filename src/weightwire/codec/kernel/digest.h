@@ -21,6 +21,11 @@ static inline uint64_t load(const uint8_t *p, unsigned bytes) {
     return value;
 }
 
+/* A word is 8 bytes or a unit: sizes that the compiler knows, where a variable one would be a call of memcpy. */
+static inline uint64_t load_word(const uint8_t *p, uint64_t index, unsigned word, unsigned unit) {
+    return word == 8 ? load(p + index * 8, 8) : load(p + index * unit, unit);
+}
+
 static inline uint64_t digest_a(uint64_t index, uint64_t word) {
     uint64_t a = word + (index + 1) * UINT64_C(0x9E3779B97F4A7C15);
     a ^= a >> 32;

@@ -35,8 +35,8 @@ static int worth_coding(const uint32_t *counts, const Table *t, size_t length) {
 /* `old` is NULL for a full block. */
 static int encode_planes(const uint8_t *old, const uint8_t *new, size_t count, const Classing *k, Bytes *out) {
     unsigned unit = k->unit;
-    uint8_t *planes = malloc(count * unit + 1);
-    Table *tables = malloc(unit * sizeof *tables);
+    uint8_t *planes = scratch_new(count * unit + 1);
+    Table *tables = scratch_new(unit * sizeof *tables);
     BitWriter w = {0};
     Encoder e = {0};
     int good = planes && tables;
@@ -72,10 +72,10 @@ static int encode_planes(const uint8_t *old, const uint8_t *new, size_t count, c
         bytes_pad(out, (count * unit + PER_BYTE - 1) / PER_BYTE);
     }
     good = good && !w.bytes.failed && !out->failed;
-    free(planes);
-    free(tables);
-    free(w.bytes.data);
-    free(e.words);
+    scratch_free(planes);
+    scratch_free(tables);
+    scratch_free(w.bytes.data);
+    scratch_free(e.words);
     return good;
 }
 
@@ -90,8 +90,8 @@ static const char *decode_planes(
     if (!rest) return why;
     if (rest == end || *rest >> unit) return "its byte planes are out of range";
     unsigned raw_planes = *rest++;
-    uint8_t *planes = malloc(count * unit + 1);
-    DecodeTable *slots = malloc(sizeof *slots);
+    uint8_t *planes = scratch_new(count * unit + 1);
+    DecodeTable *slots = scratch_new(sizeof *slots);
     Table tables[8];
     if (!planes || !slots) why = OUT_OF_MEMORY;
     for (unsigned b = 0; !why && b < unit; b++) {
@@ -124,8 +124,8 @@ static const char *decode_planes(
         folded = old ? unfold_dense(load(old + i * unit, unit), folded, k) : unfold_full(folded, k);
         memcpy(value + i * unit, &folded, unit);
     }
-    free(planes);
-    free(slots);
+    scratch_free(planes);
+    scratch_free(slots);
     return why;
 }
 

@@ -20,7 +20,7 @@ static int encoder_start(Encoder *e, uint64_t symbols) {
     e->lanes = lanes_for(symbols);
     for (int i = 0; i < 4; i++) e->state[i] = RANS_LOW;
     e->at = e->room = symbols;
-    e->words = malloc(symbols * sizeof(uint16_t) + 1);
+    e->words = scratch_new(symbols * sizeof(uint16_t) + 1);
     return e->words != NULL;
 }
 

@@ -235,12 +235,12 @@ INLINE int NAME(scan_tile)(
         change->rank_inside = (uint32_t)(rank - p->skipped[c]);
         change->step = step_between(was, load(n + in_tile * unit, unit), k->exponent, unit);
         out->class[out->count++] = (uint8_t)c;
-        uint64_t word = (at + in_tile) * unit / where.word;
+        uint64_t word = where.word == 8 ? (at + in_tile) * unit / 8 : at + in_tile;
         if (word == p->last_word) continue;
         p->last_word = word;
         digest_change(
-            &out->digest, where.start + word, load(old + word * where.word, where.word),
-            load(new + word * where.word, where.word));
+            &out->digest, where.start + word, load_word(old, word, where.word, unit),
+            load_word(new, word, where.word, unit));
     }
     NAME(count_members)(p->seen, tile);
     return 1;

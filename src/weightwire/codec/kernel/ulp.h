@@ -51,7 +51,7 @@ static int marks_of(Marks *m, uint32_t *rank, size_t ranks, uint32_t members) {
     m->complement = 2 * ranks > members;
     if (m->complement) {
         m->ranks = members - ranks;
-        m->rank = malloc((m->ranks + 1) * sizeof *m->rank);
+        m->rank = scratch_new((m->ranks + 1) * sizeof *m->rank);
         size_t at = 0, k = 0;
         for (uint32_t r = 0; m->rank && r < members; r++) {
             if (at < ranks && rank[at] == r)
@@ -59,13 +59,13 @@ static int marks_of(Marks *m, uint32_t *rank, size_t ranks, uint32_t members) {
             else
                 m->rank[k++] = r;
         }
-        free(rank);
+        scratch_free(rank);
         if (!m->rank) return 0;
     }
     m->j = m->ranks ? j_of(members, m->ranks) : 0;
     unsigned raw = gap_raw(m->j), go_on = GO_ON_SYMBOL[gap_which(m->j)];
     size_t room = m->ranks + ((size_t)members >> raw) / go_on + 1;
-    m->symbol = malloc(room);
+    m->symbol = scratch_new(room);
     if (!m->symbol) return 0;
     m->symbols = 0;
     uint32_t after = 0;
@@ -79,8 +79,8 @@ static int marks_of(Marks *m, uint32_t *rank, size_t ranks, uint32_t members) {
 }
 
 static void marks_free(Marks *m) {
-    free(m->rank);
-    free(m->symbol);
+    scratch_free(m->rank);
+    scratch_free(m->symbol);
 }
 
 static void write_marks(BitWriter *w, const Marks *m, unsigned expected) {
@@ -147,8 +147,8 @@ static void plan_free(Plan *p) {
     marks_free(&p->lines);
     for (unsigned c = 0; c < CLASSES; c++) {
         marks_free(&p->marks[c]);
-        free(p->steps[c].step);
-        free(p->steps[c].symbol);
+        scratch_free(p->steps[c].step);
+        scratch_free(p->steps[c].symbol);
     }
 }
 
@@ -161,9 +161,9 @@ static int plan_make(Plan *p, Scan *s, const Classing *k, size_t lines) {
     int good = 1;
     for (unsigned c = 0; c < CLASSES; c++) {
         if (!marked[c]) continue;
-        rank[c] = malloc(marked[c] * sizeof **rank);
-        p->steps[c].step = malloc(marked[c] * sizeof(uint64_t));
-        p->steps[c].symbol = malloc(marked[c]);
+        rank[c] = scratch_new(marked[c] * sizeof **rank);
+        p->steps[c].step = scratch_new(marked[c] * sizeof(uint64_t));
+        p->steps[c].symbol = scratch_new(marked[c]);
         good &= rank[c] && p->steps[c].step && p->steps[c].symbol;
     }
     for (size_t i = 0; good && i < s->count; i++) {
@@ -175,7 +175,7 @@ static int plan_make(Plan *p, Scan *s, const Classing *k, size_t lines) {
     for (unsigned c = 0; c < CLASSES; c++) {
         if (!marked[c]) continue;
         if (!good) {
-            free(rank[c]);
+            scratch_free(rank[c]);
             continue;
         }
         good &= marks_of(&p->marks[c], rank[c], marked[c], p->by_lines ? s->inside[c] : s->members[c]);
@@ -243,7 +243,7 @@ static int plan_write_symbols(const Plan *p, Bytes *out) {
         encode_section(&e, p->lines.symbol, p->lines.symbols, &t);
     }
     encoder_finish(&e, (uint8_t)(ULP | (p->by_lines ? LINES : 0)), out);
-    free(e.words);
+    scratch_free(e.words);
     return 1;
 }
 
@@ -257,7 +257,7 @@ static int encode_ulp(Scan *s, const Classing *k, size_t lines, Bytes *out) {
         bytes_add(out, w.bytes.data, w.bytes.size);
     }
     good = good && !w.bytes.failed && !out->failed;
-    free(w.bytes.data);
+    scratch_free(w.bytes.data);
     plan_free(&p);
     return good;
 }
@@ -290,7 +290,7 @@ static const char *read_marks(BitReader *r, size_t length, unsigned expected, He
 static const char *read_gaps(Decoder *d, BitReader *r, size_t length, DecodeTable *slots, uint8_t *symbols, Head *h) {
     Table t;
     unsigned raw = gap_raw(h->j), go_on = GO_ON_SYMBOL[gap_which(h->j)];
-    h->distance = malloc((h->symbols + 1) * sizeof *h->distance);
+    h->distance = scratch_new((h->symbols + 1) * sizeof *h->distance);
     if (!h->distance) return OUT_OF_MEMORY;
     gap_table(gap_which(h->j), &t);
     decode_table(&t, slots);
@@ -312,7 +312,7 @@ static const char *read_gaps(Decoder *d, BitReader *r, size_t length, DecodeTabl
 }
 
 static const char *read_steps(Decoder *d, BitReader *r, DecodeTable *slots, uint8_t *symbols, Head *h) {
-    h->step = malloc((h->steps + 1) * sizeof *h->step);
+    h->step = scratch_new((h->steps + 1) * sizeof *h->step);
     if (!h->step) return OUT_OF_MEMORY;
     decode_table(&h->table, slots);
     if (!decode_section(d, slots, symbols, h->steps)) return "its entropy-coded part is too short";
@@ -333,10 +333,10 @@ typedef struct {
 } Reading;
 
 static void reading_free(Reading *g) {
-    free(g->lines.distance);
+    scratch_free(g->lines.distance);
     for (unsigned i = 0; i < g->used; i++) {
-        free(g->head[i].distance);
-        free(g->head[i].step);
+        scratch_free(g->head[i].distance);
+        scratch_free(g->head[i].step);
     }
 }
 
@@ -411,17 +411,17 @@ static const char *land_marks(
         steps += h->steps;
     }
     if (steps > count) return "it has more steps than weights";
-    out->position = malloc((steps + 1) * sizeof *out->position);
-    out->value = malloc((steps + 1) * k->unit);
-    uint32_t *listed = malloc((lines + 1) * sizeof *listed);
+    out->position = scratch_new((steps + 1) * sizeof *out->position);
+    out->value = scratch_new((steps + 1) * k->unit);
+    uint32_t *listed = scratch_new((lines + 1) * sizeof *listed);
     if (!out->position || !out->value || !listed) {
-        free(listed);
+        scratch_free(listed);
         return OUT_OF_MEMORY;
     }
     Lines through;
     lines_to_scan(g, count, lines, listed, &through);
     int good = HOT(land, old, &through, k, cursors, g->used, out);
-    free(listed);
+    scratch_free(listed);
     if (!good) return "it has another number of steps than of changes";
     for (unsigned i = 0; i < g->used; i++) {
         if (*cursors[i].distance != FAR) return "it marks a weight past the end of its class";
@@ -448,11 +448,11 @@ static const char *decode_ulp(
             size_t here = g.head[i].symbols > g.head[i].steps ? g.head[i].symbols : g.head[i].steps;
             most = here > most ? here : most;
         }
-        DecodeTable *slots = malloc(sizeof *slots);
-        uint8_t *symbols = malloc(most + 1);
+        DecodeTable *slots = scratch_new(sizeof *slots);
+        uint8_t *symbols = scratch_new(most + 1);
         why = slots && symbols ? read_body(&g, &d, &r, count, lines, slots, symbols) : OUT_OF_MEMORY;
-        free(slots);
-        free(symbols);
+        scratch_free(slots);
+        scratch_free(symbols);
     }
     if (!why) why = land_marks(&g, old, count, lines, k, out);
     reading_free(&g);

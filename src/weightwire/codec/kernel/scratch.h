@@ -1,0 +1,92 @@
+/* Memory for the kernel's work, kept for the next block: fresh pages from the system cost more than the work itself.
+ *
+ * Sizes are rounded up to powers of two. What is given back is kept up to KEPT_MOST bytes in all, for any thread.
+ */
+#ifndef WW_SCRATCH_H
+#define WW_SCRATCH_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __SANITIZE_ADDRESS__ /* which must see every allocation for what it is */
+
+#define scratch_new malloc
+#define scratch_grow realloc
+#define scratch_free free
+
+#else
+
+#include <stdatomic.h>
+
+#define KEPT_MOST (UINT64_C(48) << 20)
+enum { SMALLEST = 12, LARGEST = 40 }; /* powers of two */
+
+/* In front of every piece; as large as a cache line, so that what follows stays aligned. */
+typedef union Piece {
+    struct {
+        unsigned power;
+        union Piece *next;
+    } is;
+    char room[64];
+} Piece;
+
+static struct {
+    Piece *kept[LARGEST + 1];
+    uint64_t bytes;
+    atomic_flag busy;
+} scratch = {.busy = ATOMIC_FLAG_INIT};
+
+static inline void scratch_lock(void) {
+    while (atomic_flag_test_and_set_explicit(&scratch.busy, memory_order_acquire)) {
+    }
+}
+
+static inline void scratch_unlock(void) { atomic_flag_clear_explicit(&scratch.busy, memory_order_release); }
+
+static void *scratch_new(size_t size) {
+    unsigned power = SMALLEST;
+    while (power < LARGEST && (UINT64_C(1) << power) < size + sizeof(Piece)) power++;
+    if (power == LARGEST) return NULL;
+    scratch_lock();
+    Piece *piece = scratch.kept[power];
+    if (piece) {
+        scratch.kept[power] = piece->is.next;
+        scratch.bytes -= UINT64_C(1) << power;
+    }
+    scratch_unlock();
+    if (!piece) piece = malloc(UINT64_C(1) << power);
+    if (!piece) return NULL;
+    piece->is.power = power;
+    return piece + 1;
+}
+
+static void scratch_free(void *data) {
+    if (!data) return;
+    Piece *piece = (Piece *)data - 1;
+    uint64_t size = UINT64_C(1) << piece->is.power;
+    scratch_lock();
+    int keep = scratch.bytes + size <= KEPT_MOST;
+    if (keep) {
+        piece->is.next = scratch.kept[piece->is.power];
+        scratch.kept[piece->is.power] = piece;
+        scratch.bytes += size;
+    }
+    scratch_unlock();
+    if (!keep) free(piece);
+}
+
+static void *scratch_grow(void *data, size_t size) {
+    if (!data) return scratch_new(size);
+    size_t room = ((size_t)1 << ((Piece *)data - 1)->is.power) - sizeof(Piece);
+    if (size <= room) return data;
+    void *larger = scratch_new(size);
+    if (!larger) return NULL;
+    memcpy(larger, data, room);
+    scratch_free(data);
+    return larger;
+}
+
+#endif
+
+#endif

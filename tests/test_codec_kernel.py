@@ -1,0 +1,363 @@
+"""The C kernel against the executable specification: the same bytes, values, counts and digests on everything."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from samples import (
+    BASES,
+    CHANGES,
+    LAYOUTS,
+    Units,
+    base,
+    change,
+    lines_of,
+    units_of,
+    vector_widths,
+    vectors_of,
+    words,
+    words_of,
+)
+
+from weightwire.codec import _kernel, spec
+from weightwire.dtypes import DTYPES, Dtype
+
+BF16 = DTYPES["BF16"]
+
+each_layout = pytest.mark.parametrize("dtype", LAYOUTS, ids=lambda dtype: dtype.name)
+
+
+def check(old: Units | None, new: Units, dtype: Dtype, line: int = 0, word: int = 0, start: int = 0) -> bytes:
+    """Encodes and decodes a block with both, with every width of vectors; returns its bytes."""
+    floats = dtype.unit, dtype.exponent, dtype.mantissa
+    expected = spec.encode_block(old, new, *floats, line, word or dtype.unit, start)
+    data = expected[0]
+    decoded = spec.decode_block(data, old, len(new), *floats, line) if data else None
+    for width in vector_widths():
+        with vectors_of(width):
+            assert _kernel.encode_block(old, new, *floats, line, word or dtype.unit, start) == expected
+            if decoded:
+                assert _kernel.decode_block(data, old, len(new), *floats, line) == decoded
+    if decoded:
+        assert landed(old, *decoded, dtype).tobytes() == new.tobytes()
+    else:
+        assert old is not None
+        assert old.tobytes() == new.tobytes()
+    return data
+
+
+def landed(old: Units | None, positions: bytes | None, values: bytearray, dtype: Dtype) -> Units:
+    """A decoded block, written onto its base."""
+    units: Units = np.frombuffer(values, f"<u{dtype.unit}")
+    if positions is None:
+        return units
+    assert old is not None
+    result = old.copy()
+    result[np.frombuffer(positions, "<u4")] = units
+    return result
+
+
+def pairs(dtype: Dtype, count: int, line: int = 0) -> Iterator[tuple[Units, Units]]:
+    for seed, kind in enumerate(BASES):
+        old = base(dtype, count, kind, seed)
+        for how in CHANGES:
+            yield old, change(old, dtype, how, seed, line)
+
+
+def check_size(dtype: Dtype, count: int) -> None:
+    for line in lines_of(dtype, count):
+        for old, new in pairs(dtype, count, line):
+            for word in words_of(dtype, count):
+                check(old, new, dtype, line, word, start=2**40)
+    for kind in BASES:
+        check(None, base(dtype, count, kind), dtype)
+
+
+# Blocks
+
+
+@each_layout
+@pytest.mark.parametrize("count", [1, 65])
+def test_small_blocks(dtype: Dtype, count: int) -> None:
+    check_size(dtype, count)
+
+
+@each_layout
+def test_a_block_of_lines_and_a_rest(dtype: Dtype) -> None:
+    old = base(dtype, 1152, "weights")
+    for how in CHANGES:
+        for line in lines_of(dtype, len(old)):
+            check(old, change(old, dtype, how, line=line), dtype, line)
+
+
+@pytest.mark.slow
+@each_layout
+@pytest.mark.parametrize("count", [2, 63, 64, 255, 256, 257, 1000])
+def test_all_small_blocks(dtype: Dtype, count: int) -> None:
+    check_size(dtype, count)
+
+
+@pytest.mark.slow
+@each_layout
+def test_blocks_of_tens_of_thousands(dtype: Dtype) -> None:
+    for old, new in pairs(dtype, 18_000, 72):
+        for line in (0, 72):
+            check(old, new, dtype, line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["BF16", "F32", "F64", "U8"])
+def test_blocks_whose_window_is_chosen_from_a_sample(name: str) -> None:
+    """From 65,537 units on; with few changes all are looked at after all."""
+    dtype = DTYPES[name]
+    for count in (65_536, 65_544, 80_000):
+        for how in ("one", "few", "likely", "most", "rows"):
+            old = base(dtype, count, "weights", seed=count)
+            check(old, change(old, dtype, how, line=80), dtype, line=80 if count == 80_000 else 0)
+
+
+def test_no_change() -> None:
+    old = base(BF16, 300)
+    assert check(old, old.copy(), BF16) == b""
+
+
+@pytest.mark.parametrize("at", [0, 63, 64, 255, 256, 511, 999])
+def test_one_change_wherever_it_is(at: int) -> None:
+    old = base(BF16, 1000)
+    new = old.copy()
+    new[at] += 1
+    check(old, new, BF16, word=8)
+
+
+@pytest.mark.parametrize("unchanged", [0, 63, 64, 255, 256, 511, 999])
+def test_all_but_one_change_wherever_it_is(unchanged: int) -> None:
+    old = base(BF16, 1000, "equal")
+    new = old + np.uint16(1)
+    new[unchanged] = old[unchanged]
+    check(old, new, BF16)
+
+
+@each_layout
+def test_every_size_of_step(dtype: Dtype) -> None:
+    """Powers of two and their neighbours, up and down, from everywhere."""
+    powers = [2**k + d for k in range(8 * dtype.unit) for d in (-1, 0, 1)]
+    steps = units_of([s % 2**64 for p in powers for s in (p, -p)], dtype)
+    for kind in ("weights", "zeros", "special"):
+        old = base(dtype, len(steps), kind)
+        check(old, old + steps, dtype)
+
+
+@each_layout
+def test_each_exponent_alone(dtype: Dtype) -> None:
+    """The window must fit wherever the exponents are, the largest and the denormals included."""
+    exponents = range(0, 1 << dtype.exponent, max(1, (1 << dtype.exponent) // 16))
+    for exponent in (*exponents, (1 << dtype.exponent) - 1):
+        old = units_of(words(exponent, 96) % np.uint64(1 << dtype.mantissa), dtype) + units_of(
+            [exponent << dtype.mantissa], dtype
+        )
+        check(old, change(old, dtype, "half", exponent), dtype)
+
+
+def test_every_pair_of_exponents_far_apart() -> None:
+    """Most of a block has one exponent, and outliers another."""
+    for most in (0, 1, 20, 127, 254, 255):
+        for few in (0, 1, 90, 127, 255):
+            old = np.full(600, most << 7, "<u2")
+            old[::29] = few << 7
+            check(old, change(old, BF16, "few", most), BF16)
+
+
+def test_all_of_16_bits_to_all_of_16_bits() -> None:
+    for name in ("BF16", "F16", "U16"):
+        everything = np.arange(65_536, dtype="<u2")
+        check(everything, everything[::-1].copy(), DTYPES[name])
+
+
+@each_layout
+def test_full_blocks(dtype: Dtype) -> None:
+    for count in (1, 2, 1000, 3000):
+        for kind in BASES:
+            check(None, base(dtype, count, kind), dtype)
+
+
+def test_a_constant_block_is_padded_to_its_least_size() -> None:
+    data = check(None, np.zeros(300_000, "<u2"), BF16)
+    assert len(data) == -(-600_000 // 1024)
+
+
+@pytest.mark.slow
+def test_a_whole_block_of_the_largest_size() -> None:
+    """All that a block may hold, with changes in its first and last unit."""
+    old = base(DTYPES["U8"], 1 << 22, "equal")
+    new = old.copy()
+    new[[0, 1 << 21, (1 << 22) - 1]] += 1
+    check(old, new, DTYPES["U8"], word=8)
+    check(old, new, DTYPES["U8"], line=1 << 21)
+
+
+def test_buffers_at_odd_addresses() -> None:
+    """Safetensors files need not align their tensors."""
+    for dtype in LAYOUTS:
+        old, new = base(dtype, 600), change(base(dtype, 600), dtype, "half")
+        floats = dtype.unit, dtype.exponent, dtype.mantissa
+        expected = spec.encode_block(old, new, *floats, 0, dtype.unit, 7)
+        for offset in (1, 3, 7):
+            held = [memoryview(bytearray(offset) + one.tobytes())[offset:] for one in (old, new)]
+            data = memoryview(bytearray(offset) + expected[0])[offset:]
+            for width in vector_widths():
+                with vectors_of(width):
+                    assert _kernel.encode_block(*held, *floats, 0, dtype.unit, 7) == expected
+                    positions, values = _kernel.decode_block(data, held[0], 600, *floats, 0)
+                    assert landed(old, positions, values, dtype).tobytes() == new.tobytes()
+                    assert _kernel.digest(held[0], dtype.unit, 5) == spec.digest(old, dtype.unit, 5)
+                    target = bytearray(offset) + old.tobytes()
+                    _kernel.swap_block(memoryview(target)[offset:], positions, values, dtype.unit, dtype.unit, 0)
+                    assert target[offset:] == new.tobytes()
+
+
+# Digests and swaps
+
+
+@each_layout
+def test_digests(dtype: Dtype) -> None:
+    for count in (1, 2, 8, 63, 64, 256, 1000):
+        units = base(dtype, count, "bits", count)
+        for word in words_of(dtype, count):
+            for start in (0, 1, 2**32 - 3, 2**63 - 5):
+                for width in vector_widths():
+                    with vectors_of(width):
+                        assert _kernel.digest(units, word, start) == spec.digest(units, word, start)
+
+
+def test_the_digest_of_nothing() -> None:
+    assert _kernel.digest(b"", 8, 5) == spec.digest(b"", 8, 5) == (0, 0)
+
+
+@each_layout
+def test_a_change_adds_to_the_digest_what_it_should(dtype: Dtype) -> None:
+    old = base(dtype, 640)
+    for how in CHANGES:
+        new = change(old, dtype, how)
+        for word in words_of(dtype, 640):
+            added = _kernel.encode_block(old, new, dtype.unit, dtype.exponent, dtype.mantissa, 0, word, 99)[2:]
+            before, after = (_kernel.digest(one, word, 99) for one in (old, new))
+            assert tuple((b + x) % 2**64 for b, x in zip(before, added, strict=True)) == after
+
+
+@each_layout
+@pytest.mark.parametrize("how", ["few", "all"])
+def test_swaps(dtype: Dtype, how: str) -> None:
+    """Both write the same, leave the same behind, and undo it when asked again."""
+    old, count = base(dtype, 640), 640
+    new = change(old, dtype, how)
+    at = np.flatnonzero(old != new).astype("<u4").tobytes() if how == "few" else None
+    incoming = new[old != new].tobytes() if how == "few" else new.tobytes()
+    for word in words_of(dtype, count):
+        targets, values = [old.copy(), old.copy()], [bytearray(incoming), bytearray(incoming)]
+        for expected in (new, old):
+            lanes = [
+                one.swap_block(target, at, value, dtype.unit, word, 11)
+                for one, target, value in zip((spec, _kernel), targets, values, strict=True)
+            ]
+            assert lanes[0] == lanes[1]
+            assert targets[0].tobytes() == targets[1].tobytes() == expected.tobytes()
+            assert values[0] == values[1]
+
+
+# What the kernel refuses: mistakes of ours, never of a file
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: _kernel.encode_block(b"12", b"123", 1, 0, 0, 0, 1, 0),  # different lengths
+        lambda: _kernel.encode_block(b"", b"", 1, 0, 0, 0, 1, 0),  # nothing
+        lambda: _kernel.encode_block(None, bytes((1 << 22) + 1), 1, 0, 0, 0, 1, 0),  # too many units
+        lambda: _kernel.encode_block(None, b"123456", 3, 0, 0, 0, 3, 0),  # no such width
+        lambda: _kernel.encode_block(None, b"12345678", 4, 8, 22, 0, 4, 0),  # bits that do not add up
+        lambda: _kernel.encode_block(None, b"1234", 2, 0, 0, 0, 8, 0),  # half a word
+        lambda: _kernel.encode_block(None, b"1234", 2, 0, 0, 0, 4, 0),  # a word that is neither 8 bytes nor a unit
+        lambda: _kernel.encode_block(b"1234", b"1235", 1, 0, 0, 3, 1, 0),  # lines that do not fill the block
+        lambda: _kernel.encode_block(b"1234", b"1235", 1, 0, 0, -2, 1, 0),
+        lambda: _kernel.decode_block(b"", None, 1, 1, 0, 0, 0),
+        lambda: _kernel.decode_block(b"\3", None, 0, 1, 0, 0, 0),
+        lambda: _kernel.decode_block(b"\3", None, -1, 1, 0, 0, 0),
+        lambda: _kernel.decode_block(b"\1", b"123", 4, 1, 0, 0, 0),
+        lambda: _kernel.swap_block(bytearray(4), b"\4\0\0\0", bytearray(1), 1, 1, 0),  # outside
+        lambda: _kernel.swap_block(bytearray(4), b"\0\0\0\0", bytearray(2), 1, 1, 0),  # one position, two values
+        lambda: _kernel.swap_block(bytearray(4), None, bytearray(3), 1, 1, 0),
+        lambda: _kernel.swap_block(b"read", None, bytearray(4), 1, 1, 0),  # read-only
+        lambda: _kernel.digest(b"123", 2, 0),
+        lambda: _kernel.digest(b"123", 3, 0),
+    ],
+)
+def test_calls_that_make_no_sense(call: Callable[[], object]) -> None:
+    with pytest.raises((TypeError, BufferError)):
+        call()
+
+
+def test_buffers_are_released() -> None:
+    """A bytearray that is still lent to someone cannot be resized."""
+    old, new = bytearray(range(100)), bytearray(range(1, 101))
+    data = bytearray(_kernel.encode_block(old, new, 1, 0, 0, 0, 1, 0)[0])
+    positions, values = _kernel.decode_block(data, old, 100, 1, 0, 0, 0)
+    with pytest.raises(ValueError, match="unknown encoding"):
+        _kernel.decode_block(bytearray(b"\xff"), old, 100, 1, 0, 0, 0)
+    with pytest.raises(TypeError):
+        _kernel.decode_block(data, old, 99, 1, 0, 0, 0)
+    _kernel.swap_block(old, positions, values, 1, 1, 0)
+    _kernel.digest(old, 1, 0)
+    for lent in (old, new, data, values):
+        lent.append(0)
+
+
+LEAK = """
+import resource
+import numpy as np
+from weightwire.codec import _kernel
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+old = np.arange(50_000, dtype="<u2")
+new = old + (np.arange(50_000) % 3 == 0).astype("<u2")
+blocks = []
+for base, line in ((old, 0), (old, 1000), (None, 0)):
+    good = _kernel.encode_block(base, new, 2, 8, 7, line, 8, 0)[0]
+    # Wrong in its tag, its words, its bits, and in its length.
+    bad = [bytes([good[0] ^ 4]) + good[1:], good[:-1], good + b"\\0", good[:9] + good[10:], good[:40] + b"\\xff" * 99]
+    blocks += [(base, line, good)] + [(base, line, one) for one in bad]
+
+def round():
+    refused = 0
+    for base, line, data in blocks:
+        try:
+            positions, values = _kernel.decode_block(data, base, 50_000, 2, 8, 7, line)
+            _kernel.swap_block(old.copy(), positions, values, 2, 8, 0)
+        except ValueError:
+            refused += 1
+        _kernel.encode_block(base, new, 2, 8, 7, line, 8, 0)
+    return refused
+
+for _ in range(10):
+    refused = round()
+before = resident()
+for _ in range(40):
+    round()
+print(refused, resident() - before)
+"""
+
+
+def test_nothing_leaks() -> None:
+    """Good and bad blocks in a process of its own: a leak of one buffer a round would be 4 MB."""
+    gc.collect()
+    output = subprocess.run([sys.executable, "-c", LEAK], capture_output=True, text=True, check=True).stdout
+    refused, grown = map(int, output.split())
+    assert refused >= 9
+    assert grown < 2_000_000
