@@ -20,10 +20,9 @@ from weightwire.codec import Lanes, Layout, Patch
 from weightwire.codec.coo import decode_coo
 from weightwire.delta import ANCHOR, Delta, Entry
 from weightwire.errors import CheckpointError, WrongBase
-from weightwire.make import Progress
-from weightwire.state import State, add, digest
+from weightwire.state import State, TensorState, add, digest
 from weightwire.weights import Bits, Checkpoint, Tensor, Weights, present, read_weights
-from weightwire.workers import in_order
+from weightwire.workers import Progress, in_order
 
 __all__ = ["changes", "patch", "patch_checkpoint"]
 
@@ -37,24 +36,24 @@ def patch(
     copy: bool = False,
     before: State | None = None,
     threads: int | None = None,
-    progress: Progress | None = None,
 ) -> Mapping[str, Any]:
     """Applies a delta to weights in memory: in place, or to a copy. Returns the weights after it.
 
     `base` is a mapping of names to NumPy arrays, torch tensors, `Tensor`s or `(dtype name, shape, buffer)`. `before` is
     its state where that is known; else all of it is digested first. Wherever this fails, `base` is as it was.
     """
-    opened = _open(delta)
-    weights = read_weights(base)
-    state = _check_base(opened, weights, before, threads)
-    if copy:
-        targets = _copied(weights, opened)
-        _apply(opened, targets, state, threads, progress, keep=False)
-        given = base if isinstance(base, Mapping) else {}
-        return {name: present(tensor, given.get(name)) for name, tensor in targets.items()}
-    _check_in_place(opened, weights)
-    _apply(opened, weights, state, threads, progress, keep=True)
-    return base if isinstance(base, Mapping) else weights
+    opened, weights = _open(delta), read_weights(base)
+    _check_tensors(opened, weights)
+    if not copy:
+        _check_in_place(opened, weights)
+    state = _check_state(opened, weights, before, threads)
+    if not copy:
+        _apply(opened, weights, state, threads, keep=True)
+        return base if isinstance(base, Mapping) else weights
+    targets = _copied(weights, opened)
+    _apply(opened, targets, state, threads, keep=False)
+    given = base if isinstance(base, Mapping) else {}
+    return {name: present(tensor, given.get(name)) for name, tensor in targets.items()}
 
 
 def patch_checkpoint(
@@ -65,14 +64,18 @@ def patch_checkpoint(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> State:
-    """Applies a delta to a checkpoint on disk, and writes the result to `out`, all at once. Returns its state."""
+    """Applies a delta to a checkpoint on disk, and writes the result to `out`, all at once. Returns its state.
+
+    `progress` hears of all weights of the base twice: they are digested, then copied.
+    """
     opened, checkpoint = _open(delta), Checkpoint(base)
-    state = _check_base(opened, checkpoint, None, threads)
-    with CheckpointWriter(out, schema=_schema(checkpoint, opened), like=checkpoint) as writer:
-        targets = {name: writer[name] for name in _schema(checkpoint, opened)}
-        _fill(targets, checkpoint, opened, threads)
-        _apply(opened, targets, state, threads, progress, keep=False)
-    return opened.advance(state)
+    _check_tensors(opened, checkpoint)
+    schema = _schema(checkpoint, opened)
+    with CheckpointWriter(out, schema=schema, like=checkpoint) as writer:
+        state = _check_state(opened, checkpoint, None, threads, progress)
+        targets = {name: writer[name] for name in schema}
+        _fill(targets, checkpoint, opened, threads, progress)
+        return _apply(opened, targets, state, threads, keep=False)
 
 
 def changes(
@@ -110,12 +113,12 @@ def _open(delta: Delta | bytes | str | os.PathLike[str]) -> Delta:
 # --- before anything is written ----------------------------------------------------------------------------------
 
 
-def _check_base(delta: Delta, base: Weights, before: State | None, threads: int | None) -> State:
-    """That the delta fits the base; returns the base's state."""
+def _check_tensors(delta: Delta, base: Weights) -> None:
+    """That the base has what the delta changes."""
     for name, entry in delta.entries.items():
+        tensor = base.get(name)
         if entry.fresh:
             continue
-        tensor = base.get(name)
         if tensor is None:
             raise WrongBase(f"{delta.where}: tensor {name!r}: the base has no such tensor", hint=_OTHER_BASE)
         if (tensor.dtype, tensor.shape) != (entry.dtype, entry.shape):
@@ -124,10 +127,19 @@ def _check_base(delta: Delta, base: Weights, before: State | None, threads: int 
                 f"but {tensor.dtype.name} {list(tensor.shape)} in the base",
                 hint=_OTHER_BASE,
             )
-        held, wanted = tensor.rows or (0, entry.shape[0] if entry.shape else 1), entry.rows
-        if (wanted is None and tensor.rows) or (wanted and not held[0] <= wanted[0] < wanted[1] <= held[1]):
+        whole = 0, entry.shape[0] if entry.shape else 1
+        (held_first, held_last), (first, last) = tensor.rows or whole, entry.rows or whole
+        if first < held_first or last > held_last:
             raise WrongBase(f"{delta.where}: tensor {name!r}: the base lacks some of its rows", hint=_OTHER_BASE)
-    state = State({}) if delta.kind == ANCHOR else before or digest(base, threads=threads)
+
+
+def _check_state(
+    delta: Delta, base: Weights, before: State | None, threads: int | None, progress: Progress | None = None
+) -> State:
+    """That the base is what the delta was made for; returns the base's state."""
+    if delta.kind == ANCHOR:
+        return State({})
+    state = before or digest(base, threads=threads, progress=progress)
     if delta.before and state.hex != delta.before:
         raise WrongBase(
             f"{delta.where}: was made for weights with state {delta.before[:12]}, and these have {state.hex[:12]}",
@@ -190,21 +202,23 @@ def _is_fresh(delta: Delta, name: str) -> bool:
     return name in delta.entries and delta.entries[name].fresh
 
 
-def _fill(targets: Weights, base: Weights, delta: Delta, threads: int | None) -> None:
+def _fill(targets: Weights, base: Weights, delta: Delta, threads: int | None, progress: Progress | None) -> None:
     """Copies what the delta builds on."""
 
-    def work(job: tuple[Bits, Bits, int, int]) -> None:
-        target, source, begin, end = job
-        target[begin:end] = source[begin:end]
+    def work(job: tuple[Bits, Bits]) -> int:
+        target, source = job
+        target[:] = source
+        return target.nbytes
 
     jobs = [
-        (target.bits, base[name].bits, begin, begin + codec.BLOCK)
+        (target.bits[begin : begin + codec.BLOCK], base[name].bits[begin : begin + codec.BLOCK])
         for name, target in targets.items()
         if not _is_fresh(delta, name)
         for begin in range(0, len(target.bits), codec.BLOCK)
     ]
-    for _ in in_order(work, jobs, threads):
-        pass
+    for nbytes in in_order(work, jobs, threads):
+        if progress:
+            progress(nbytes)
 
 
 # --- all or nothing ----------------------------------------------------------------------------------------------
@@ -214,51 +228,68 @@ def _fill(targets: Weights, base: Weights, delta: Delta, threads: int | None) ->
 class _Applied:
     """A patch that has been written; it now holds what was there before."""
 
-    name: str
     bits: Bits
     layout: Layout
     index: int
     patch: Patch
-    lanes: Lanes
 
 
-def _apply(
-    delta: Delta,
-    targets: Weights,
-    state: State,
-    threads: int | None,
-    progress: Progress | None,
-    *,
-    keep: bool,
-) -> None:
-    """Writes a delta into targets that hold its base. `keep`: what was there is put back if anything is wrong."""
+def _apply(delta: Delta, targets: Weights, state: State, threads: int | None, *, keep: bool) -> State:
+    """Writes a delta into targets that hold its base; returns the state after it.
+
+    `keep`: what was overwritten is kept, and put back if anything is wrong.
+    """
     written: list[_Applied] = []
 
-    def work(job: tuple[Entry, int, bytes | memoryview | Patch]) -> tuple[Lanes, int, int]:
+    def work(job: tuple[Entry, int, bytes | memoryview | Patch]) -> tuple[Lanes, int]:
         entry, index, given = job
         bits = _covered(targets[entry.name], entry)
         found = given if isinstance(given, Patch) else _decode(delta, entry, index, bits, given)
         lanes = codec.swap(bits, found, entry.layout, index)
         if keep:
-            written.append(_Applied(entry.name, bits, entry.layout, index, found, lanes))
-        return lanes, _changed_by(found, bits, entry, index), len(found.values)
+            written.append(_Applied(bits, entry.layout, index, found))
+        return lanes, _changed_by(found, bits, entry, index)
 
-    sums: dict[str, Lanes] = {}
-    changed = dict.fromkeys(delta.entries, 0)
     try:
-        for name, entry in delta.entries.items():
-            sums[name] = _digest_before(entry, targets[name], state)
+        covered = {name: _digest_before(entry, targets[name], state) for name, entry in delta.entries.items()}
+        added = dict.fromkeys(delta.entries, (0, 0))
+        changed = dict.fromkeys(delta.entries, 0)
         jobs = list(_jobs(delta, delta.entries))
-        for (entry, _, _), (lanes, count, nbytes) in zip(jobs, in_order(work, jobs, threads), strict=True):
-            sums[entry.name] = add(sums[entry.name], lanes)
+        for (entry, _, _), (lanes, count) in zip(jobs, in_order(work, jobs, threads), strict=True):
+            added[entry.name] = add(added[entry.name], lanes)
             changed[entry.name] += count
-            if progress:
-                progress(nbytes)
-        _check_result(delta, sums, changed, state)
+        for name, entry in delta.entries.items():
+            _check_tensor(delta, entry, changed[name], add(covered[name], added[name]))
+        after = _state_after(delta, targets, state, added)
+        if delta.after and after.hex != delta.after:
+            delta.corrupt("the result has another state than it should")
     except BaseException:
         for one in reversed(written):
             codec.swap(one.bits, one.patch, one.layout, one.index)
         raise
+    return after
+
+
+def _state_after(delta: Delta, targets: Weights, state: State, added: Mapping[str, Lanes]) -> State:
+    """An entry's digest is that of the tensor, unless it covers only some of the rows that are here."""
+    known = {
+        name: TensorState(
+            entry.dtype,
+            entry.shape,
+            entry.digest
+            if entry.fresh or entry.rows == targets[name].rows
+            else add(state.tensors[name].digest, added[name]),
+        )
+        for name, entry in delta.entries.items()
+    }
+    return state.replace(known, delta.removed)
+
+
+def _check_tensor(delta: Delta, entry: Entry, changed: int, lanes: Lanes) -> None:
+    if changed != entry.changed:
+        delta.corrupt(f"changes {changed:,} weights, not {entry.changed:,} as it says", entry.name)
+    if lanes != entry.digest:
+        delta.corrupt("the result has another digest than it should", entry.name)
 
 
 def _jobs(
@@ -316,13 +347,3 @@ def _digest_before(entry: Entry, target: Tensor, state: State) -> Lanes:
     for index in range(entry.layout.blocks):
         lanes = add(lanes, codec.digest(bits, entry.layout, index))
     return lanes
-
-
-def _check_result(delta: Delta, sums: Mapping[str, Lanes], changed: Mapping[str, int], state: State) -> None:
-    for name, entry in delta.entries.items():
-        if changed[name] != entry.changed:
-            delta.corrupt(f"changes {changed[name]:,} weights, not {entry.changed:,} as it says", name)
-        if sums[name] != entry.digest:
-            delta.corrupt("the result has another digest than it should", name)
-    if delta.after and delta.advance(state).hex != delta.after:
-        delta.corrupt("the result has another state than it should")

@@ -116,7 +116,10 @@ class Delta:
         return len(self.head) + begin, len(self.head) + end
 
     def advance(self, state: State) -> State:
-        """The state after this delta, from the state before it: what changed is all it takes."""
+        """The state after this delta, from the state before it: what changed is all it takes.
+
+        Of a shard's delta it is the state of that shard: the digests are those of the rows it covers.
+        """
         return state.replace({name: entry.state for name, entry in self.entries.items()}, self.removed)
 
     def corrupt(self, what: str, name: str | None = None) -> NoReturn:

@@ -20,12 +20,9 @@ from weightwire.delta import ANCHOR, DELTA, Delta, Entry, Packed, pack
 from weightwire.errors import CheckpointError
 from weightwire.state import State, TensorState, add
 from weightwire.weights import Tensor, Weights, read_weights
-from weightwire.workers import in_order
+from weightwire.workers import Progress, in_order
 
-__all__ = ["Progress", "anchor", "diff"]
-
-Progress = Callable[[int], None]
-"""Told how many bytes of weights have been dealt with since it was last told."""
+__all__ = ["anchor", "diff"]
 
 
 def diff(

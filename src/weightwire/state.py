@@ -15,8 +15,8 @@ from weightwire import codec
 from weightwire.codec import Lanes, Layout
 from weightwire.codec.bits import uvarint
 from weightwire.dtypes import Dtype
-from weightwire.weights import Tensor, read_weights
-from weightwire.workers import in_order
+from weightwire.weights import read_weights
+from weightwire.workers import Progress, in_order
 
 __all__ = ["State", "TensorState", "add", "digest"]
 
@@ -69,7 +69,7 @@ class State:
         return f"State({len(self.tensors)} tensors, {self.hex[:12]})"
 
 
-def digest(weights: Any, *, threads: int | None = None) -> State:
+def digest(weights: Any, *, threads: int | None = None, progress: Progress | None = None) -> State:
     """The state of weights: everything `diff` takes. Reads all of them once."""
     read = read_weights(weights)
     tensors = {name: read[name] for name in read}
@@ -81,10 +81,9 @@ def digest(weights: Any, *, threads: int | None = None) -> State:
         name, index = job
         return codec.digest(tensors[name].bits, layouts[name], index)
 
-    for (name, _), lanes in zip(jobs, in_order(work, jobs, threads), strict=True):
+    for (name, index), lanes in zip(jobs, in_order(work, jobs, threads), strict=True):
         sums[name] = add(sums[name], lanes)
-    return State({name: _state_of(tensor, sums[name]) for name, tensor in tensors.items()})
-
-
-def _state_of(tensor: Tensor, lanes: Lanes) -> TensorState:
-    return TensorState(tensor.dtype, tensor.shape, lanes)
+        if progress:
+            begin, end = layouts[name].span(index)
+            progress((end - begin) * layouts[name].dtype.unit)
+    return State({name: TensorState(t.dtype, t.shape, sums[name]) for name, t in tensors.items()})

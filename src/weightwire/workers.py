@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["default_threads", "in_order"]
+__all__ = ["Progress", "default_threads", "in_order"]
+
+Progress = Callable[[int], None]
+"""Told how many bytes of weights have been dealt with since it was last told."""
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

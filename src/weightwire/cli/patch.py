@@ -20,6 +20,7 @@ from weightwire.cli.terminal import (
     say,
     write_json,
 )
+from weightwire.weights import Checkpoint
 
 __all__ = ["patch"]
 
@@ -43,8 +44,9 @@ def patch(
     if out.exists() and out.samefile(delta):
         raise OutputError(f"{out}: is the delta itself", hint="name another place for the result")
     note_if_slow()
-    with progress_bar("patching"):
-        state = patch_checkpoint(base, opened, out, threads=threads)
+    total = sum(tensor.nbytes for tensor in Checkpoint(base).values())
+    with progress_bar("patching", 2 * total) as progress:
+        state = patch_checkpoint(base, opened, out, threads=threads, progress=progress)
     seconds = time.perf_counter() - began
     _tell(opened, out, state, seconds)
     if as_json:

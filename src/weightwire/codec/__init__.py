@@ -48,7 +48,7 @@ class Kernel(Protocol):
 
 KERNEL: Kernel
 try:
-    import weightwire.codec._kernel as _kernel
+    from weightwire.codec import _kernel as _kernel
 
     KERNEL = _kernel
 except ImportError:  # installed without a compiler

@@ -1,0 +1,5 @@
+"""`python -m weightwire`: the command line."""
+
+from weightwire.cli import main
+
+main()
