@@ -108,9 +108,7 @@ def fingerprint() -> str:
 
 
 def machine() -> str:
-    models = [
-        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
-    ]
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     processor = models[0].partition(": ")[2] if models else platform.machine()
     kernel = KERNEL.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
     cores = f"{len(os.sched_getaffinity(0))} cores of {processor}"
@@ -193,9 +191,7 @@ def describe(changes: peers.Changes) -> str:
     )
 
 
-def payload_rows(
-    size: int, changes: peers.Changes, others: list[Payload], bytes_per_change: float | None
-) -> list[Row]:
+def payload_rows(size: int, changes: peers.Changes, others: list[Payload], bytes_per_change: float | None) -> list[Row]:
     best = min(others, key=lambda one: one.size)
     per_change = None if bytes_per_change is None else Bar(bytes_per_change)
     limit = Bar(1.03) if size >= LIMIT_JUDGED_FROM else None
@@ -212,12 +208,8 @@ def time_rows(rounds: list[Times], raw: int, judge: bool) -> list[Row]:
         one, two, basilica = f"{work}, one thread", f"{work}, two threads", f"{work}, Basilica"
         rows += [
             ratio_row(rounds, f"{whole}: time / memcpy", one, "memcpy", TIMES_MEMCPY if judge else None),
-            ratio_row(
-                rounds, f"{work}: Basilica v3 in C / ours", basilica, one, TIMES_BASILICA if judge else None
-            ),
-            ratio_row(
-                rounds, f"{work}: one thread / two threads", one, two, TIMES_ONE_THREAD if judge else None
-            ),
+            ratio_row(rounds, f"{work}: Basilica v3 in C / ours", basilica, one, TIMES_BASILICA if judge else None),
+            ratio_row(rounds, f"{work}: one thread / two threads", one, two, TIMES_ONE_THREAD if judge else None),
         ]
     others = Spread.of(rounds, itemgetter(OTHERS))
     speed = Spread.of(rounds, lambda times: raw / times["digest"] / 1e9)
@@ -244,9 +236,7 @@ def command_rows(rounds: list[Times], judge: bool) -> list[Row]:
     """Judged against the encode with as many threads as the command takes: the harder way to read the bar."""
     what, bar = "command line", Bar(3.0) if judge else None
     return [
-        ratio_row(
-            rounds, "`weightwire diff` / encode, same threads", what, "encode, threads by default", bar
-        ),
+        ratio_row(rounds, "`weightwire diff` / encode, same threads", what, "encode, threads by default", bar),
         ratio_row(rounds, "`weightwire diff` / encode, one thread", what, "encode, one thread", None),
     ]
 

@@ -158,9 +158,7 @@ def basilica_encode(old: Array, new: Array) -> BasilicaBlob:
 
 def basilica_apply(base: Array, blob: BasilicaBlob) -> None:
     """Turn `base` into the new weights, in place."""
-    if basilica_library().basilica_apply(
-        base.ctypes.data, base.size, blob.ranks.ctypes.data, blob.steps.ctypes.data
-    ):
+    if basilica_library().basilica_apply(base.ctypes.data, base.size, blob.ranks.ctypes.data, blob.steps.ctypes.data):
         raise MemoryError(f"no memory to decode {base.size} weights")
 
 

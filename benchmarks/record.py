@@ -129,9 +129,7 @@ def minilm(arguments: argparse.Namespace) -> Trainee:
     choice = random.Random(arguments.seed)
 
     def embed(sentences: list[str]) -> torch.Tensor:
-        batch = tokenizer(
-            sentences, padding=True, truncation=True, max_length=arguments.tokens, return_tensors="pt"
-        )
+        batch = tokenizer(sentences, padding=True, truncation=True, max_length=arguments.tokens, return_tensors="pt")
         mask = batch["attention_mask"].unsqueeze(-1)
         mean = (model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1)
         return torch.nn.functional.normalize(mean, dim=-1)
@@ -187,9 +185,7 @@ def spread_inside_rounding_interval(master: torch.Tensor, generator: torch.Gener
     """
     rounded = master.bfloat16()
     bits = rounded.float().view(torch.int32)
-    offset = torch.randint(
-        1 - BF16_HALF_ULP, BF16_HALF_ULP, master.shape, dtype=torch.int32, generator=generator
-    )
+    offset = torch.randint(1 - BF16_HALF_ULP, BF16_HALF_ULP, master.shape, dtype=torch.int32, generator=generator)
     master.copy_((bits + torch.where(rounded == 0, offset.abs(), offset)).view(torch.float32))
     if not torch.equal(master.bfloat16().view(torch.int16), rounded.view(torch.int16)):
         raise RuntimeError("spreading the masters changed their bf16 bits: this is a bug in record.py")

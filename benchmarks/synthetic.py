@@ -44,14 +44,10 @@ def layer_shapes(layer: int) -> dict[str, tuple[int, int]]:
 
 
 # Three of Qwen3-0.6B's 28 layers and a twelfth of its vocabulary: 60M weights.
-QWEN3_PART = (
-    {"model.embed_tokens.weight": (12288, 1024)} | layer_shapes(0) | layer_shapes(1) | layer_shapes(2)
-)
+QWEN3_PART = {"model.embed_tokens.weight": (12288, 1024)} | layer_shapes(0) | layer_shapes(1) | layer_shapes(2)
 
 
-def synthetic(
-    stage: Stage, shapes: Mapping[str, tuple[int, int]] = QWEN3_PART, seed: int = 0
-) -> tuple[Bits, Bits]:
+def synthetic(stage: Stage, shapes: Mapping[str, tuple[int, int]] = QWEN3_PART, seed: int = 0) -> tuple[Bits, Bits]:
     """The bf16 bits of all weights before and after one step."""
     chance = chance_by_exponent(stage)
     old, new = {}, {}
@@ -69,9 +65,7 @@ def synthetic_dense(shapes: Mapping[str, tuple[int, int]] = QWEN3_PART, seed: in
         rng = np.random.default_rng([seed, index])
         old[name] = gaussian_weights(shape, rng)
         masters = anywhere_in_rounding_interval(old[name].reshape(-1), rng).reshape(shape)
-        new[name] = round_to_bf16(
-            masters + np.float32(1000 * UPDATE_SIGMA) * rng.standard_normal(shape, np.float32)
-        )
+        new[name] = round_to_bf16(masters + np.float32(1000 * UPDATE_SIGMA) * rng.standard_normal(shape, np.float32))
     return old, new
 
 

@@ -136,7 +136,9 @@ done:
 static inline __attribute__((always_inline)) void swap_at(
     uint8_t *target, const uint32_t *positions, uint8_t *values, size_t changes, Indexing where, Digest *digest,
     const unsigned unit) {
+    enum { SOON = 32 }; /* changes are too far apart for the machine to guess where the next ones are */
     for (size_t i = 0; i < changes; i++) {
+        if (positions && i + SOON < changes) __builtin_prefetch(target + positions[i + SOON] * (size_t)unit, 1);
         size_t at = (positions ? positions[i] : i) * (size_t)unit, word = where.word == 8 ? at / 8 : at / unit;
         /* The new word is made in a register: loading it right after a narrower store would stall. */
         uint64_t before = load_word(target, word, where.word, unit), now = load(values + i * unit, unit);

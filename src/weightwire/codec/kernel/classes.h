@@ -148,6 +148,8 @@ static void scan_free(Scan *s) {
     scratch_free(s->line);
 }
 
+#define AHEAD 4096 /* bytes to fetch ahead: the machine does so by itself, but not across pages */
+
 #define FAR (UINT32_C(1) << 31) /* more than a block has weights */
 
 typedef struct {

@@ -211,6 +211,10 @@ INLINE int NAME(scan_tile)(
     Progress *p, Tile *tile, const NAME(Wanted) *wanted, const uint8_t *old, const uint8_t *new, size_t at,
     unsigned count, const Classing *k, Indexing where, Scan *out, const unsigned unit) {
     const uint8_t *o = old + at * unit, *n = new + at * unit;
+    for (unsigned i = 0; i < TILE * unit; i += 64) {
+        __builtin_prefetch(o + AHEAD + i);
+        __builtin_prefetch(n + AHEAD + i);
+    }
     uint64_t changed[GROUPS];
     uint32_t groups = 0;
     for (unsigned g = 0; g < GROUPS; g++) {
@@ -324,6 +328,7 @@ INLINE int NAME(land_tile)(
     uint64_t *left, Tile *tile, const NAME(Wanted) *wanted, unsigned used, const uint8_t *old, size_t at,
     unsigned count, const Classing *k, Cursor *cursors, Landed *out, const unsigned unit) {
     const uint8_t *o = old + at * unit;
+    for (unsigned i = 0; i < TILE * unit; i += 64) __builtin_prefetch(o + AHEAD + i);
     uint64_t changed[GROUPS] = {0}, value[TILE];
     NAME(fill)(tile, o, count, k, wanted, 0, used, unit);
     uint32_t reached = NAME(advance)(left, tile, used), groups = 0;
