@@ -22,9 +22,7 @@ BASES = ("weights", "bits", "equal", "zeros", "special")
 CHANGES = ("one", "few", "likely", "half", "most", "all", "signs", "huge", "rows", "down")
 
 # One of each layout of units that the kernel can be asked for; all other dtypes are like one of these.
-LAYOUTS = tuple(
-    DTYPES[name] for name in ("U8", "U16", "U32", "U64", "F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
-)
+LAYOUTS = tuple(DTYPES[name] for name in ("U8", "U16", "U32", "U64", "F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
 
 
 def words(seed: int, count: int) -> npt.NDArray[np.uint64]:
@@ -88,7 +86,18 @@ def special(dtype: Dtype) -> list[int]:
         return [0, 1, 2, sign - 1, sign, sign + 1, 2 * sign - 1]
     least = 1 << dtype.mantissa
     infinity = ((1 << dtype.exponent) - 1) << dtype.mantissa
-    positive = [0, 1, least - 1, least, least + 1, infinity - 1, infinity, infinity + 1, infinity + least // 2, sign - 1]
+    positive = [
+        0,
+        1,
+        least - 1,
+        least,
+        least + 1,
+        infinity - 1,
+        infinity,
+        infinity + 1,
+        infinity + least // 2,
+        sign - 1,
+    ]
     return positive + [x | sign for x in positive]
 
 
@@ -150,7 +159,7 @@ def lines_of(dtype: Dtype, count: int) -> tuple[int, ...]:
 
 def flat(dtype: Dtype, count: int) -> Layout:
     """The layout of a tensor of one dimension."""
-    return Layout.of(dtype, (count * 8 // dtype.bits,))
+    return Layout.of(dtype, (count * 8 * dtype.unit // dtype.bits,))
 
 
 # --- the kernel --------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def test_a_class_that_changes_whole_costs_only_its_steps() -> None:
     old = np.full(4096, 118 << 7, "<u2")
     block = parse_ulp(encode_ulp(old, old + np.uint16(1), BF16, 0), 2)
     assert [(marks.complement, marks.symbols) for marks, _ in block.classes] == [(True, [])]
-    assert len(block.build()) < 20
+    assert len(block.build()) < 30  # sixteen of them states
 
 
 def test_where_most_changed_the_others_are_listed() -> None:
@@ -68,7 +68,7 @@ def test_each_exponent_is_a_class_with_a_table_of_its_own() -> None:
 
 def test_classes_bring_the_cost_down_to_the_conditional_entropy() -> None:
     """Changes that depend on the exponent, all up by one: what is left to tell is where."""
-    old = base(BF16, 1 << 18)
+    old = base(BF16, 1 << 18) & np.uint16(0x7FFF)
     chosen = change(old, BF16, "likely") != old
     new = np.where(chosen, old + np.uint16(1), old).astype("<u2")
     exponents = old >> np.uint16(7) & np.uint16(0xFF)
@@ -112,7 +112,7 @@ NEW[64 * 6 : 64 * 7] += 1
 
 
 def honest() -> Ulp:
-    """A block with lines, one class and steps of both signs."""
+    """A block with lines, one class, and steps of one and two."""
     return parse_ulp(encode_ulp(OLD, NEW, BF16, 64), 2)
 
 
@@ -212,7 +212,8 @@ def a_step_too_many(block: Ulp) -> None:
 
 
 def a_bias_of_0(block: Ulp) -> None:
-    block.classes[0][1].plus = 0
+    steps = block.classes[0][1]
+    steps.plus, steps.symbols = 0, [symbol | 1 for symbol in steps.symbols]
 
 
 def too_many_levels(block: Ulp) -> None:
@@ -220,7 +221,7 @@ def too_many_levels(block: Ulp) -> None:
 
 
 def levels_without_a_top(block: Ulp) -> None:
-    block.classes[0][1].levels = (39,)
+    block.classes[0][1].levels = (39, 30)
 
 
 def a_line_past_the_last(block: Ulp) -> None:
@@ -229,10 +230,6 @@ def a_line_past_the_last(block: Ulp) -> None:
 
 def more_lines_than_there_are(block: Ulp) -> None:
     lines(block).claimed = 21
-
-
-def all_lines_but_those(block: Ulp) -> None:
-    lines(block).complement = not lines(block).complement
 
 
 def no_lines(block: Ulp) -> None:
@@ -268,7 +265,7 @@ LIES: list[Callable[[Ulp], None]] = [
     a_mark_past_everything, more_marks_than_units, a_gap_without_end, a_gap_parameter_past_the_last,
     a_gap_parameter_below_0, a_complement_that_is_none, more_steps_than_changes, more_steps_than_units, a_step_too_few,
     a_step_too_many, a_bias_of_0, too_many_levels, levels_without_a_top, a_line_past_the_last,
-    more_lines_than_there_are, all_lines_but_those, no_lines, a_byte_too_many, a_bit_too_many, a_word_too_few,
+    more_lines_than_there_are, no_lines, a_byte_too_many, a_bit_too_many, a_word_too_few,
     words_past_the_end, an_unknown_tag, no_encoding,
 ]  # fmt: skip
 

@@ -295,11 +295,11 @@ def decode_ulp(data: memoryview, old: Units, dtype: Dtype, line: int) -> tuple[P
     counts: list[int] = []  # of steps, where the marks do not tell
     expected = _FIRST_J
     for _ in present:
-        heads.append(_read_marks(bits, len(old), expected))
+        heads.append(_read_marks(bits, len(old) - sum(head.symbols for head in heads), expected))
         counts.append(bits.golomb(8) + 1 if heads[-1].complement else 0)
         if not heads[-1].complement and not heads[-1].symbols:
             raise ValueError("it lists a class without a change")
-        if counts[-1] > len(old):
+        if sum(counts) > len(old):
             raise ValueError("it has more steps than weights")
         expected = _next_j(heads[-1].j)
     tables = []

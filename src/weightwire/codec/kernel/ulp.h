@@ -352,14 +352,17 @@ static const char *read_heads(Reading *g, BitReader *r, size_t count, size_t lin
     if (g->by_lines && !lines) return "it lists lines where there are none";
     if (g->by_lines && (why = read_marks(r, lines, 0, &g->lines))) return why;
     unsigned expected = FIRST_J;
+    size_t symbols = 0, steps = 0; /* of all classes: no weight belongs to two of them */
     for (unsigned c = 0; c < CLASSES; c++) {
         if (!(present >> c & 1)) continue;
         Head *h = &g->head[g->used];
         g->class[g->used++] = (uint8_t)c;
-        if ((why = read_marks(r, count, expected, h))) return why;
+        if ((why = read_marks(r, count - symbols, expected, h))) return why;
         if (h->complement) h->steps = read_golomb(r, 8) + 1;
         if (!h->complement && !h->symbols) return "it lists a class without a change";
-        if (h->steps > count) return "it has more steps than weights";
+        symbols += h->symbols;
+        steps += h->steps;
+        if (steps > count) return "it has more steps than weights";
         expected = next_j(h->j);
     }
     for (unsigned i = 0; i < g->used; i++) {

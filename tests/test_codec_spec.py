@@ -1,0 +1,57 @@
+"""The NumPy front door: the same functions as the kernel, down to what they refuse and leave behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from samples import base, change
+
+from weightwire.codec import _kernel, spec
+from weightwire.dtypes import DTYPES
+
+BF16 = DTYPES["BF16"]
+
+
+def test_it_offers_what_the_kernel_offers() -> None:
+    offered = {name for name in vars(_kernel) if not name.startswith("_")}
+    assert set(spec.__all__) == offered - {"vectors"}
+
+
+def test_a_block_there_and_back() -> None:
+    old = base(BF16, 640)
+    new = change(old, BF16, "likely")
+    data, changed, *added = spec.encode_block(old, new, 2, 8, 7, 64, 8, 1000)
+    assert changed == int((old != new).sum())
+
+    positions, values = spec.decode_block(data, old, 640, 2, 8, 7, 64)
+    assert positions is not None
+    target = old.copy()
+    lanes = spec.swap_block(target, positions, values, 2, 8, 1000)
+    assert target.tobytes() == new.tobytes()
+    assert values == old[old != new].tobytes()
+    assert list(lanes) == added
+
+
+def test_the_digest_moves_with_the_index() -> None:
+    words = base(DTYPES["U64"], 10, "bits")
+    assert spec.digest(words, 8, 0) != spec.digest(words, 8, 1)
+    apart = spec.digest(words[:4], 8, 7), spec.digest(words[4:], 8, 11)
+    assert spec.digest(words, 8, 7) == tuple(sum(lanes) % 2**64 for lanes in zip(*apart, strict=True))
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_buffer_will_do(kind: type) -> None:
+    old = base(BF16, 100)
+    new = change(old, BF16, "few")
+    data = spec.encode_block(kind(old.tobytes()), kind(new.tobytes()), 2, 8, 7, 0, 2, 0)[0]
+    assert data == spec.encode_block(old, new, 2, 8, 7, 0, 2, 0)[0]
+    as_array = np.frombuffer(data, np.uint8)
+    assert spec.decode_block(as_array, old, 100, 2, 8, 7, 0) == spec.decode_block(kind(data), old, 100, 2, 8, 7, 0)
+
+
+def test_everything_may_be_replaced_at_once() -> None:
+    target, values = bytearray(b"abcdefgh"), bytearray(b"ABCDEFGH")
+    before = spec.digest(target, 8, 3)
+    lanes = spec.swap_block(target, None, values, 1, 8, 3)
+    assert (target, values) == (b"ABCDEFGH", b"abcdefgh")
+    assert tuple((a + b) % 2**64 for a, b in zip(before, lanes, strict=True)) == spec.digest(target, 8, 3)
