@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +95,11 @@ def changes(
     wanted = range(layout.blocks) if entry.coo else layout.blocks_of_rows(first, last)
     positions, values = [np.zeros(0, np.int64)], [np.zeros(0, f"<u{entry.dtype.unit}")]
     for _, index, given in _jobs(opened, {name: entry}, wanted):
-        found = given if isinstance(given, Patch) else _decode(opened, entry, index, bits, given)
+        if isinstance(given, Patch):
+            found = given
+        else:
+            with _naming(opened, entry, index):
+                found = codec.decode(given, bits, layout, index)
         begin, end = layout.span(index)
         at = np.arange(end - begin) if found.positions is None else np.frombuffer(found.positions, "<u4")
         positions.append(at.astype(np.int64) + begin)
@@ -244,8 +249,11 @@ def _apply(delta: Delta, targets: Weights, state: State, threads: int | None, *,
     def work(job: tuple[Entry, int, bytes | memoryview | Patch]) -> tuple[Lanes, int]:
         entry, index, given = job
         bits = _covered(targets[entry.name], entry)
-        found = given if isinstance(given, Patch) else _decode(delta, entry, index, bits, given)
-        lanes = codec.swap(bits, found, entry.layout, index)
+        if isinstance(given, Patch):
+            found, lanes = given, codec.swap(bits, given, entry.layout, index)
+        else:
+            with _naming(delta, entry, index):
+                found, lanes = codec.apply(given, bits, entry.layout, index, fresh=entry.fresh)
         if keep:
             written.append(_Applied(bits, entry.layout, index, found))
         return lanes, _changed_by(found, bits, entry, index)
@@ -321,9 +329,11 @@ def _covered(target: Tensor, entry: Entry) -> Bits:
     return target.bits[(entry.rows[0] - first) * row : (entry.rows[1] - first) * row]
 
 
-def _decode(delta: Delta, entry: Entry, index: int, bits: Bits | None, data: bytes | memoryview) -> Patch:
+@contextmanager
+def _naming(delta: Delta, entry: Entry, index: int) -> Iterator[None]:
+    """The codec knows only what is wrong with a block; here it is known which one."""
     try:
-        return codec.decode(data, None if entry.fresh else bits, entry.layout, index)
+        yield
     except ValueError as problem:
         delta.corrupt(f"block {index}: {problem}", entry.name)
 

@@ -23,6 +23,7 @@ __all__ = [
     "Kernel",
     "Layout",
     "Patch",
+    "apply",
     "decode",
     "digest",
     "encode",
@@ -40,6 +41,19 @@ class Kernel(Protocol):
     def decode_block(
         self, data: Any, old: Any, count: int, unit: int, exponent: int, mantissa: int, line: int, /
     ) -> tuple[bytes | None, bytearray]: ...
+    def patch_block(
+        self,
+        data: Any,
+        target: Any,
+        fresh: bool,
+        unit: int,
+        exponent: int,
+        mantissa: int,
+        line: int,
+        word: int,
+        start: int,
+        /,
+    ) -> tuple[bytes | None, bytearray, int, int]: ...
     def swap_block(
         self, target: Any, positions: Any, values: Any, unit: int, word: int, start: int, /
     ) -> tuple[int, int]: ...
@@ -105,6 +119,27 @@ def decode(data: bytes | memoryview, old: Units | None, layout: Layout, index: i
     begin, end = layout.span(index)
     base = None if old is None else old[begin:end]
     return Patch(*KERNEL.decode_block(data, base, end - begin, dtype.unit, dtype.exponent, dtype.mantissa, layout.line))
+
+
+def apply(data: bytes | memoryview, target: Units, layout: Layout, index: int, *, fresh: bool) -> tuple[Patch, Lanes]:
+    """Decodes one block into its base, or over whatever is there if it is fresh: `decode` and `swap` in one.
+
+    Raises ValueError with the reason where it is malformed; the target is then as it was.
+    """
+    dtype = layout.dtype
+    begin, end = layout.span(index)
+    positions, values, a, b = KERNEL.patch_block(
+        data,
+        target[begin:end],
+        fresh,
+        dtype.unit,
+        dtype.exponent,
+        dtype.mantissa,
+        layout.line,
+        layout.word,
+        layout.word_index(begin),
+    )
+    return Patch(positions, values), (a, b)
 
 
 def swap(target: Units, patch: Patch, layout: Layout, index: int) -> Lanes:

@@ -70,83 +70,17 @@ done:
     return result;
 }
 
-static PyObject *py_decode_block(PyObject *self, PyObject *args) {
-    PyObject *old_object, *result = NULL;
-    Py_buffer data = {0}, old = {0};
-    Classing k = {0};
-    Py_ssize_t count, line;
-    (void)self;
-    if (!PyArg_ParseTuple(args, "y*OnIIIn", &data, &old_object, &count, &k.unit, &k.exponent, &k.mantissa, &line))
-        return NULL;
-    if (!known_layout(&k, k.unit, 0)) goto done;
-    if (count < 1 || count > MOST || line < 0 || (line && count % line) || data.len < 1) {
-        PyErr_SetString(PyExc_TypeError, "no such block");
-        goto done;
-    }
-    if (old_object != Py_None &&
-        (PyObject_GetBuffer(old_object, &old, PyBUF_SIMPLE) < 0 || !fits(&old, count, k.unit, "old")))
-        goto done;
-    const uint8_t *bytes = data.buf;
-    size_t size = (size_t)data.len;
-    unsigned kind = bytes[0] & 3;
-    const char *why = NULL;
-    Landed landed = {0};
-    if (bytes[0] >> 4 || !kind || (kind != ULP && bytes[0] & LINES)) {
-        why = "it has an unknown encoding";
-    } else if (kind != FULL && !old.obj) {
-        why = "it needs a base and there is none";
-    } else {
-        Py_BEGIN_ALLOW_THREADS;
-        if (kind == ULP) {
-            why = decode_ulp(bytes, size, old.buf, (size_t)count, (size_t)line, &k, &landed);
-        } else if (size < ((size_t)count * k.unit + PER_BYTE - 1) / PER_BYTE) {
-            why = "it is too short for what it claims to hold";
-        } else {
-            landed.count = (size_t)count;
-            landed.value = scratch_new((size_t)count * k.unit);
-            why = !landed.value ? OUT_OF_MEMORY
-                                : decode_planes(
-                                      bytes, size, kind == DENSE ? old.buf : NULL, (size_t)count, &k, landed.value);
-        }
-        Py_END_ALLOW_THREADS;
-    }
-    if (why == OUT_OF_MEMORY) {
-        PyErr_NoMemory();
-    } else if (why) {
-        PyErr_SetString(PyExc_ValueError, why);
-    } else {
-        PyObject *positions = Py_None;
-        if (kind == ULP)
-            positions = PyBytes_FromStringAndSize((char *)landed.position, (Py_ssize_t)(landed.count * 4));
-        else
-            Py_INCREF(Py_None);
-        PyObject *values = PyByteArray_FromStringAndSize((char *)landed.value, (Py_ssize_t)(landed.count * k.unit));
-        if (positions && values) result = Py_BuildValue("OO", positions, values);
-        Py_XDECREF(positions);
-        Py_XDECREF(values);
-    }
-    scratch_free(landed.position);
-    scratch_free(landed.value);
-done:
-    if (old.obj) PyBuffer_Release(&old);
-    PyBuffer_Release(&data);
-    return result;
-}
-
+/* Every unit of the target becomes that of `value`, which gets the old one. */
 static inline __attribute__((always_inline)) void swap_at(
     uint8_t *target, const uint32_t *positions, uint8_t *values, size_t changes, Indexing where, Digest *digest,
     const unsigned unit) {
     enum { SOON = 32 }; /* changes are too far apart for the machine to guess where the next ones are */
     for (size_t i = 0; i < changes; i++) {
         if (positions && i + SOON < changes) __builtin_prefetch(target + positions[i + SOON] * (size_t)unit, 1);
-        size_t at = (positions ? positions[i] : i) * (size_t)unit, word = where.word == 8 ? at / 8 : at / unit;
-        /* The new word is made in a register: loading it right after a narrower store would stall. */
-        uint64_t before = load_word(target, word, where.word, unit), now = load(values + i * unit, unit);
-        unsigned shift = where.word == 8 ? 8 * (unsigned)(at % 8) : 0;
-        uint64_t was = low_bits(before >> shift, 8 * unit), after = before ^ (was ^ now) << shift;
-        memcpy(target + at, &now, unit);
+        size_t at = positions ? positions[i] : i;
+        uint64_t was = load(target + at * unit, unit), to = load(values + i * unit, unit);
+        write_unit(target, at, was, to, where, digest, unit);
         memcpy(values + i * unit, &was, unit);
-        digest_change(digest, where.start + word, before, after);
     }
 }
 
@@ -159,6 +93,110 @@ static void swap_block(
         case 4: swap_at(target, positions, values, changes, where, digest, 4); break;
         default: swap_at(target, positions, values, changes, where, digest, 8); break;
     }
+}
+
+/* Decodes a block against its base; into it, where there is a target. Says why not, where it cannot. */
+static const char *decode_block(
+    const uint8_t *bytes, size_t size, const uint8_t *old, size_t count, size_t line, Classing *k, Landed *out) {
+    unsigned kind = bytes[0] & 3;
+    if (bytes[0] >> 4 || !kind || (kind != ULP && bytes[0] & LINES)) return "it has an unknown encoding";
+    if (kind != FULL && !old) return "it needs a base and there is none";
+    if (kind == ULP) return decode_ulp(bytes, size, old, count, line, k, out);
+    if (size < planes_least(count, k->unit)) return "it is too short for what it claims to hold";
+    out->count = count;
+    out->value = scratch_new(count * k->unit);
+    if (!out->value) return OUT_OF_MEMORY;
+    const char *why = decode_planes(bytes, size, kind == DENSE ? old : NULL, count, k, out->value);
+    if (!why && out->target) swap_block(out->target, NULL, out->value, count, k->unit, out->where, &out->digest);
+    return why;
+}
+
+/* Positions and values as Python has them, or the error; takes over what has landed. */
+static PyObject *landed_objects(Landed *landed, unsigned unit, const char *why) {
+    PyObject *positions = NULL, *values = NULL, *result = NULL;
+    if (why == OUT_OF_MEMORY) {
+        PyErr_NoMemory();
+    } else if (why) {
+        PyErr_SetString(PyExc_ValueError, why);
+    } else {
+        if (landed->position)
+            positions = PyBytes_FromStringAndSize((char *)landed->position, (Py_ssize_t)(landed->count * 4));
+        else
+            positions = Py_NewRef(Py_None);
+        values = PyByteArray_FromStringAndSize((char *)landed->value, (Py_ssize_t)(landed->count * unit));
+        if (positions && values && landed->target)
+            result = Py_BuildValue(
+                "OOKK", positions, values, (unsigned long long)landed->digest.lane[0],
+                (unsigned long long)landed->digest.lane[1]);
+        else if (positions && values)
+            result = Py_BuildValue("OO", positions, values);
+        Py_XDECREF(positions);
+        Py_XDECREF(values);
+    }
+    scratch_free(landed->position);
+    scratch_free(landed->value);
+    return result;
+}
+
+static int known_block(const Classing *k, Py_ssize_t count, Py_ssize_t line, Py_ssize_t size) {
+    if (!known_layout(k, k->unit, 0)) return 0;
+    if (count >= 1 && count <= MOST && line >= 0 && !(line && count % line) && size >= 1) return 1;
+    PyErr_SetString(PyExc_TypeError, "no such block");
+    return 0;
+}
+
+static PyObject *py_decode_block(PyObject *self, PyObject *args) {
+    PyObject *old_object, *result = NULL;
+    Py_buffer data = {0}, old = {0};
+    Classing k = {0};
+    Py_ssize_t count, line;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*OnIIIn", &data, &old_object, &count, &k.unit, &k.exponent, &k.mantissa, &line))
+        return NULL;
+    if (!known_block(&k, count, line, data.len)) goto done;
+    if (old_object != Py_None &&
+        (PyObject_GetBuffer(old_object, &old, PyBUF_SIMPLE) < 0 || !fits(&old, count, k.unit, "old")))
+        goto done;
+    const char *why;
+    Landed landed = {0};
+    Py_BEGIN_ALLOW_THREADS;
+    why = decode_block(data.buf, (size_t)data.len, old.buf, (size_t)count, (size_t)line, &k, &landed);
+    Py_END_ALLOW_THREADS;
+    result = landed_objects(&landed, k.unit, why);
+done:
+    if (old.obj) PyBuffer_Release(&old);
+    PyBuffer_Release(&data);
+    return result;
+}
+
+static PyObject *py_patch_block(PyObject *self, PyObject *args) {
+    PyObject *result = NULL;
+    Py_buffer data = {0}, target = {0};
+    Classing k = {0};
+    int fresh;
+    Landed landed = {0};
+    Py_ssize_t line;
+    unsigned long long start;
+    (void)self;
+    if (!PyArg_ParseTuple(
+            args, "y*w*pIIInIK", &data, &target, &fresh, &k.unit, &k.exponent, &k.mantissa, &line, &landed.where.word,
+            &start))
+        return NULL;
+    Py_ssize_t count = k.unit ? target.len / (Py_ssize_t)k.unit : 0;
+    if (!known_block(&k, count, line, data.len) || !known_layout(&k, landed.where.word, target.len)) goto done;
+    if (!fits(&target, count, k.unit, "target")) goto done;
+    landed.where.start = start;
+    landed.target = target.buf;
+    const char *why;
+    Py_BEGIN_ALLOW_THREADS;
+    const uint8_t *old = fresh ? NULL : target.buf;
+    why = decode_block(data.buf, (size_t)data.len, old, (size_t)count, (size_t)line, &k, &landed);
+    Py_END_ALLOW_THREADS;
+    result = landed_objects(&landed, k.unit, why);
+done:
+    PyBuffer_Release(&target);
+    PyBuffer_Release(&data);
+    return result;
 }
 
 static PyObject *py_swap_block(PyObject *self, PyObject *args) {
@@ -233,6 +271,9 @@ static PyMethodDef methods[] = {
      "encode_block(old|None, new, unit, exponent, mantissa, line, word, start) -> bytes, changed, digest lanes"},
     {"decode_block", py_decode_block, METH_VARARGS,
      "decode_block(data, old|None, count, unit, exponent, mantissa, line) -> positions|None, values"},
+    {"patch_block", py_patch_block, METH_VARARGS,
+     "patch_block(data, target, fresh, unit, exponent, mantissa, line, word, start) -> positions|None, old values, "
+     "digest lanes"},
     {"swap_block", py_swap_block, METH_VARARGS,
      "swap_block(target, positions|None, values, unit, word, start) -> digest lanes; values become the old ones"},
     {"digest", py_digest, METH_VARARGS, "digest(data, word, start) -> digest lanes"},

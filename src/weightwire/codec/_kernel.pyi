@@ -1,4 +1,4 @@
-"""The C kernel: see spec.py for the meaning of the four functions they share."""
+"""The C kernel: see spec.py for the meaning of the functions they share."""
 
 from typing import Any
 
@@ -8,6 +8,18 @@ def encode_block(
 def decode_block(
     data: Any, old: Any, count: int, unit: int, exponent: int, mantissa: int, line: int, /
 ) -> tuple[bytes | None, bytearray]: ...
+def patch_block(
+    data: Any,
+    target: Any,
+    fresh: bool,
+    unit: int,
+    exponent: int,
+    mantissa: int,
+    line: int,
+    word: int,
+    start: int,
+    /,
+) -> tuple[bytes | None, bytearray, int, int]: ...
 def swap_block(target: Any, positions: Any, values: Any, unit: int, word: int, start: int, /) -> tuple[int, int]: ...
 def digest(data: Any, word: int, start: int, /) -> tuple[int, int]: ...
 def vectors(most: int, /) -> int: ...

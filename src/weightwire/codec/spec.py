@@ -12,7 +12,7 @@ from weightwire.codec.classes import Units
 from weightwire.codec.digest import Words, digest_words
 from weightwire.dtypes import Dtype
 
-__all__ = ["decode_block", "digest", "encode_block", "swap_block"]
+__all__ = ["decode_block", "digest", "encode_block", "patch_block", "swap_block"]
 
 Buffer = bytes | bytearray | memoryview | Units
 
@@ -42,6 +42,24 @@ def decode_block(
     with np.errstate(over="ignore"):
         positions, values = blocks.decode_block(_bytes(data), stale, count, dtype, line)
     return None if positions is None else positions.astype("<u4").tobytes(), bytearray(values.tobytes())
+
+
+def patch_block(
+    data: Buffer,
+    target: Buffer,
+    fresh: bool,
+    unit: int,
+    exponent: int,
+    mantissa: int,
+    line: int,
+    word: int,
+    start: int,
+) -> tuple[bytes | None, bytearray, int, int]:
+    """Decodes a block into its base (or, if fresh, without one); returns positions, the old units there, and what that
+    adds to the digest. The target is as it was where this fails."""
+    units = _units(target, unit)
+    positions, values = decode_block(data, None if fresh else units, len(units), unit, exponent, mantissa, line)
+    return positions, values, *swap_block(target, positions, values, unit, word, start)
 
 
 def swap_block(

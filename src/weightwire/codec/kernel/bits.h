@@ -102,26 +102,24 @@ typedef struct {
     int failed;
 } BitReader;
 
-static inline uint64_t read_number(BitReader *r, unsigned width) {
+static uint64_t read_number_slowly(BitReader *r, unsigned width) {
     if (width > r->end - r->at) {
         r->failed = 1;
         return 0;
     }
     uint64_t value = 0;
-    const uint8_t *p = r->data + (r->at >> 3);
-    unsigned shift = r->at & 7;
-    size_t bytes = (shift + width + 7) >> 3; /* at most 9 */
-    if (bytes <= 8 && (r->end >> 3) - (r->at >> 3) >= 8) {
-        memcpy(&value, p, 8);
-        value >>= shift;
-    } else {
-        for (size_t i = 0; i < bytes; i++) {
-            uint64_t byte = p[i];
-            value |= i * 8 >= shift ? (i * 8 - shift < 64 ? byte << (i * 8 - shift) : 0) : byte >> shift;
-        }
-    }
+    for (unsigned i = 0; i < width; i++, r->at++)
+        value |= (uint64_t)(r->data[r->at >> 3] >> (r->at & 7) & 1) << i;
+    return value;
+}
+
+static inline uint64_t read_number(BitReader *r, unsigned width) {
+    if (width > 56 || r->end - r->at < 64) return read_number_slowly(r, width);
+    uint64_t value;
+    memcpy(&value, r->data + (r->at >> 3), 8);
+    value = low_bits(value >> (r->at & 7), width);
     r->at += width;
-    return low_bits(value, width);
+    return value;
 }
 
 static uint64_t read_golomb(BitReader *r, unsigned order) {

@@ -5,7 +5,7 @@
 #include "digest.h"
 #include "tables.h"
 
-enum { CLASSES = 16, ZERO_CLASS = 15, NO_CLASS = 64, GROUPS = 4, TILE = 64 * GROUPS };
+enum { CLASSES = 16, ZERO_CLASS = 15, GROUPS = 64, CHUNK = 64 * GROUPS };
 enum { STRETCH = 1024, STRETCHES = 64, ENOUGH = 256, RARE = 128 };
 
 typedef struct {
@@ -91,14 +91,16 @@ static void choose_window(const uint8_t *old, const uint8_t *new, size_t count, 
 
 /* --- what the hot loops fill and read --- */
 
-/* Per group of 64 weights and class, which of them belong to it. */
+/* Per group of 64 weights and class, which of them belong to it, and how many of the chunk come before the group. */
 typedef struct {
+    unsigned groups;
     _Alignas(64) uint64_t members[GROUPS][CLASSES];
-} Tile;
+    _Alignas(64) uint16_t before[GROUPS + 1][CLASSES]; /* of groups that are not there: more than any rank */
+} Chunk;
 
 /* A scan under way: the members of each class seen so far, and those of them in lines without a change. */
 typedef struct {
-    _Alignas(64) uint64_t seen[CLASSES];
+    uint64_t seen[CLASSES];
     uint64_t skipped[CLASSES];
     uint64_t last_word;
 } Progress;
@@ -120,7 +122,7 @@ typedef struct {
 
 static int scan_reserve(Scan *s, size_t more) {
     if (s->count + more <= s->room) return 1;
-    size_t room = 2 * s->room + 4096;
+    size_t room = 2 * s->room + 2 * CHUNK;
     Change *change = scratch_grow(s->change, room * sizeof *change);
     if (change) s->change = change;
     uint8_t *class = scratch_grow(s->class, room);
@@ -148,7 +150,7 @@ static void scan_free(Scan *s) {
     scratch_free(s->line);
 }
 
-#define AHEAD 4096 /* bytes to fetch ahead: the machine does so by itself, but not across pages */
+#define AHEAD 1024 /* bytes to fetch ahead: the machine does so by itself, but not across pages */
 
 #define FAR (UINT32_C(1) << 31) /* more than a block has weights */
 
@@ -165,10 +167,14 @@ typedef struct {
     const uint64_t *step, *step_end;
 } Cursor;
 
+/* What has landed where. With a target, the changes are written into it, and `value` holds what was there before. */
 typedef struct {
     uint32_t *position;
     uint8_t *value;
     size_t count;
+    uint8_t *target;
+    Indexing where;
+    Digest digest; /* what the changes add to it */
 } Landed;
 
 #endif

@@ -50,4 +50,14 @@ static inline void digest_change(Digest *d, uint64_t index, uint64_t before, uin
     d->lane[1] += digest_b(index, after) - digest_b(index, before);
 }
 
+/* A unit of a run becomes another. The new word is made in a register: loading it after a narrower store would stall. */
+static inline void write_unit(
+    uint8_t *target, size_t at, uint64_t was, uint64_t to, Indexing where, Digest *d, unsigned unit) {
+    size_t word = where.word == 8 ? at * unit / 8 : at;
+    unsigned shift = where.word == 8 ? 8 * (unsigned)(at * unit % 8) : 0;
+    uint64_t before = load_word(target, word, where.word, unit);
+    memcpy(target + at * unit, &to, unit);
+    digest_change(d, where.start + word, before, before ^ (was ^ to) << shift);
+}
+
 #endif

@@ -32,6 +32,9 @@ static int worth_coding(const uint32_t *counts, const Table *t, size_t length) {
     return 64 * total < (UINT64_C(63) * 8 * length) << 24;
 }
 
+/* No block is shorter than this. */
+static size_t planes_least(size_t count, unsigned unit) { return (count * unit + PER_BYTE - 1) / PER_BYTE; }
+
 /* `old` is NULL for a full block. */
 static int encode_planes(const uint8_t *old, const uint8_t *new, size_t count, const Classing *k, Bytes *out) {
     unsigned unit = k->unit;
@@ -69,7 +72,7 @@ static int encode_planes(const uint8_t *old, const uint8_t *new, size_t count, c
             if (raw_planes >> b & 1) bytes_add(out, planes + b * count, count);
         bits_flush(&w);
         bytes_add(out, w.bytes.data, w.bytes.size);
-        bytes_pad(out, (count * unit + PER_BYTE - 1) / PER_BYTE);
+        bytes_pad(out, planes_least(count, unit));
     }
     good = good && !w.bytes.failed && !out->failed;
     scratch_free(planes);
@@ -85,7 +88,6 @@ static const char *decode_planes(
     unsigned unit = k->unit;
     const char *why;
     Decoder d;
-    if (size < (count * unit + PER_BYTE - 1) / PER_BYTE) return "it is too short for what it claims to hold";
     const uint8_t *rest = decoder_start(&d, data, size, &why), *end = data + size;
     if (!rest) return why;
     if (rest == end || *rest >> unit) return "its byte planes are out of range";
@@ -116,7 +118,7 @@ static const char *decode_planes(
         if (!decode_section(&d, slots, planes + b * count, count)) why = "its entropy-coded part is too short";
     }
     if (!why && !decoder_ends_well(&d)) why = "its entropy-coded part does not end where it should";
-    if (!why && !bits_end_well(&r, size == (count * unit + PER_BYTE - 1) / PER_BYTE))
+    if (!why && !bits_end_well(&r, size == planes_least(count, unit)))
         why = "its bit stream is too long or too short";
     for (size_t i = 0; !why && i < count; i++) {
         uint64_t folded = 0;

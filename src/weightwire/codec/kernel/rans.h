@@ -19,22 +19,27 @@ static unsigned lanes_for(uint64_t symbols) { return symbols >= 1024 ? 4 : 1; }
 static int encoder_start(Encoder *e, uint64_t symbols) {
     e->lanes = lanes_for(symbols);
     for (int i = 0; i < 4; i++) e->state[i] = RANS_LOW;
-    e->at = e->room = symbols;
-    e->words = scratch_new(symbols * sizeof(uint16_t) + 1);
+    e->at = e->room = symbols + 1; /* one to spare: a word is written before it is known to be due */
+    e->words = scratch_new(e->room * sizeof(uint16_t));
     return e->words != NULL;
+}
+
+/* x / share, as a multiplication: exact, since x is below 2^32 and shares are at most 2^12. */
+static inline uint32_t divide(uint32_t x, uint32_t share, uint64_t reciprocal) {
+    return share == 1 ? x : (uint32_t)((unsigned __int128)reciprocal * x >> 64);
 }
 
 /* Sections are coded last to first, each from its end. */
 static void encode_section(Encoder *e, const uint8_t *symbols, size_t count, const Table *t) {
     struct {
+        uint64_t reciprocal;
         uint32_t share, start;
-        uint64_t limit;
     } code[SYMBOLS];
     uint32_t start = 0;
     for (unsigned s = 0; s < t->symbols; s++) {
         code[s].share = t->share[s];
         code[s].start = start;
-        code[s].limit = (uint64_t)t->share[s] << 20;
+        code[s].reciprocal = t->share[s] > 1 ? UINT64_MAX / t->share[s] + 1 : 0;
         start += t->share[s];
     }
     uint16_t *words = e->words;
@@ -44,11 +49,13 @@ static void encode_section(Encoder *e, const uint8_t *symbols, size_t count, con
     unsigned mask = e->lanes - 1;
     for (size_t i = count; i-- > 0;) {
         uint32_t x = state[i & mask], share = code[symbols[i]].share;
-        if (x >= code[symbols[i]].limit) {
-            words[--at] = (uint16_t)x;
-            x >>= 16;
-        }
-        state[i & mask] = ((x / share) << SCALE_BITS) + x % share + code[symbols[i]].start;
+        /* Without a branch: whether a word is due is as good as random. */
+        words[at - 1] = (uint16_t)x;
+        unsigned due = x >= (uint64_t)share << 20;
+        at -= due;
+        x >>= 16 * due;
+        uint32_t quotient = divide(x, share, code[symbols[i]].reciprocal);
+        state[i & mask] = (quotient << SCALE_BITS) + (x - quotient * share) + code[symbols[i]].start;
     }
     memcpy(e->state, state, sizeof state);
     e->at = at;

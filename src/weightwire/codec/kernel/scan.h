@@ -1,11 +1,12 @@
-/* The hot loops: a tile of 256 weights at a time, as four groups of 64. Included once per instruction set, with
+/* The hot loops: a chunk of 4096 weights at a time, as groups of 64. Included once per instruction set, with
  *   NAME(x)   the name of x for this instruction set
  *   TARGET    the attribute that lets a function use it
  *   VECTORS   how wide its vectors are: 512 or 256 bits, or 0 for none
  *
- * A group's classes are bytes; one compare and movemask per class gives its members as 64 bits, a population count
- * advances its rank, and selecting the r-th set bit lands on a member. What depends on the data (how many changes there
- * are, and where) is decided once a tile and not once a group: a branch that is guessed wrong costs as much as a group.
+ * A group's classes are bytes of four bits; gathered bit by bit into 64-bit planes, they give the members of every class
+ * as 64 bits. A population count advances a rank, and selecting the r-th set bit lands on a member. First all members of a
+ * chunk are found, which takes the same steps whatever the data; then its changes are dealt with, one like the other. A
+ * branch that is guessed wrong costs as much as a group: so loops depend on the data once a chunk, not once a group.
  */
 
 #define INLINE TARGET static inline __attribute__((always_inline))
@@ -13,11 +14,6 @@
 #if VECTORS == 512
 
 typedef __m512i NAME(Group);
-typedef __m512i NAME(Wanted);
-
-TARGET static inline NAME(Wanted) NAME(wanted)(uint8_t c) { return _mm512_set1_epi8((char)c); }
-
-TARGET static inline uint64_t NAME(members)(NAME(Group) g, NAME(Wanted) c) { return _mm512_cmpeq_epi8_mask(g, c); }
 
 /* The classes of 64 units of 16 bits. */
 TARGET static inline NAME(Group) NAME(classify16)(const uint8_t *p, const Classing *k) {
@@ -39,21 +35,15 @@ TARGET static inline uint64_t NAME(differ16)(const uint8_t *a, const uint8_t *b)
 
 TARGET static inline NAME(Group) NAME(load_group)(const uint8_t *classes) { return _mm512_loadu_si512(classes); }
 
+TARGET static inline uint64_t NAME(plane)(NAME(Group) g, const unsigned bit) {
+    return _mm512_test_epi8_mask(g, _mm512_set1_epi8((char)(1 << bit)));
+}
+
 #elif VECTORS == 256
 
 typedef struct {
     __m256i low, high;
 } NAME(Group);
-
-typedef __m256i NAME(Wanted);
-
-TARGET static inline NAME(Wanted) NAME(wanted)(uint8_t c) { return _mm256_set1_epi8((char)c); }
-
-TARGET static inline uint64_t NAME(members)(NAME(Group) g, NAME(Wanted) c) {
-    uint32_t low = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(g.low, c));
-    uint32_t high = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(g.high, c));
-    return (uint64_t)high << 32 | low;
-}
 
 /* The classes of 32 units of 16 bits, in order. */
 TARGET static inline __m256i NAME(half16)(const uint8_t *p, const Classing *k) {
@@ -88,31 +78,32 @@ TARGET static inline NAME(Group) NAME(load_group)(const uint8_t *classes) {
         _mm256_loadu_si256((const __m256i *)classes), _mm256_loadu_si256((const __m256i *)(classes + 32))};
 }
 
+TARGET static inline uint64_t NAME(plane)(NAME(Group) g, const unsigned bit) {
+    uint32_t low = (uint32_t)_mm256_movemask_epi8(_mm256_slli_epi16(g.low, 7 - (int)bit));
+    uint32_t high = (uint32_t)_mm256_movemask_epi8(_mm256_slli_epi16(g.high, 7 - (int)bit));
+    return (uint64_t)high << 32 | low;
+}
+
 #else
 
 typedef struct {
     uint64_t eight[8];
 } NAME(Group);
 
-typedef uint64_t NAME(Wanted);
-
-TARGET static inline NAME(Wanted) NAME(wanted)(uint8_t c) { return c * UINT64_C(0x0101010101010101); }
-
-/* Classes are below 16, so a byte's high bit is free to say that it is not zero. */
-TARGET static inline uint64_t NAME(members)(NAME(Group) g, NAME(Wanted) c) {
-    uint64_t mask = 0;
-    for (unsigned i = 0; i < 8; i++) {
-        uint64_t other = (g.eight[i] ^ c) + UINT64_C(0x7F7F7F7F7F7F7F7F);
-        uint64_t equal = (~other & UINT64_C(0x8080808080808080)) >> 7;
-        mask |= (equal * UINT64_C(0x0102040810204080) >> 56) << (8 * i);
-    }
-    return mask;
-}
-
 TARGET static inline NAME(Group) NAME(load_group)(const uint8_t *classes) {
     NAME(Group) g;
     memcpy(g.eight, classes, 64);
     return g;
+}
+
+/* The multiplication gathers the lowest bits of eight bytes. */
+TARGET static inline uint64_t NAME(plane)(NAME(Group) g, const unsigned bit) {
+    uint64_t mask = 0;
+    for (unsigned i = 0; i < 8; i++) {
+        uint64_t lowest = g.eight[i] >> bit & UINT64_C(0x0101010101010101);
+        mask |= (lowest * UINT64_C(0x0102040810204080) >> 56) << (8 * i);
+    }
+    return mask;
 }
 
 #endif
@@ -126,6 +117,7 @@ TARGET static inline unsigned NAME(select)(uint64_t mask, unsigned rank) {
 #endif
 }
 
+/* The classes of `count` units (64 but at the end of a line); what lies beyond is never looked at. */
 INLINE NAME(Group) NAME(classify)(const uint8_t *p, unsigned count, const Classing *k, const unsigned unit) {
 #if VECTORS
     if (unit == 2 && count == 64 && k->exponent) return NAME(classify16)(p, k);
@@ -148,105 +140,107 @@ INLINE uint64_t NAME(differ)(const uint8_t *a, const uint8_t *b, unsigned count,
     return mask;
 }
 
-/* Finds the members of wanted classes, four at a time, among `count` units, at most a tile. */
-INLINE void NAME(fill)(
-    Tile *tile, const uint8_t *p, unsigned count, const Classing *k, const NAME(Wanted) *wanted, unsigned first,
-    unsigned used, const unsigned unit) {
-    for (unsigned g = 0; g < GROUPS; g++) {
-        unsigned here = count < 64 * g ? 0 : count - 64 * g < 64 ? count - 64 * g : 64;
+/* Which of the valid units of a group belong to each class: those whose class has the same four bits. */
+INLINE void NAME(members)(NAME(Group) group, uint64_t valid, uint64_t *row) {
+    uint64_t p0 = NAME(plane)(group, 0), p1 = NAME(plane)(group, 1);
+    uint64_t p2 = NAME(plane)(group, 2), p3 = NAME(plane)(group, 3);
+#if VECTORS == 512
+    const __m512i odd = _mm512_set_epi64(0, -1, 0, -1, 0, -1, 0, -1); /* inverts where the class has a 0 */
+    const __m512i twos = _mm512_set_epi64(0, 0, -1, -1, 0, 0, -1, -1);
+    const __m512i fours = _mm512_set_epi64(0, 0, 0, 0, -1, -1, -1, -1);
+    __m512i same = _mm512_xor_si512(_mm512_set1_epi64((int64_t)p0), odd);
+    same = _mm512_and_si512(same, _mm512_xor_si512(_mm512_set1_epi64((int64_t)p1), twos));
+    same = _mm512_and_si512(same, _mm512_xor_si512(_mm512_set1_epi64((int64_t)p2), fours));
+    _mm512_store_si512(row, _mm512_and_si512(same, _mm512_set1_epi64((int64_t)(valid & ~p3))));
+    _mm512_store_si512(row + 8, _mm512_and_si512(same, _mm512_set1_epi64((int64_t)(valid & p3))));
+#else
+    uint64_t low[4] = {~p1 & ~p0, ~p1 & p0, p1 & ~p0, p1 & p0};
+    uint64_t high[4] = {~p3 & ~p2 & valid, ~p3 & p2 & valid, p3 & ~p2 & valid, p3 & p2 & valid};
+    for (unsigned c = 0; c < CLASSES; c++) row[c] = high[c / 4] & low[c % 4];
+#endif
+}
+
+/* How many members of each class come before each group of a chunk, and in all of it. */
+INLINE void NAME(sum_up)(Chunk *chunk) {
+#if VECTORS == 512
+    __m256i before = _mm256_setzero_si256();
+    for (size_t g = 0; g < chunk->groups; g++) {
+        _mm256_store_si256((__m256i *)chunk->before[g], before);
+        __m128i low = _mm512_cvtepi64_epi16(_mm512_popcnt_epi64(_mm512_load_si512(&chunk->members[g][0])));
+        __m128i high = _mm512_cvtepi64_epi16(_mm512_popcnt_epi64(_mm512_load_si512(&chunk->members[g][8])));
+        before = _mm256_add_epi16(before, _mm256_set_m128i(high, low));
+    }
+    _mm256_store_si256((__m256i *)chunk->before[chunk->groups], before);
+#else
+    for (size_t g = 0; g < chunk->groups; g++)
+        for (size_t c = 0; c < CLASSES; c++)
+            chunk->before[g + 1][c] =
+                (uint16_t)(chunk->before[g][c] + (unsigned)__builtin_popcountll(chunk->members[g][c]));
+#endif
+}
+
+/* Finds the members of every class among `count` units, and how many come before each group. */
+INLINE void NAME(fill)(Chunk *chunk, const uint8_t *p, unsigned count, const Classing *k, const unsigned unit) {
+    chunk->groups = (count + 63) / 64;
+    for (size_t g = 0; g < chunk->groups; g++) {
+        unsigned here = count - 64 * g < 64 ? (unsigned)(count - 64 * g) : 64;
         uint64_t valid = here < 64 ? (UINT64_C(1) << here) - 1 : UINT64_MAX;
-        NAME(Group) group = NAME(classify)(p + (size_t)64 * g * unit, here, k, unit);
-        for (unsigned four = first; four < used; four += 4)
-            for (unsigned i = four; i < four + 4; i++)
-                tile->members[g][i] = NAME(members)(group, wanted[i]) & valid;
+        const uint8_t *units = p + 64 * g * unit;
+        for (unsigned i = 0; i < 64 * unit; i += 64) __builtin_prefetch(units + AHEAD + i);
+        NAME(members)(NAME(classify)(units, here, k, unit), valid, chunk->members[g]);
     }
+    NAME(sum_up)(chunk);
 }
 
-/* How many members each class has in a tile. */
-#if VECTORS == 512
-INLINE __m512i NAME(totals)(const Tile *tile, unsigned first) {
-    __m512i total = _mm512_popcnt_epi64(_mm512_load_si512(&tile->members[0][first]));
-    for (unsigned g = 1; g < GROUPS; g++)
-        total = _mm512_add_epi64(total, _mm512_popcnt_epi64(_mm512_load_si512(&tile->members[g][first])));
-    return total;
-}
-#else
-INLINE uint64_t NAME(total)(const Tile *tile, unsigned i) {
-    uint64_t total = 0;
-    for (unsigned g = 0; g < GROUPS; g++) total += (uint64_t)__builtin_popcountll(tile->members[g][i]);
-    return total;
-}
-#endif
-
-INLINE void NAME(count_members)(uint64_t *seen, const Tile *tile) {
-#if VECTORS == 512
-    for (unsigned i = 0; i < CLASSES; i += 8)
-        _mm512_store_si512(&seen[i], _mm512_add_epi64(_mm512_load_si512(&seen[i]), NAME(totals)(tile, i)));
-#else
-    for (unsigned i = 0; i < CLASSES; i++) seen[i] += NAME(total)(tile, i);
-#endif
-}
-
-/* Takes a tile's members off what is left before each class's next mark; returns the classes that reach it. */
-INLINE uint32_t NAME(advance)(uint64_t *left, const Tile *tile, unsigned used) {
-    uint32_t reached = 0;
-#if VECTORS == 512
-    for (unsigned i = 0; i < CLASSES; i += 8) {
-        if (i >= used) break;
-        __m512i total = NAME(totals)(tile, i), before = _mm512_load_si512(&left[i]);
-        reached |= (uint32_t)_mm512_cmplt_epu64_mask(before, total) << i;
-        _mm512_store_si512(&left[i], _mm512_sub_epi64(before, total));
+/* Lists the bits that are set, in order. Two at a time without a branch: there are seldom more in a group. */
+INLINE unsigned NAME(list)(uint64_t groups, const uint64_t *bits, uint16_t *out) {
+    unsigned count = 0;
+    for (uint64_t rest = groups; rest; rest &= rest - 1) {
+        unsigned g = (unsigned)__builtin_ctzll(rest);
+        uint64_t here = bits[g], second = here & (here - 1), more = second & (second - 1);
+        out[count] = (uint16_t)(64 * g + (unsigned)__builtin_ctzll(here));
+        out[count + 1] = (uint16_t)(64 * g + (unsigned)__builtin_ctzll(second | UINT64_C(1) << 63));
+        count += 1 + (second != 0);
+        for (; more; more &= more - 1) out[count++] = (uint16_t)(64 * g + (unsigned)__builtin_ctzll(more));
     }
-#else
-    for (unsigned i = used; i-- > 0;) {
-        uint64_t total = NAME(total)(tile, i);
-        reached = reached << 1 | (left[i] < total);
-        left[i] -= total;
-    }
-#endif
-    return reached;
+    return count;
 }
 
-INLINE int NAME(scan_tile)(
-    Progress *p, Tile *tile, const NAME(Wanted) *wanted, const uint8_t *old, const uint8_t *new, size_t at,
-    unsigned count, const Classing *k, Indexing where, Scan *out, const unsigned unit) {
+INLINE int NAME(scan_chunk)(
+    Progress *p, Chunk *chunk, const uint8_t *old, const uint8_t *new, size_t at, unsigned count, const Classing *k,
+    Indexing where, Scan *out, const unsigned unit) {
     const uint8_t *o = old + at * unit, *n = new + at * unit;
-    for (unsigned i = 0; i < TILE * unit; i += 64) {
-        __builtin_prefetch(o + AHEAD + i);
-        __builtin_prefetch(n + AHEAD + i);
+    uint64_t changed[GROUPS], groups = 0;
+    uint16_t listed[CHUNK + 1];
+    NAME(fill)(chunk, o, count, k, unit);
+    for (unsigned g = 0; g < chunk->groups; g++) {
+        unsigned here = count - 64 * g < 64 ? count - 64 * g : 64;
+        size_t start = (size_t)64 * g * unit;
+        for (unsigned i = 0; i < 64 * unit; i += 64) __builtin_prefetch(n + start + AHEAD + i);
+        changed[g] = NAME(differ)(o + start, n + start, here, unit);
+        groups |= (uint64_t)(changed[g] != 0) << g;
     }
-    uint64_t changed[GROUPS];
-    uint32_t groups = 0;
-    for (unsigned g = 0; g < GROUPS; g++) {
-        unsigned here = count < 64 * g ? 0 : count - 64 * g < 64 ? count - 64 * g : 64;
-        changed[g] = NAME(differ)(o + (size_t)64 * g * unit, n + (size_t)64 * g * unit, here, unit);
-        groups |= (uint32_t)(changed[g] != 0) << g;
-    }
-    NAME(fill)(tile, o, count, k, wanted, k->exponent ? 0 : CLASSES - 4, CLASSES, unit);
-    if (groups && !scan_reserve(out, TILE)) return 0;
-    while (groups) {
-        unsigned g = (unsigned)__builtin_ctz(groups), bit = (unsigned)__builtin_ctzll(changed[g]);
-        changed[g] &= changed[g] - 1;
-        groups &= ~((uint32_t)(changed[g] == 0) << g);
-        size_t in_tile = 64 * g + bit;
-        uint64_t was = load(o + in_tile * unit, unit);
+    unsigned found = NAME(list)(groups, changed, listed);
+    if (!scan_reserve(out, found)) return 0;
+    for (unsigned i = 0; i < found; i++) {
+        unsigned in_chunk = listed[i], g = in_chunk / 64, bit = in_chunk % 64;
+        uint64_t was = load(o + (size_t)in_chunk * unit, unit);
         unsigned c = k->exponent ? class_of(was, k) : ZERO_CLASS;
-        uint64_t rank = p->seen[c] + (uint64_t)__builtin_popcountll(tile->members[g][c] & ((UINT64_C(1) << bit) - 1));
-        for (unsigned b = 0; b + 1 < GROUPS; b++)
-            rank += b < g ? (uint64_t)__builtin_popcountll(tile->members[b][c]) : 0;
+        uint64_t below = chunk->members[g][c] & ((UINT64_C(1) << bit) - 1);
+        uint64_t rank = p->seen[c] + chunk->before[g][c] + (uint64_t)__builtin_popcountll(below);
         Change *change = &out->change[out->count];
         change->rank = (uint32_t)rank;
         change->rank_inside = (uint32_t)(rank - p->skipped[c]);
-        change->step = step_between(was, load(n + in_tile * unit, unit), k->exponent, unit);
+        change->step = step_between(was, load(n + (size_t)in_chunk * unit, unit), k->exponent, unit);
         out->class[out->count++] = (uint8_t)c;
-        uint64_t word = where.word == 8 ? (at + in_tile) * unit / 8 : at + in_tile;
+        uint64_t word = where.word == 8 ? (at + in_chunk) * unit / 8 : at + in_chunk;
         if (word == p->last_word) continue;
         p->last_word = word;
         digest_change(
             &out->digest, where.start + word, load_word(old, word, where.word, unit),
             load_word(new, word, where.word, unit));
     }
-    NAME(count_members)(p->seen, tile);
+    for (unsigned c = 0; c < CLASSES; c++) p->seen[c] += chunk->before[chunk->groups][c];
     return 1;
 }
 
@@ -255,19 +249,16 @@ INLINE int NAME(scan_units)(
     const uint8_t *old, const uint8_t *new, size_t count, size_t line, const Classing *k, Indexing where, Scan *out,
     const unsigned unit) {
     Progress p = {.last_word = UINT64_MAX};
-    Tile tile = {0};
-    NAME(Wanted) wanted[CLASSES];
-    for (unsigned c = 0; c < CLASSES; c++) wanted[c] = NAME(wanted)((uint8_t)c);
+    Chunk chunk;
+    memset(&chunk, 0, sizeof chunk);
     size_t length = line ? line : count;
     for (size_t start = 0; start < count; start += length) {
-        size_t end = start + length, at = start, found = out->count;
+        size_t end = start + length, found = out->count;
         uint64_t before[CLASSES];
         memcpy(before, p.seen, sizeof before);
-        for (; at + TILE <= end; at += TILE)
-            if (!NAME(scan_tile)(&p, &tile, wanted, old, new, at, TILE, k, where, out, unit)) return 0;
-        if (at < end) {
-            unsigned rest = (unsigned)(end - at);
-            if (!NAME(scan_tile)(&p, &tile, wanted, old, new, at, rest, k, where, out, unit)) return 0;
+        for (size_t at = start; at < end; at += CHUNK) {
+            unsigned here = end - at < CHUNK ? (unsigned)(end - at) : CHUNK;
+            if (!NAME(scan_chunk)(&p, &chunk, old, new, at, here, k, where, out, unit)) return 0;
         }
         if (out->count == found) {
             for (unsigned c = 0; c < CLASSES; c++) p.skipped[c] += p.seen[c] - before[c];
@@ -282,98 +273,91 @@ INLINE int NAME(scan_units)(
     return 1;
 }
 
-/* Lands the marks of one class that fall into a tile. */
-INLINE void NAME(land_class)(
-    const Tile *tile, unsigned i, uint64_t *left, Cursor *cursor, const uint8_t *o, const Classing *k,
-    uint64_t *changed, uint64_t *value, const unsigned unit) {
-    uint64_t upto[GROUPS], total = 0;
-    for (unsigned g = 0; g < GROUPS; g++) {
-        upto[g] = total;
-        total += (uint64_t)__builtin_popcountll(tile->members[g][i]);
-    }
-    uint64_t next = *left + total;
-    do {
-        unsigned g = 0;
-        for (unsigned b = 1; b < GROUPS; b++) g += next >= upto[b];
-        unsigned bit = NAME(select)(tile->members[g][i], (unsigned)(next - upto[g]));
-        size_t at = 64 * g + bit;
-        changed[g] |= UINT64_C(1) << bit;
-        value[at] = step_from(load(o + at * unit, unit), *cursor->step++, k->exponent, unit);
-        next += *++cursor->distance;
-    } while (next < total);
-    *left = next - total;
+/* A chunk whose changes are landing: which they are so far, and their values. */
+typedef struct {
+    const uint8_t *units;
+    size_t at;
+    uint64_t groups, changed[GROUPS];
+    Digest digest;
+    uint8_t value[CHUNK * 8];
+} NAME(Landing);
+
+/* Changes the member of a class that has this rank in the chunk. */
+INLINE void NAME(place)(
+    NAME(Landing) *p, const Chunk *chunk, unsigned c, unsigned rank, uint64_t step, const Classing *k,
+    const Landed *out, const unsigned unit) {
+    const uint16_t *before = &chunk->before[0][c];
+    for (size_t half = GROUPS / 2; half; half /= 2) /* by a mask: no branch */
+        before += (half * CLASSES) & (0 - (size_t)(before[half * CLASSES] <= rank));
+    size_t g = (size_t)(before - chunk->before[0]) / CLASSES;
+    unsigned bit = NAME(select)(chunk->members[g][c], rank - *before);
+    size_t at = 64 * g + bit;
+    p->groups |= UINT64_C(1) << g;
+    p->changed[g] |= UINT64_C(1) << bit;
+    uint64_t was = load(p->units + at * unit, unit);
+    uint64_t to = low_bits(step_from(was, step, k->exponent, unit), 8 * unit);
+    if (out->target) write_unit(out->target, p->at + at, was, to, out->where, &p->digest, unit);
+    memcpy(p->value + at * unit, out->target ? &was : &to, unit);
 }
 
-/* The same for a class whose marks say what did not change. 0 where there are too few steps. */
-INLINE int NAME(land_complement)(
-    const Tile *tile, unsigned i, uint64_t *left, Cursor *cursor, const uint8_t *o, const Classing *k,
-    uint64_t *changed, uint64_t *value, const unsigned unit) {
-    for (unsigned g = 0; g < GROUPS; g++) {
-        uint64_t members = tile->members[g][i], rest = members, here = (uint64_t)__builtin_popcountll(members);
-        for (; cursor->left < here; cursor->left += *++cursor->distance)
-            rest ^= UINT64_C(1) << NAME(select)(members, (unsigned)cursor->left);
-        cursor->left -= here;
-        changed[g] |= rest;
-        for (; rest; rest &= rest - 1) {
-            size_t at = 64 * g + (unsigned)__builtin_ctzll(rest);
-            if (cursor->step == cursor->step_end) return 0;
-            value[at] = step_from(load(o + at * unit, unit), *cursor->step++, k->exponent, unit);
+/* Lands the marks of one class that fall into a chunk. 0 where there are too few steps. */
+INLINE int NAME(land_class)(
+    NAME(Landing) *p, const Chunk *chunk, Cursor *given, const Classing *k, const Landed *out, const unsigned unit) {
+    Cursor cursor = *given;
+    unsigned c = cursor.class, total = chunk->before[chunk->groups][c];
+    if (!cursor.complement) {
+        for (; cursor.left < total; cursor.left += *++cursor.distance)
+            NAME(place)(p, chunk, c, (unsigned)cursor.left, *cursor.step++, k, out, unit);
+    } else {
+        for (unsigned rank = 0; rank < total; rank++) {
+            if (rank == cursor.left) {
+                cursor.left += *++cursor.distance;
+                continue;
+            }
+            if (cursor.step == cursor.step_end) return 0;
+            NAME(place)(p, chunk, c, rank, *cursor.step++, k, out, unit);
         }
     }
-    *left = 0;
+    cursor.left -= total;
+    *given = cursor;
     return 1;
 }
 
-INLINE int NAME(land_tile)(
-    uint64_t *left, Tile *tile, const NAME(Wanted) *wanted, unsigned used, const uint8_t *old, size_t at,
-    unsigned count, const Classing *k, Cursor *cursors, Landed *out, const unsigned unit) {
-    const uint8_t *o = old + at * unit;
-    for (unsigned i = 0; i < TILE * unit; i += 64) __builtin_prefetch(o + AHEAD + i);
-    uint64_t changed[GROUPS] = {0}, value[TILE];
-    NAME(fill)(tile, o, count, k, wanted, 0, used, unit);
-    uint32_t reached = NAME(advance)(left, tile, used), groups = 0;
-    for (; reached; reached &= reached - 1) {
-        unsigned i = (unsigned)__builtin_ctz(reached);
-        if (!cursors[i].complement)
-            NAME(land_class)(tile, i, &left[i], &cursors[i], o, k, changed, value, unit);
-        else if (!NAME(land_complement)(tile, i, &left[i], &cursors[i], o, k, changed, value, unit))
-            return 0;
+INLINE int NAME(land_chunk)(
+    Chunk *chunk, const uint8_t *old, size_t at, unsigned count, const Classing *k, Cursor *cursors, unsigned used,
+    Landed *out, const unsigned unit) {
+    NAME(Landing) p;
+    p.units = old + at * unit;
+    p.at = at;
+    p.groups = 0;
+    p.digest = out->digest;
+    memset(p.changed, 0, sizeof p.changed);
+    NAME(fill)(chunk, p.units, count, k, unit);
+    for (size_t g = chunk->groups + 1; g < GROUPS; g++) memset(chunk->before[g], 0xFF, sizeof *chunk->before);
+    int good = 1;
+    for (unsigned i = 0; good && i < used; i++) good = NAME(land_class)(&p, chunk, &cursors[i], k, out, unit);
+    out->digest = p.digest;
+    uint16_t listed[CHUNK + 1];
+    unsigned found = NAME(list)(p.groups, p.changed, listed);
+    for (unsigned i = 0; i < found; i++) {
+        out->position[out->count + i] = (uint32_t)at + listed[i];
+        memcpy(out->value + (out->count + i) * unit, p.value + (size_t)listed[i] * unit, unit);
     }
-    for (unsigned g = 0; g < GROUPS; g++) groups |= (uint32_t)(changed[g] != 0) << g;
-    while (groups) {
-        unsigned g = (unsigned)__builtin_ctz(groups);
-        size_t in_tile = 64 * g + (unsigned)__builtin_ctzll(changed[g]);
-        changed[g] &= changed[g] - 1;
-        groups &= ~((uint32_t)(changed[g] == 0) << g);
-        out->position[out->count] = (uint32_t)(at + in_tile);
-        memcpy(out->value + out->count * unit, &value[in_tile], unit);
-        out->count++;
-    }
-    return 1;
+    out->count += found;
+    return good;
 }
 
-/* Lands the marks of every class on their weights, in the order of positions. 0 where there are too few steps.
- *
- * A class whose marks say what did not change has something to do wherever it has a member: so it is always left with
- * nothing, and its cursor counts.
- */
+/* Lands the marks of every class on their weights, in the order of positions. 0 where there are too few steps. */
 INLINE int NAME(land_units)(
     const uint8_t *old, const Lines *lines, const Classing *k, Cursor *cursors, unsigned used, Landed *out,
     const unsigned unit) {
-    Tile tile = {0};
-    NAME(Wanted) wanted[CLASSES];
-    _Alignas(64) uint64_t left[CLASSES] = {0};
-    for (unsigned i = 0; i < CLASSES; i++) {
-        wanted[i] = NAME(wanted)(i < used ? cursors[i].class : NO_CLASS);
-        left[i] = i >= used ? FAR : cursors[i].complement ? 0 : *cursors[i].distance;
-    }
+    Chunk chunk;
+    memset(&chunk, 0, sizeof chunk);
     for (size_t l = 0; l < lines->count; l++) {
         size_t at = (lines->listed ? lines->listed[l] : l) * lines->length, end = at + lines->length;
-        for (; at + TILE <= end; at += TILE)
-            if (!NAME(land_tile)(left, &tile, wanted, used, old, at, TILE, k, cursors, out, unit)) return 0;
-        if (at < end) {
-            unsigned rest = (unsigned)(end - at);
-            if (!NAME(land_tile)(left, &tile, wanted, used, old, at, rest, k, cursors, out, unit)) return 0;
+        for (; at < end; at += CHUNK) {
+            unsigned here = end - at < CHUNK ? (unsigned)(end - at) : CHUNK;
+            if (!NAME(land_chunk)(&chunk, old, at, here, k, cursors, used, out, unit)) return 0;
         }
     }
     return 1;
@@ -401,7 +385,9 @@ TARGET static void NAME(digest)(const uint8_t *p, size_t count, Indexing where, 
 }
 
 TARGET static int NAME(scan)(
-    const uint8_t *old, const uint8_t *new, size_t count, size_t line, const Classing *k, Indexing where, Scan *out) {
+    const uint8_t *old, const uint8_t *new, size_t count, size_t line, const Classing *given, Indexing where,
+    Scan *out) {
+    const Classing own = *given, *k = &own; /* what nobody else can reach stays in registers */
     switch (k->unit) {
         case 1: return NAME(scan_units)(old, new, count, line, k, where, out, 1);
         case 2: return NAME(scan_units)(old, new, count, line, k, where, out, 2);
@@ -411,7 +397,8 @@ TARGET static int NAME(scan)(
 }
 
 TARGET static int NAME(land)(
-    const uint8_t *old, const Lines *lines, const Classing *k, Cursor *cursors, unsigned used, Landed *out) {
+    const uint8_t *old, const Lines *lines, const Classing *given, Cursor *cursors, unsigned used, Landed *out) {
+    const Classing own = *given, *k = &own;
     switch (k->unit) {
         case 1: return NAME(land_units)(old, lines, k, cursors, used, out, 1);
         case 2: return NAME(land_units)(old, lines, k, cursors, used, out, 2);

@@ -404,6 +404,12 @@ static void lines_to_scan(const Reading *g, size_t count, size_t lines, uint32_t
     }
 }
 
+/* Puts back what was overwritten. */
+static void take_back(const Landed *landed, unsigned unit) {
+    for (size_t i = 0; landed->target && i < landed->count; i++)
+        memcpy(landed->target + (size_t)landed->position[i] * unit, landed->value + i * unit, unit);
+}
+
 static const char *land_marks(
     Reading *g, const uint8_t *old, size_t count, size_t lines, const Classing *k, Landed *out) {
     Cursor cursors[CLASSES];
@@ -423,14 +429,15 @@ static const char *land_marks(
     }
     Lines through;
     lines_to_scan(g, count, lines, listed, &through);
-    int good = HOT(land, old, &through, k, cursors, g->used, out);
+    const char *why = NULL;
+    if (!HOT(land, old, &through, k, cursors, g->used, out)) why = "it has another number of steps than of changes";
     scratch_free(listed);
-    if (!good) return "it has another number of steps than of changes";
-    for (unsigned i = 0; i < g->used; i++) {
-        if (*cursors[i].distance != FAR) return "it marks a weight past the end of its class";
-        if (cursors[i].step != cursors[i].step_end) return "it has another number of steps than of changes";
+    for (unsigned i = 0; i < g->used && !why; i++) {
+        if (*cursors[i].distance != FAR) why = "it marks a weight past the end of its class";
+        else if (cursors[i].step != cursors[i].step_end) why = "it has another number of steps than of changes";
     }
-    return NULL;
+    if (why) take_back(out, k->unit);
+    return why;
 }
 
 static const char *decode_ulp(
