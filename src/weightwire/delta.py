@@ -171,6 +171,8 @@ class Delta:
                 raise ValueError(f"unknown kind {kind!r:.40}")
             if any(text and not _is_digest(text) for text in (before, after)):
                 raise ValueError("a state digest is malformed")
+            if kind == ANCHOR and (removed or before or not all(entry.fresh for entry in entries.values())):
+                raise ValueError("an anchor needs no base, but this one does")
         except (ValueError, KeyError) as problem:
             reason = f"no {problem} in its metadata" if isinstance(problem, KeyError) else problem
             raise CorruptDelta(f"{where}: {reason}", hint=_AGAIN) from problem

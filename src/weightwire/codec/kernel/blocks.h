@@ -10,7 +10,7 @@ static int encode_block(
     const uint8_t *old, const uint8_t *new, size_t count, size_t line, Classing *k, Indexing where, Bytes *out,
     size_t *changed, Digest *digest) {
     *changed = count;
-    if (!old) return encode_planes(NULL, new, count, k, out);
+    if (!old) return encode_planes(NULL, new, count, k, SIZE_MAX, out);
     *changed = 0;
     if (!memcmp(old, new, count * k->unit)) return 1;
     choose_window(old, new, count, k);
@@ -24,11 +24,11 @@ static int encode_block(
     if (!good || 8 * *changed <= count) return good;
     for (int full = 0; full < 2; full++) {
         Bytes other = {0};
-        if (!encode_planes(full ? NULL : old, new, count, k, &other)) {
+        if (!encode_planes(full ? NULL : old, new, count, k, out->size, &other)) {
             scratch_free(other.data);
             return 0;
         }
-        if (other.size < out->size) {
+        if (other.size && other.size < out->size) {
             Bytes worse = *out;
             *out = other;
             other = worse;

@@ -25,45 +25,77 @@ static inline uint64_t unfold_dense(uint64_t old, uint64_t folded, const Classin
     return step_from(old, (uint64_t)unzigzag(folded), k->exponent, k->unit);
 }
 
-static int worth_coding(const uint32_t *counts, const Table *t, size_t length) {
+/* What a plane takes when coded, in bits of 2^-24. */
+static uint64_t plane_cost(const uint32_t *counts, const Table *t) {
     uint64_t total = 0;
     for (unsigned s = 0; s < t->symbols; s++)
         if (counts[s]) total += counts[s] * ((UINT64_C(12) << 24) - lg(t->share[s]));
-    return 64 * total < (UINT64_C(63) * 8 * length) << 24;
+    return total;
+}
+
+/* Cuts the units into planes, and counts the symbols of each. `old` is NULL for a full block. */
+static inline __attribute__((always_inline)) void fold(
+    const uint8_t *old, const uint8_t *new, size_t count, const Classing *k, uint8_t *planes,
+    uint32_t (*counts)[SYMBOLS], const unsigned unit) {
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bits = load(new + i * unit, unit);
+        uint64_t folded = old ? fold_dense(load(old + i * unit, unit), bits, k) : fold_full(bits, k);
+        for (unsigned b = 0; b < unit; b++) {
+            uint8_t byte = (uint8_t)(folded >> (8 * b));
+            planes[b * count + i] = byte;
+            counts[b][byte]++;
+        }
+    }
+}
+
+static void fold_units(
+    const uint8_t *old, const uint8_t *new, size_t count, const Classing *k, uint8_t *planes,
+    uint32_t (*counts)[SYMBOLS]) {
+    switch (k->unit) {
+        case 1: fold(old, new, count, k, planes, counts, 1); break;
+        case 2: fold(old, new, count, k, planes, counts, 2); break;
+        case 4: fold(old, new, count, k, planes, counts, 4); break;
+        default: fold(old, new, count, k, planes, counts, 8); break;
+    }
 }
 
 /* No block is shorter than this. */
 static size_t planes_least(size_t count, unsigned unit) { return (count * unit + PER_BYTE - 1) / PER_BYTE; }
 
-/* `old` is NULL for a full block. */
-static int encode_planes(const uint8_t *old, const uint8_t *new, size_t count, const Classing *k, Bytes *out) {
-    unsigned unit = k->unit;
+/* `old` is NULL for a full block. Gives up, with nothing in `out`, where it could not come below `most` bytes. */
+static int encode_planes(
+    const uint8_t *old, const uint8_t *new, size_t count, const Classing *given, size_t most, Bytes *out) {
+    const Classing own = *given, *k = &own;
+    unsigned unit = k->unit, raw_planes = 0, coded = 0;
     uint8_t *planes = scratch_new(count * unit + 1);
     Table *tables = scratch_new(unit * sizeof *tables);
+    uint32_t(*counts)[SYMBOLS] = scratch_new(unit * sizeof *counts);
     BitWriter w = {0};
     Encoder e = {0};
-    int good = planes && tables;
-    unsigned raw_planes = 0, coded = 0;
-    for (size_t i = 0; good && i < count; i++) {
-        uint64_t bits = load(new + i * unit, unit);
-        uint64_t folded = old ? fold_dense(load(old + i * unit, unit), bits, k) : fold_full(bits, k);
-        for (unsigned b = 0; b < unit; b++) planes[b * count + i] = (uint8_t)(folded >> (8 * b));
+    int good = planes && tables && counts;
+    uint64_t expected = 0; /* in bits of 2^-24 */
+    if (good) {
+        memset(counts, 0, unit * sizeof *counts);
+        fold_units(old, new, count, k, planes, counts);
     }
     for (unsigned b = 0; good && b < unit; b++) {
-        uint32_t counts[SYMBOLS] = {0};
         Levels levels;
-        for (size_t i = 0; i < count; i++) counts[planes[b * count + i]]++;
-        quantise(counts, SYMBOLS, &levels);
+        quantise(counts[b], SYMBOLS, &levels);
         shares(&levels, 1, &tables[b]);
-        if (worth_coding(counts, &tables[b], count)) {
+        uint64_t cost = plane_cost(counts[b], &tables[b]), raw = (UINT64_C(8) * count) << 24;
+        if (64 * cost < 63 * raw) {
             write_levels(&w, &levels);
             coded++;
+            expected += cost;
         } else {
             raw_planes |= 1u << b;
+            expected += raw;
         }
     }
-    good = good && encoder_start(&e, (uint64_t)coded * count);
-    if (good) {
+    /* The coder is within a thousandth of what is expected: more than a hundredth above is hopeless. */
+    int hopeless = good && (expected >> 27) / 101 * 100 > most;
+    good = good && (hopeless || encoder_start(&e, (uint64_t)coded * count));
+    if (good && !hopeless) {
         for (unsigned b = unit; b-- > 0;)
             if (!(raw_planes >> b & 1)) encode_section(&e, planes + b * count, count, &tables[b]);
         encoder_finish(&e, old ? DENSE : FULL, out);
@@ -77,9 +109,31 @@ static int encode_planes(const uint8_t *old, const uint8_t *new, size_t count, c
     good = good && !w.bytes.failed && !out->failed;
     scratch_free(planes);
     scratch_free(tables);
+    scratch_free(counts);
     scratch_free(w.bytes.data);
     scratch_free(e.words);
     return good;
+}
+
+static inline __attribute__((always_inline)) void unfold(
+    const uint8_t *old, const uint8_t *planes, size_t count, const Classing *k, uint8_t *value, const unsigned unit) {
+    for (size_t i = 0; i < count; i++) {
+        uint64_t folded = 0;
+        for (unsigned b = 0; b < unit; b++) folded |= (uint64_t)planes[b * count + i] << (8 * b);
+        folded = old ? unfold_dense(load(old + i * unit, unit), folded, k) : unfold_full(folded, k);
+        memcpy(value + i * unit, &folded, unit);
+    }
+}
+
+static void unfold_units(
+    const uint8_t *old, const uint8_t *planes, size_t count, const Classing *given, uint8_t *value) {
+    const Classing own = *given, *k = &own;
+    switch (k->unit) {
+        case 1: unfold(old, planes, count, k, value, 1); break;
+        case 2: unfold(old, planes, count, k, value, 2); break;
+        case 4: unfold(old, planes, count, k, value, 4); break;
+        default: unfold(old, planes, count, k, value, 8); break;
+    }
 }
 
 /* NULL where all is well; `value` then holds `count` units. */
@@ -120,12 +174,7 @@ static const char *decode_planes(
     if (!why && !decoder_ends_well(&d)) why = "its entropy-coded part does not end where it should";
     if (!why && !bits_end_well(&r, size == planes_least(count, unit)))
         why = "its bit stream is too long or too short";
-    for (size_t i = 0; !why && i < count; i++) {
-        uint64_t folded = 0;
-        for (unsigned b = 0; b < unit; b++) folded |= (uint64_t)planes[b * count + i] << (8 * b);
-        folded = old ? unfold_dense(load(old + i * unit, unit), folded, k) : unfold_full(folded, k);
-        memcpy(value + i * unit, &folded, unit);
-    }
+    if (!why) unfold_units(old, planes, count, k, value);
     scratch_free(planes);
     scratch_free(slots);
     return why;
