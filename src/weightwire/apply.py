@@ -6,8 +6,9 @@ put back if they do not.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ def patch(
     its state where that is known; else all of it is digested first. Wherever this fails, `base` is as it was.
     """
     opened, weights = _open(delta), read_weights(base)
-    _check_tensors(opened, weights)
+    _check_tensors(opened, weights, opened.entries.values())
     if not copy:
         _check_in_place(opened, weights)
     state = _check_state(opened, weights, before, threads)
@@ -70,7 +71,7 @@ def patch_checkpoint(
     `progress` hears of all weights of the base twice: they are digested, then copied.
     """
     opened, checkpoint = _open(delta), Checkpoint(base)
-    _check_tensors(opened, checkpoint)
+    _check_tensors(opened, checkpoint, opened.entries.values())
     schema = _schema(checkpoint, opened)
     with CheckpointWriter(out, schema=schema, like=checkpoint) as writer:
         state = _check_state(opened, checkpoint, None, threads, progress)
@@ -87,11 +88,22 @@ def changes(
     Positions count units from the tensor's beginning. Only the bytes that hold these rows are read. Nothing is verified
     beyond that the bytes make sense: only a whole tensor has a digest.
     """
-    opened = _open(delta)
-    entry, tensor = opened.entries[name], read_weights(base).get(name)
-    layout, origin = entry.layout, entry.rows[0] if entry.rows else 0
-    bits = None if entry.fresh or tensor is None else _covered(tensor, entry)
-    first, last = (rows[0] - origin, rows[1] - origin) if rows else (0, layout.count // max(1, layout.row))
+    opened, weights = _open(delta), read_weights(base)
+    if name not in opened.entries and name in weights:
+        return np.zeros(0, np.int64), weights[name].bits[:0]
+    entry = opened.entries[name]
+    if not entry.coo:
+        _check_tensors(opened, weights, [entry])
+    layout = entry.layout
+    held = entry.rows or (0, entry.shape[0] if entry.shape else 1)
+    if rows and not held[0] <= rows[0] <= rows[1] <= held[1]:
+        raise CheckpointError(
+            f"{opened.where}: tensor {name!r}: has no rows {rows[0]} to {rows[1]}",
+            hint=f"it has {held[0]} to {held[1]}",
+        )
+    first, last = (row - held[0] for row in rows or held)
+    first_unit, last_unit = (first * layout.row, last * layout.row) if layout.row else (0, layout.count)
+    bits = None if entry.fresh or entry.coo else _covered(weights[name], entry)
     wanted = range(layout.blocks) if entry.coo else layout.blocks_of_rows(first, last)
     positions, values = [np.zeros(0, np.int64)], [np.zeros(0, f"<u{entry.dtype.unit}")]
     for _, index, given in _jobs(opened, {name: entry}, wanted):
@@ -105,8 +117,8 @@ def changes(
         positions.append(at.astype(np.int64) + begin)
         values.append(np.frombuffer(found.values, f"<u{entry.dtype.unit}"))
     where, what = np.concatenate(positions), np.concatenate(values)
-    inside = (where >= first * layout.row) & (where < last * layout.row)
-    return where[inside] + origin * layout.row, what[inside]
+    inside = (where >= first_unit) & (where < last_unit)
+    return where[inside] + held[0] * layout.row, what[inside]
 
 
 def _open(delta: Delta | bytes | str | os.PathLike[str]) -> Delta:
@@ -118,10 +130,10 @@ def _open(delta: Delta | bytes | str | os.PathLike[str]) -> Delta:
 # --- before anything is written ----------------------------------------------------------------------------------
 
 
-def _check_tensors(delta: Delta, base: Weights) -> None:
+def _check_tensors(delta: Delta, base: Weights, entries: Iterable[Entry]) -> None:
     """That the base has what the delta changes."""
-    for name, entry in delta.entries.items():
-        tensor = base.get(name)
+    for entry in entries:
+        name, tensor = entry.name, base.get(entry.name)
         if entry.fresh:
             continue
         if tensor is None:
@@ -258,14 +270,17 @@ def _apply(delta: Delta, targets: Weights, state: State, threads: int | None, *,
             written.append(_Applied(bits, entry.layout, index, found))
         return lanes, _changed_by(found, bits, entry, index)
 
+    tied = _tied(delta, targets)
     try:
         covered = {name: _digest_before(entry, targets[name], state) for name, entry in delta.entries.items()}
         added = dict.fromkeys(delta.entries, (0, 0))
         changed = dict.fromkeys(delta.entries, 0)
-        jobs = list(_jobs(delta, delta.entries))
+        jobs = list(_jobs(delta, {name: entry for name, entry in delta.entries.items() if name not in tied}))
         for (entry, _, _), (lanes, count) in zip(jobs, in_order(work, jobs, threads), strict=True):
             added[entry.name] = add(added[entry.name], lanes)
             changed[entry.name] += count
+        for name, other in tied.items():
+            added[name], changed[name] = added[other], changed[other]
         for name, entry in delta.entries.items():
             _check_tensor(delta, entry, changed[name], add(covered[name], added[name]))
         after = _state_after(delta, targets, state, added)
@@ -276,6 +291,30 @@ def _apply(delta: Delta, targets: Weights, state: State, threads: int | None, *,
             codec.swap(one.bits, one.patch, one.layout, one.index)
         raise
     return after
+
+
+def _tied(delta: Delta, targets: Weights) -> dict[str, str]:
+    """Names whose tensor is the very memory of another one: what is written for that one is theirs too."""
+    tied: dict[str, str] = {}
+    spans: list[tuple[int, int, str]] = []
+    for name, entry in delta.entries.items():
+        bits = _covered(targets[name], entry)
+        if bits.nbytes:
+            begin = bits.__array_interface__["data"][0]
+            spans.append((begin, begin + bits.nbytes, name))
+    spans.sort()
+    for (begin, end, other), (next_begin, next_end, name) in itertools.pairwise(spans):
+        if next_begin >= end:
+            continue
+        first = tied.get(other, other)
+        same = (begin, end) == (next_begin, next_end) and delta.entries[name].digest == delta.entries[first].digest
+        if not same:
+            raise CheckpointError(
+                f"{delta.where}: tensors {other!r} and {name!r}: share memory, but become different weights",
+                hint="patch a copy: patch(base, delta, copy=True)",
+            )
+        tied[name] = first
+    return tied
 
 
 def _state_after(delta: Delta, targets: Weights, state: State, added: Mapping[str, Lanes]) -> State:
@@ -313,7 +352,7 @@ def _jobs(
             except ValueError as problem:
                 delta.corrupt(str(problem), entry.name)
             continue
-        for index in only or range(len(entry.blocks)):
+        for index in range(len(entry.blocks)) if only is None else only:
             if entry.blocks[index]:
                 yield entry, index, delta.block(entry, index)
             elif entry.fresh:

@@ -13,12 +13,12 @@ import json
 import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
 from weightwire.checkpoint import replacing
-from weightwire.codec import Lanes, Layout
+from weightwire.codec import BYTES_PER_BYTE, Lanes, Layout
 from weightwire.codec.bits import read_uvarint, uvarint
 from weightwire.container import LENGTH_SIZE, Slot, build_header, read_header, read_size
 from weightwire.dtypes import BY_CODE, DTYPES, Dtype
@@ -32,7 +32,7 @@ ANCHOR, DELTA = "anchor", "delta"
 
 _U8 = DTYPES["U8"]
 _CODE, _ROWS, _COO, _FRESH = 0x1F, 0x20, 0x40, 0x80
-_MOST_UNITS = 1 << 62
+_MOST_BYTES = 1 << 62
 _AGAIN = "it is damaged or was not written by weightwire: fetch or make it again"
 
 Rows = tuple[int, int]
@@ -165,7 +165,7 @@ class Delta:
         _check_format(metadata.get("format", ""), where)
         try:
             entries = _unpack_index(header.slots, metadata["index"])
-            removed = _read_removed(metadata.get("removed", "[]"))
+            removed = _read_removed(metadata.get("removed", "[]"), entries)
             kind, before, after = metadata["kind"], metadata["before"], metadata["after"]
             if kind not in (ANCHOR, DELTA):
                 raise ValueError(f"unknown kind {kind!r:.40}")
@@ -190,10 +190,13 @@ def pack(
     """Puts entries together, in the order of their names: the same weights give the same file."""
     ordered = sorted(packed, key=lambda one: one.entry.name.encode())
     slots: list[Slot] = []
+    entries: dict[str, Entry] = {}
     at = 0
     for one in ordered:
-        slots.append(Slot(one.entry.name, _U8, (one.entry.nbytes,), at, at + one.entry.nbytes))
-        at += one.entry.nbytes
+        name, size = one.entry.name, one.entry.nbytes
+        slots.append(Slot(name, _U8, (size,), at, at + size))
+        entries[name] = replace(one.entry, start=at)
+        at += size
     gone = tuple(sorted(removed, key=str.encode))
     index = base64.b85encode(b"".join(_pack_entry(one.entry) for one in ordered)).decode()
     metadata = {"format": FORMAT, "kind": kind, "before": before, "after": after, "index": index}
@@ -201,7 +204,6 @@ def pack(
         metadata["removed"] = json.dumps(gone, ensure_ascii=False, separators=(",", ":"))
     head = build_header(slots, metadata)
     parts = _Parts([part for one in ordered for part in one.parts if part])
-    entries = _unpack_index(slots, index)
     return Delta("delta", head, kind, before, after, entries, gone, len(head) + at, parts.fetch)
 
 
@@ -257,49 +259,65 @@ class _IndexReader:
 
 def _unpack_index(slots: Sequence[Slot], text: str) -> dict[str, Entry]:
     reader = _IndexReader(text)
-    entries = {slot.name: _unpack_entry(reader, slot) for slot in slots}
+    entries: dict[str, Entry] = {}
+    for slot in slots:
+        try:
+            entries[slot.name] = _unpack_entry(reader, slot)
+        except ValueError as problem:
+            raise ValueError(f"tensor {slot.name!r:.200}: {problem}") from problem
     reader.finish()
     return entries
 
 
 def _unpack_entry(reader: _IndexReader, slot: Slot) -> Entry:
-    def fail(what: str) -> NoReturn:
-        raise ValueError(f"tensor {slot.name!r:.200}: {what}")
-
     flags = reader.take(1)[0]
-    dtype = BY_CODE.get(flags & _CODE) or fail("unknown dtype")
-    dims = reader.number()
-    if dims > 64:
-        fail("has too many dimensions")
-    shape = tuple(reader.number() for _ in range(dims))
-    nbytes = dtype.nbytes(shape)
-    if nbytes is None or nbytes > _MOST_UNITS:
-        fail(f"{dtype.name} {list(shape)} is no possible size")
-    rows = (reader.number(), reader.number()) if flags & _ROWS else None
-    if rows and not (shape and rows[0] < rows[1] <= shape[0] and nbytes % shape[0] == 0):
-        fail(f"has no rows {rows[0]} to {rows[1]}")
+    coo, fresh = bool(flags & _COO), bool(flags & _FRESH)
+    dtype, shape, rows = _unpack_shape(reader, flags)
     layout = Layout.of(dtype, shape, rows)
     changed = reader.number()
     if changed > layout.count:
-        fail("claims more changes than it has weights")
-    coo, fresh = bool(flags & _COO), bool(flags & _FRESH)
-    count = 1 if coo else layout.blocks
-    if count > slot.end - slot.start + (not fresh) * layout.blocks:
-        fail("is too short for what it claims to hold")
-    blocks = tuple(reader.number() for _ in range(count))
-    if sum(blocks) != slot.end - slot.start or slot.dtype is not _U8 or len(slot.shape) != 1:
-        fail("its blocks do not add up to its bytes")
+        raise ValueError("claims more changes than it has weights")
+    size = slot.end - slot.start
+    if fresh and size * BYTES_PER_BYTE < layout.count * dtype.unit:
+        raise ValueError("is too short for what it claims to hold")
+    # Read one by one, and no further than there are any: a shape may claim any number of them.
+    blocks = tuple(reader.number() for _ in range(1 if coo else layout.blocks))
+    if sum(blocks) != size or slot.dtype is not _U8 or len(slot.shape) != 1:
+        raise ValueError("its blocks do not add up to its bytes")
     if coo and fresh:
-        fail("cannot be both new and coo")
+        raise ValueError("cannot be both new and coo")
     lanes = reader.take(16)
     digest = int.from_bytes(lanes[:8], "little"), int.from_bytes(lanes[8:], "little")
     return Entry(slot.name, dtype, shape, rows, coo, fresh, changed, blocks, digest, slot.start)
 
 
-def _read_removed(text: str) -> tuple[str, ...]:
-    names = json.loads(text)
+def _unpack_shape(reader: _IndexReader, flags: int) -> tuple[Dtype, tuple[int, ...], Rows | None]:
+    dtype = BY_CODE.get(flags & _CODE)
+    if dtype is None:
+        raise ValueError("unknown dtype")
+    dims = reader.number()
+    if dims > 64:
+        raise ValueError("has too many dimensions")
+    shape = tuple(reader.number() for _ in range(dims))
+    nbytes = dtype.nbytes(shape)
+    if nbytes is None or nbytes > _MOST_BYTES:
+        raise ValueError(f"{dtype.name} {list(shape)} is no possible size")
+    rows = (reader.number(), reader.number()) if flags & _ROWS else None
+    if rows and not (shape and rows[0] < rows[1] <= shape[0] and nbytes % shape[0] == 0):
+        raise ValueError(f"has no rows {rows[0]} to {rows[1]}")
+    return dtype, shape, rows
+
+
+def _read_removed(text: str, entries: Mapping[str, Entry]) -> tuple[str, ...]:
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError("its list of removed tensors is malformed")
+    for name in names:
+        if name in entries:
+            raise ValueError(f"tensor {name!r:.200}: is both changed and removed")
     return tuple(names)
 
 

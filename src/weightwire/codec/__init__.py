@@ -15,9 +15,11 @@ import numpy.typing as npt
 from weightwire.codec import spec
 from weightwire.codec.frame import DENSE, FULL, ULP
 from weightwire.codec.layout import BLOCK, Layout
+from weightwire.codec.planes import BYTES_PER_BYTE
 
 __all__ = [
     "BLOCK",
+    "BYTES_PER_BYTE",
     "KERNEL",
     "EncodedBlock",
     "Kernel",

@@ -74,6 +74,14 @@ class BitWriter:
             out[starts[has] + bit] = (values[has] >> np.uint64(bit)) & np.uint64(1)
         self._parts.append(out)
 
+    @property
+    def width(self) -> int:
+        """How many bits there are so far."""
+        return sum(map(len, self._parts))
+
+    def extend(self, other: BitWriter) -> None:
+        self._parts += other._parts
+
     def to_bytes(self) -> bytes:
         return np.packbits(np.concatenate([np.zeros(0, np.uint8), *self._parts]), bitorder="little").tobytes()
 

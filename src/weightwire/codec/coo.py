@@ -5,7 +5,6 @@ docs/FORMAT.md, "coo". Applying it twice is harmless. Works on a whole tensor (o
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,8 +42,8 @@ def decode_coo(data: memoryview, layout: Layout, changed: int) -> Iterator[tuple
     values = np.frombuffer(data, f"<u{unit}", changed, _HEAD + changed * width)
     if (positions[1:] <= positions[:-1]).any() or (changed and int(positions[-1]) >= layout.count):
         raise ValueError("its positions are not ascending or lie past its end")
-    bounds = [*np.searchsorted(positions, [layout.span(i)[0] for i in range(layout.blocks)]).tolist(), changed]
-    for index, (begin, end) in enumerate(itertools.pairwise(bounds)):
-        if begin < end:
-            inside = (positions[begin:end] - np.uint64(layout.span(index)[0])).astype("<u4")
-            yield index, inside.tobytes(), bytearray(values[begin:end].tobytes())
+    within = positions // np.uint64(layout.block)
+    for index in np.unique(within).tolist():
+        begin, end = np.searchsorted(within, np.array([index, index + 1], np.uint64)).tolist()
+        inside = (positions[begin:end] - np.uint64(layout.span(index)[0])).astype("<u4")
+        yield index, inside.tobytes(), bytearray(values[begin:end].tobytes())

@@ -34,7 +34,7 @@ class Layout:
     def of(dtype: Dtype, shape: tuple[int, ...], rows: tuple[int, int] | None = None) -> Layout:
         """The layout of a whole tensor, or of its rows from `rows[0]` to before `rows[1]`."""
         unit = dtype.unit
-        row = _units(dtype, shape[1:]) if len(shape) > 1 else 1
+        row = _units(dtype, shape[1:])
         word = 8 if row * unit % 8 == 0 and row else unit
         first, last = rows if rows else (0, shape[0] if shape else 1)
         count = row * (last - first) if row else _units(dtype, shape)
@@ -54,9 +54,11 @@ class Layout:
         return self.start + unit * self.dtype.unit // self.word
 
     def blocks_of_rows(self, first: int, last: int) -> range:
-        """The blocks that hold rows from `first` to before `last`, counted within this layout."""
+        """The blocks that hold rows from `first` to before `last`, counted within this layout; all if it has none."""
         if first >= last or not self.count:
             return range(0)
+        if not self.row:
+            return range(self.blocks)
         return range(first * self.row // self.block, -(-last * self.row // self.block))
 
 

@@ -15,9 +15,9 @@ from weightwire.codec.frame import DENSE, FULL, Sections, entropy_coded, read_en
 from weightwire.codec.tables import Shares, lg, quantise, read_levels, shares, write_levels
 from weightwire.dtypes import Dtype
 
-__all__ = ["decode_dense", "decode_full", "encode_dense", "encode_full"]
+__all__ = ["BYTES_PER_BYTE", "decode_dense", "decode_full", "encode_dense", "encode_full"]
 
-_PER_BYTE = 1024  # a block takes at least one byte for so many raw ones: no decompression bombs
+BYTES_PER_BYTE = 1024  # a block takes at least one byte for so many raw ones: no decompression bombs
 
 
 def encode_full(new: Units, dtype: Dtype) -> bytes:
@@ -61,10 +61,10 @@ def _unzigzag(folded: Units) -> Units:
     return (folded >> one) ^ (folded.dtype.type(0) - (folded & one))
 
 
-def _worth_coding(counts: npt.NDArray[np.int64], table: Shares, length: int) -> bool:
-    """Whether coding a plane saves at least 1/64 of it."""
+def _worth_coding(counts: npt.NDArray[np.int64], table: Shares, table_bits: int, length: int) -> bool:
+    """Whether coding a plane, and its table, saves more than 1/64 of it."""
     cost: int = sum(n * ((12 << 24) - lg(table[s])) for s, n in enumerate(counts.tolist()) if n)
-    return 64 * cost < 63 * 8 * length << 24
+    return 64 * (cost + (table_bits << 24)) < 63 * 8 * length << 24
 
 
 def _encode_planes(kind: int, folded: Units) -> bytes:
@@ -77,19 +77,21 @@ def _encode_planes(kind: int, folded: Units) -> bytes:
         counts = np.bincount(plane, minlength=256)
         levels = quantise(counts)
         table = shares(levels, 1)
-        if _worth_coding(counts, table, len(plane)):
-            write_levels(bits, levels)
+        own = BitWriter()
+        write_levels(own, levels)
+        if _worth_coding(counts, table, own.width, len(plane)):
+            bits.extend(own)
             sections.append((plane, table))
         else:
             raw_planes |= 1 << index
             raw += plane.tobytes()
     block = entropy_coded(kind, sections) + bytes([raw_planes]) + raw + bits.to_bytes()
-    return block.ljust(-(-folded.nbytes // _PER_BYTE), b"\0")
+    return block.ljust(-(-folded.nbytes // BYTES_PER_BYTE), b"\0")
 
 
 def _decode_planes(data: memoryview, length: int, dtype: Dtype) -> Units:
     like: np.dtype[np.unsignedinteger] = np.dtype(f"<u{dtype.unit}")
-    if len(data) * _PER_BYTE < length * like.itemsize:
+    if len(data) * BYTES_PER_BYTE < length * like.itemsize:
         raise ValueError("it is too short for what it claims to hold")
     decoder, rest = read_entropy_coded(data)
     if not len(rest) or rest[0] >> like.itemsize:
@@ -107,5 +109,5 @@ def _decode_planes(data: memoryview, length: int, dtype: Dtype) -> Units:
     for index, table in zip(coded, tables, strict=True):
         planes[:, index] = decoder.section(length, table)
     decoder.finish()
-    bits.finish(padded=len(data) * _PER_BYTE < (length * like.itemsize) + _PER_BYTE)
+    bits.finish(padded=len(data) * BYTES_PER_BYTE < (length * like.itemsize) + BYTES_PER_BYTE)
     return planes.view(like).ravel()

@@ -89,6 +89,13 @@ static void bits_golomb(BitWriter *w, uint64_t value, unsigned order) {
     bits_number(w, shifted, width);
 }
 
+/* Forgets what was written since `w` was as it was `before`. */
+static void bits_go_back(BitWriter *w, const BitWriter *before) {
+    w->bytes.size = before->bytes.size;
+    w->held = before->held;
+    w->count = before->count;
+}
+
 static void bits_flush(BitWriter *w) {
     if (!w->count) return;
     bytes_add_byte(&w->bytes, (uint8_t)w->held);

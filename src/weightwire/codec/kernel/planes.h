@@ -82,12 +82,16 @@ static int encode_planes(
         Levels levels;
         quantise(counts[b], SYMBOLS, &levels);
         shares(&levels, 1, &tables[b]);
-        uint64_t cost = plane_cost(counts[b], &tables[b]), raw = (UINT64_C(8) * count) << 24;
+        BitWriter before = w; /* to go back to, if the plane is not worth its table */
+        uint64_t start = 8 * w.bytes.size + w.count;
+        write_levels(&w, &levels);
+        uint64_t cost = plane_cost(counts[b], &tables[b]) + ((8 * w.bytes.size + w.count - start) << 24);
+        uint64_t raw = (UINT64_C(8) * count) << 24;
         if (64 * cost < 63 * raw) {
-            write_levels(&w, &levels);
             coded++;
             expected += cost;
         } else {
+            bits_go_back(&w, &before);
             raw_planes |= 1u << b;
             expected += raw;
         }
