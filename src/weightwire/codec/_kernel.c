@@ -75,13 +75,17 @@ static inline __attribute__((always_inline)) void swap_at(
     uint8_t *target, const uint32_t *positions, uint8_t *values, size_t changes, Indexing where, Digest *digest,
     const unsigned unit) {
     enum { SOON = 32 }; /* changes are too far apart for the machine to guess where the next ones are */
+    Rewritten words;
+    words.count = 0;
     for (size_t i = 0; i < changes; i++) {
         if (positions && i + SOON < changes) __builtin_prefetch(target + positions[i + SOON] * (size_t)unit, 1);
         size_t at = positions ? positions[i] : i;
         uint64_t was = load(target + at * unit, unit), to = load(values + i * unit, unit);
-        write_unit(target, at, was, to, where, digest, unit);
+        write_unit(target, at, was, to, where, &words, unit);
         memcpy(values + i * unit, &was, unit);
+        if (words.count == BATCH) HOT(digest_all, &words, digest);
     }
+    HOT(digest_all, &words, digest);
 }
 
 static void swap_block(
@@ -95,46 +99,63 @@ static void swap_block(
     }
 }
 
-/* Decodes a block against its base; into it, where there is a target. Says why not, where it cannot. */
-static const char *decode_block(
-    const uint8_t *bytes, size_t size, const uint8_t *old, size_t count, size_t line, Classing *k, Landed *out) {
+/* What is wrong with a block at first sight, if anything. */
+static const char *look_at(const uint8_t *bytes, size_t size, const uint8_t *old, size_t count, const Classing *k) {
     unsigned kind = bytes[0] & 3;
     if (bytes[0] >> 4 || !kind || (kind != ULP && bytes[0] & LINES)) return "it has an unknown encoding";
     if (kind != FULL && !old) return "it needs a base and there is none";
-    if (kind == ULP) return decode_ulp(bytes, size, old, count, line, k, out);
-    if (size < planes_least(count, k->unit)) return "it is too short for what it claims to hold";
-    out->count = count;
-    out->value = scratch_new(count * k->unit);
-    if (!out->value) return OUT_OF_MEMORY;
-    const char *why = decode_planes(bytes, size, kind == DENSE ? old : NULL, count, k, out->value);
-    if (!why && out->target) swap_block(out->target, NULL, out->value, count, k->unit, out->where, &out->digest);
-    return why;
+    if (kind != ULP && size < planes_least(count, k->unit)) return "it is too short for what it claims to hold";
+    return NULL;
 }
 
-/* Positions and values as Python has them, or the error; takes over what has landed. */
-static PyObject *landed_objects(Landed *landed, unsigned unit, const char *why) {
+/* Decodes a block against its base; into it, where there is a target. Python makes the room for the results as soon as
+ * it is known how much they take: large results are not copied. */
+static PyObject *decode_block(
+    const Py_buffer *data, const uint8_t *old, size_t count, size_t line, Classing *k, Landed *landed) {
+    const uint8_t *bytes = data->buf;
+    size_t size = (size_t)data->len, changes = count;
+    int is_ulp = (bytes[0] & 3) == ULP;
     PyObject *positions = NULL, *values = NULL, *result = NULL;
-    if (why == OUT_OF_MEMORY) {
-        PyErr_NoMemory();
-    } else if (why) {
-        PyErr_SetString(PyExc_ValueError, why);
-    } else {
-        if (landed->position)
-            positions = PyBytes_FromStringAndSize((char *)landed->position, (Py_ssize_t)(landed->count * 4));
-        else
-            positions = Py_NewRef(Py_None);
-        values = PyByteArray_FromStringAndSize((char *)landed->value, (Py_ssize_t)(landed->count * unit));
-        if (positions && values && landed->target)
-            result = Py_BuildValue(
-                "OOKK", positions, values, (unsigned long long)landed->digest.lane[0],
-                (unsigned long long)landed->digest.lane[1]);
-        else if (positions && values)
-            result = Py_BuildValue("OO", positions, values);
-        Py_XDECREF(positions);
-        Py_XDECREF(values);
+    Reading g;
+    memset(&g, 0, sizeof g);
+    const char *why = look_at(bytes, size, old, count, k);
+    if (is_ulp && !why) {
+        Py_BEGIN_ALLOW_THREADS;
+        why = read_ulp(bytes, size, count, line, k, &g);
+        Py_END_ALLOW_THREADS;
+        changes = g.steps;
     }
-    scratch_free(landed->position);
-    scratch_free(landed->value);
+    if (!why) {
+        positions = is_ulp ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(changes * 4)) : Py_NewRef(Py_None);
+        values = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(changes * k->unit));
+        if (!positions || !values) why = OUT_OF_MEMORY;
+    }
+    if (!why) {
+        landed->position = is_ulp ? (uint32_t *)PyBytes_AsString(positions) : NULL;
+        landed->value = (uint8_t *)PyByteArray_AsString(values);
+        Py_BEGIN_ALLOW_THREADS;
+        if (is_ulp) {
+            why = land_marks(&g, old, count, line, k, landed);
+        } else {
+            why = decode_planes(bytes, size, (bytes[0] & 3) == DENSE ? old : NULL, count, k, landed->value);
+            if (!why && landed->target)
+                swap_block(landed->target, NULL, landed->value, count, k->unit, landed->where, &landed->digest);
+        }
+        Py_END_ALLOW_THREADS;
+    }
+    reading_free(&g);
+    if (why == OUT_OF_MEMORY)
+        PyErr_NoMemory();
+    else if (why)
+        PyErr_SetString(PyExc_ValueError, why);
+    else if (landed->target)
+        result = Py_BuildValue(
+            "OOKK", positions, values, (unsigned long long)landed->digest.lane[0],
+            (unsigned long long)landed->digest.lane[1]);
+    else
+        result = Py_BuildValue("OO", positions, values);
+    Py_XDECREF(positions);
+    Py_XDECREF(values);
     return result;
 }
 
@@ -157,12 +178,8 @@ static PyObject *py_decode_block(PyObject *self, PyObject *args) {
     if (old_object != Py_None &&
         (PyObject_GetBuffer(old_object, &old, PyBUF_SIMPLE) < 0 || !fits(&old, count, k.unit, "old")))
         goto done;
-    const char *why;
     Landed landed = {0};
-    Py_BEGIN_ALLOW_THREADS;
-    why = decode_block(data.buf, (size_t)data.len, old.buf, (size_t)count, (size_t)line, &k, &landed);
-    Py_END_ALLOW_THREADS;
-    result = landed_objects(&landed, k.unit, why);
+    result = decode_block(&data, old.buf, (size_t)count, (size_t)line, &k, &landed);
 done:
     if (old.obj) PyBuffer_Release(&old);
     PyBuffer_Release(&data);
@@ -187,12 +204,7 @@ static PyObject *py_patch_block(PyObject *self, PyObject *args) {
     if (!fits(&target, count, k.unit, "target")) goto done;
     landed.where.start = start;
     landed.target = target.buf;
-    const char *why;
-    Py_BEGIN_ALLOW_THREADS;
-    const uint8_t *old = fresh ? NULL : target.buf;
-    why = decode_block(data.buf, (size_t)data.len, old, (size_t)count, (size_t)line, &k, &landed);
-    Py_END_ALLOW_THREADS;
-    result = landed_objects(&landed, k.unit, why);
+    result = decode_block(&data, fresh ? NULL : target.buf, (size_t)count, (size_t)line, &k, &landed);
 done:
     PyBuffer_Release(&target);
     PyBuffer_Release(&data);

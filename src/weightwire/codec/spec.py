@@ -55,8 +55,8 @@ def patch_block(
     word: int,
     start: int,
 ) -> tuple[bytes | None, bytearray, int, int]:
-    """Decodes a block into its base (or, if fresh, without one); returns positions, the old units there, and what that
-    adds to the digest. The target is as it was where this fails."""
+    """Decodes a block into its base (or, if fresh, without one); returns positions (in any order), the old units there, and
+    what that adds to the digest. The target is as it was where this fails."""
     units = _units(target, unit)
     positions, values = decode_block(data, None if fresh else units, len(units), unit, exponent, mantissa, line)
     return positions, values, *swap_block(target, positions, values, unit, word, start)

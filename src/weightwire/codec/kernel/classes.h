@@ -6,6 +6,7 @@
 #include "tables.h"
 
 enum { CLASSES = 16, ZERO_CLASS = 15, GROUPS = 64, CHUNK = 64 * GROUPS };
+_Static_assert(CHUNK <= BATCH, "a chunk rewrites no more words than it has weights");
 enum { STRETCH = 1024, STRETCHES = 64, ENOUGH = 256, RARE = 128 };
 
 typedef struct {
@@ -96,6 +97,7 @@ typedef struct {
     unsigned groups;
     _Alignas(64) uint64_t members[GROUPS][CLASSES];
     _Alignas(64) uint16_t before[GROUPS + 1][CLASSES]; /* of groups that are not there: more than any rank */
+    _Alignas(16) uint16_t eighths[CLASSES][8]; /* rows 0, 8, 16 ... of `before`, where vectors search them */
 } Chunk;
 
 /* A scan under way: the members of each class seen so far, and those of them in lines without a change. */
@@ -103,6 +105,7 @@ typedef struct {
     uint64_t seen[CLASSES];
     uint64_t skipped[CLASSES];
     uint64_t last_word;
+    Rewritten words;
 } Progress;
 
 typedef struct {

@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
+enum { BATCH = 4096 }; /* words */
+
 typedef struct {
     uint64_t lane[2];
 } Digest;
@@ -44,20 +46,22 @@ static inline uint64_t digest_b(uint64_t index, uint64_t word) {
     return b ^ b >> 31;
 }
 
-/* One word becomes another. */
-static inline void digest_change(Digest *d, uint64_t index, uint64_t before, uint64_t after) {
-    d->lane[0] += digest_a(index, after) - digest_a(index, before);
-    d->lane[1] += digest_b(index, after) - digest_b(index, before);
-}
+/* Words that became others, to be digested together: the compiler makes vectors of that. */
+typedef struct {
+    size_t count;
+    uint64_t index[BATCH], before[BATCH], after[BATCH];
+} Rewritten;
 
 /* A unit of a run becomes another. The new word is made in a register: loading it after a narrower store would stall. */
 static inline void write_unit(
-    uint8_t *target, size_t at, uint64_t was, uint64_t to, Indexing where, Digest *d, unsigned unit) {
-    size_t word = where.word == 8 ? at * unit / 8 : at;
+    uint8_t *target, size_t at, uint64_t was, uint64_t to, Indexing where, Rewritten *out, unsigned unit) {
+    size_t word = where.word == 8 ? at * unit / 8 : at, n = out->count++;
     unsigned shift = where.word == 8 ? 8 * (unsigned)(at * unit % 8) : 0;
     uint64_t before = load_word(target, word, where.word, unit);
     memcpy(target + at * unit, &to, unit);
-    digest_change(d, where.start + word, before, before ^ (was ^ to) << shift);
+    out->index[n] = where.start + word;
+    out->before[n] = before;
+    out->after[n] = before ^ (was ^ to) << shift;
 }
 
 #endif

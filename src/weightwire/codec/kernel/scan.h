@@ -140,6 +140,30 @@ INLINE uint64_t NAME(differ)(const uint8_t *a, const uint8_t *b, unsigned count,
     return mask;
 }
 
+/* Brings a digest up to date, and forgets the words. */
+INLINE void NAME(digest_rewritten)(Rewritten *words, Digest *digest) {
+    uint64_t a = 0, b = 0;
+    for (size_t i = 0; i < words->count; i++) {
+        a += digest_a(words->index[i], words->after[i]) - digest_a(words->index[i], words->before[i]);
+        b += digest_b(words->index[i], words->after[i]) - digest_b(words->index[i], words->before[i]);
+    }
+    digest->lane[0] += a;
+    digest->lane[1] += b;
+    words->count = 0;
+}
+
+/* The digest of a run of words. Two plain sums: the compiler makes vectors of them. */
+INLINE void NAME(digest_words)(
+    const uint8_t *p, size_t count, uint64_t start, Digest *out, const unsigned word) {
+    uint64_t a = 0, b = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bits = load(p + i * word, word);
+        a += digest_a(start + i, bits);
+        b += digest_b(start + i, bits);
+    }
+    *out = (Digest){{a, b}};
+}
+
 /* Which of the valid units of a group belong to each class: those whose class has the same four bits. */
 INLINE void NAME(members)(NAME(Group) group, uint64_t valid, uint64_t *row) {
     uint64_t p0 = NAME(plane)(group, 0), p1 = NAME(plane)(group, 1);
@@ -236,10 +260,12 @@ INLINE int NAME(scan_chunk)(
         uint64_t word = where.word == 8 ? (at + in_chunk) * unit / 8 : at + in_chunk;
         if (word == p->last_word) continue;
         p->last_word = word;
-        digest_change(
-            &out->digest, where.start + word, load_word(old, word, where.word, unit),
-            load_word(new, word, where.word, unit));
+        size_t w = p->words.count++;
+        p->words.index[w] = where.start + word;
+        p->words.before[w] = load_word(old, word, where.word, unit);
+        p->words.after[w] = load_word(new, word, where.word, unit);
     }
+    NAME(digest_rewritten)(&p->words, &out->digest);
     for (unsigned c = 0; c < CLASSES; c++) p->seen[c] += chunk->before[chunk->groups][c];
     return 1;
 }
@@ -248,7 +274,11 @@ INLINE int NAME(scan_chunk)(
 INLINE int NAME(scan_units)(
     const uint8_t *old, const uint8_t *new, size_t count, size_t line, const Classing *k, Indexing where, Scan *out,
     const unsigned unit) {
-    Progress p = {.last_word = UINT64_MAX};
+    Progress p;
+    memset(p.seen, 0, sizeof p.seen);
+    memset(p.skipped, 0, sizeof p.skipped);
+    p.last_word = UINT64_MAX;
+    p.words.count = 0;
     Chunk chunk;
     memset(&chunk, 0, sizeof chunk);
     size_t length = line ? line : count;
@@ -273,36 +303,75 @@ INLINE int NAME(scan_units)(
     return 1;
 }
 
-/* A chunk whose changes are landing: which they are so far, and their values. */
+#if VECTORS == 512
+/* Every eighth row of `before`, by class: to find the eighth of a chunk in one step. */
+INLINE void NAME(turn_eighths)(Chunk *chunk) {
+    __m256i row[8], pair[8], four[8];
+    for (unsigned i = 0; i < 8; i++) row[i] = _mm256_load_si256((const __m256i *)chunk->before[i * (GROUPS / 8)]);
+    for (unsigned i = 0; i < 4; i++) {
+        pair[i] = _mm256_unpacklo_epi16(row[2 * i], row[2 * i + 1]);     /* classes 0-3 and 8-11 */
+        pair[i + 4] = _mm256_unpackhi_epi16(row[2 * i], row[2 * i + 1]); /* classes 4-7 and 12-15 */
+    }
+    for (unsigned h = 0; h < 2; h++) {
+        for (unsigned i = 0; i < 2; i++) {
+            four[4 * h + i] = _mm256_unpacklo_epi32(pair[4 * h + 2 * i], pair[4 * h + 2 * i + 1]);
+            four[4 * h + 2 + i] = _mm256_unpackhi_epi32(pair[4 * h + 2 * i], pair[4 * h + 2 * i + 1]);
+        }
+    }
+    for (unsigned i = 0; i < 4; i++) { /* four[2 * i], four[2 * i + 1]: rows 0-3 and 4-7 of two classes */
+        __m256i even = _mm256_unpacklo_epi64(four[2 * i], four[2 * i + 1]);
+        __m256i odd = _mm256_unpackhi_epi64(four[2 * i], four[2 * i + 1]);
+        _mm_store_si128((__m128i *)chunk->eighths[2 * i], _mm256_castsi256_si128(even));
+        _mm_store_si128((__m128i *)chunk->eighths[2 * i + 8], _mm256_extracti128_si256(even, 1));
+        _mm_store_si128((__m128i *)chunk->eighths[2 * i + 1], _mm256_castsi256_si128(odd));
+        _mm_store_si128((__m128i *)chunk->eighths[2 * i + 9], _mm256_extracti128_si256(odd, 1));
+    }
+}
+#endif
+
+/* A chunk whose changes are landing: which they are so far, and their values; or, if there is a target, the words that
+ * were rewritten in it. */
 typedef struct {
     const uint8_t *units;
     size_t at;
     uint64_t groups, changed[GROUPS];
-    Digest digest;
+    Rewritten words;
     uint8_t value[CHUNK * 8];
 } NAME(Landing);
 
 /* Changes the member of a class that has this rank in the chunk. */
 INLINE void NAME(place)(
-    NAME(Landing) *p, const Chunk *chunk, unsigned c, unsigned rank, uint64_t step, const Classing *k,
-    const Landed *out, const unsigned unit) {
+    NAME(Landing) *p, const Chunk *chunk, unsigned c, unsigned rank, uint64_t step, const Classing *k, Landed *out,
+    const unsigned unit) {
     const uint16_t *before = &chunk->before[0][c];
-    for (size_t half = GROUPS / 2; half; half /= 2) /* by a mask: no branch */
+    size_t half = GROUPS / 2;
+#if VECTORS == 512
+    uint8_t upto = _mm_cmple_epu16_mask(_mm_load_si128((const __m128i *)chunk->eighths[c]), _mm_set1_epi16((short)rank));
+    before += ((unsigned)__builtin_popcount(upto) - 1) * (GROUPS / 8 * CLASSES);
+    half = GROUPS / 16;
+#endif
+    for (; half; half /= 2) /* by a mask: no branch */
         before += (half * CLASSES) & (0 - (size_t)(before[half * CLASSES] <= rank));
     size_t g = (size_t)(before - chunk->before[0]) / CLASSES;
     unsigned bit = NAME(select)(chunk->members[g][c], rank - *before);
     size_t at = 64 * g + bit;
-    p->groups |= UINT64_C(1) << g;
-    p->changed[g] |= UINT64_C(1) << bit;
     uint64_t was = load(p->units + at * unit, unit);
     uint64_t to = low_bits(step_from(was, step, k->exponent, unit), 8 * unit);
-    if (out->target) write_unit(out->target, p->at + at, was, to, out->where, &p->digest, unit);
-    memcpy(p->value + at * unit, out->target ? &was : &to, unit);
+    if (out->target) {
+        write_unit(out->target, p->at + at, was, to, out->where, &p->words, unit);
+        out->position[out->count] = (uint32_t)(p->at + at);
+        memcpy(out->value + out->count * unit, &was, unit);
+        out->count++;
+    } else {
+        p->groups |= UINT64_C(1) << g;
+        p->changed[g] |= UINT64_C(1) << bit;
+        memcpy(p->value + at * unit, &to, unit);
+    }
 }
 
 /* Lands the marks of one class that fall into a chunk. 0 where there are too few steps. */
 INLINE int NAME(land_class)(
-    NAME(Landing) *p, const Chunk *chunk, Cursor *given, const Classing *k, const Landed *out, const unsigned unit) {
+    NAME(Landing) *p, const Chunk *chunk, Cursor *given, const Classing *k, Landed *out, const unsigned unit) {
     Cursor cursor = *given;
     unsigned c = cursor.class, total = chunk->before[chunk->groups][c];
     if (!cursor.complement) {
@@ -330,13 +399,16 @@ INLINE int NAME(land_chunk)(
     p.units = old + at * unit;
     p.at = at;
     p.groups = 0;
-    p.digest = out->digest;
+    p.words.count = 0;
     memset(p.changed, 0, sizeof p.changed);
     NAME(fill)(chunk, p.units, count, k, unit);
     for (size_t g = chunk->groups + 1; g < GROUPS; g++) memset(chunk->before[g], 0xFF, sizeof *chunk->before);
+#if VECTORS == 512
+    NAME(turn_eighths)(chunk);
+#endif
     int good = 1;
     for (unsigned i = 0; good && i < used; i++) good = NAME(land_class)(&p, chunk, &cursors[i], k, out, unit);
-    out->digest = p.digest;
+    NAME(digest_rewritten)(&p.words, &out->digest);
     uint16_t listed[CHUNK + 1];
     unsigned found = NAME(list)(p.groups, p.changed, listed);
     for (unsigned i = 0; i < found; i++) {
@@ -347,7 +419,8 @@ INLINE int NAME(land_chunk)(
     return good;
 }
 
-/* Lands the marks of every class on their weights, in the order of positions. 0 where there are too few steps. */
+/* Lands the marks of every class on their weights: in the order of positions, or, with a target, in any order within a
+ * chunk. 0 where there are too few steps. */
 INLINE int NAME(land_units)(
     const uint8_t *old, const Lines *lines, const Classing *k, Cursor *cursors, unsigned used, Landed *out,
     const unsigned unit) {
@@ -363,17 +436,7 @@ INLINE int NAME(land_units)(
     return 1;
 }
 
-/* The digest of a run of words. Two plain sums: the compiler makes vectors of them. */
-INLINE void NAME(digest_words)(
-    const uint8_t *p, size_t count, uint64_t start, Digest *out, const unsigned word) {
-    uint64_t a = 0, b = 0;
-    for (size_t i = 0; i < count; i++) {
-        uint64_t bits = load(p + i * word, word);
-        a += digest_a(start + i, bits);
-        b += digest_b(start + i, bits);
-    }
-    *out = (Digest){{a, b}};
-}
+TARGET static void NAME(digest_all)(Rewritten *words, Digest *digest) { NAME(digest_rewritten)(words, digest); }
 
 TARGET static void NAME(digest)(const uint8_t *p, size_t count, Indexing where, Digest *out) {
     switch (where.word) {

@@ -330,6 +330,7 @@ typedef struct {
     Head lines, head[CLASSES];
     unsigned used;
     uint8_t class[CLASSES];
+    size_t steps; /* of all classes */
 } Reading;
 
 static void reading_free(Reading *g) {
@@ -410,23 +411,17 @@ static void take_back(const Landed *landed, unsigned unit) {
         memcpy(landed->target + (size_t)landed->position[i] * unit, landed->value + i * unit, unit);
 }
 
+/* Lands what was read. `out` has room for all its steps. */
 static const char *land_marks(
-    Reading *g, const uint8_t *old, size_t count, size_t lines, const Classing *k, Landed *out) {
+    Reading *g, const uint8_t *old, size_t count, size_t line, const Classing *k, Landed *out) {
     Cursor cursors[CLASSES];
-    size_t steps = 0;
+    size_t lines = line ? count / line : 0;
     for (unsigned i = 0; i < g->used; i++) {
         Head *h = &g->head[i];
         cursors[i] = (Cursor){g->class[i], h->complement, h->distance, *h->distance, h->step, h->step + h->steps};
-        steps += h->steps;
     }
-    if (steps > count) return "it has more steps than weights";
-    out->position = scratch_new((steps + 1) * sizeof *out->position);
-    out->value = scratch_new((steps + 1) * k->unit);
     uint32_t *listed = scratch_new((lines + 1) * sizeof *listed);
-    if (!out->position || !out->value || !listed) {
-        scratch_free(listed);
-        return OUT_OF_MEMORY;
-    }
+    if (!listed) return OUT_OF_MEMORY;
     Lines through;
     lines_to_scan(g, count, lines, listed, &through);
     const char *why = NULL;
@@ -440,33 +435,30 @@ static const char *land_marks(
     return why;
 }
 
-static const char *decode_ulp(
-    const uint8_t *data, size_t size, const uint8_t *old, size_t count, size_t line, Classing *k, Landed *out) {
+/* Reads a block up to the point where its base is needed. */
+static const char *read_ulp(
+    const uint8_t *data, size_t size, size_t count, size_t line, Classing *k, Reading *g) {
     const char *why;
     Decoder d;
     const uint8_t *rest = decoder_start(&d, data, size, &why);
     if (!rest) return why;
     BitReader r = {rest, 0, (uint64_t)(data + size - rest) * 8, 0};
     size_t lines = line ? count / line : 0;
-    Reading g;
-    memset(&g, 0, sizeof g);
-    g.by_lines = (data[0] & LINES) != 0;
-    why = read_heads(&g, &r, count, lines, k);
-    if (!why) {
-        size_t most = g.lines.symbols;
-        for (unsigned i = 0; i < g.used; i++) {
-            size_t here = g.head[i].symbols > g.head[i].steps ? g.head[i].symbols : g.head[i].steps;
-            most = here > most ? here : most;
-        }
-        DecodeTable *slots = scratch_new(sizeof *slots);
-        uint8_t *symbols = scratch_new(most + 1);
-        why = slots && symbols ? read_body(&g, &d, &r, count, lines, slots, symbols) : OUT_OF_MEMORY;
-        scratch_free(slots);
-        scratch_free(symbols);
+    g->by_lines = (data[0] & LINES) != 0;
+    why = read_heads(g, &r, count, lines, k);
+    if (why) return why;
+    size_t most = g->lines.symbols;
+    for (unsigned i = 0; i < g->used; i++) {
+        size_t here = g->head[i].symbols > g->head[i].steps ? g->head[i].symbols : g->head[i].steps;
+        most = here > most ? here : most;
     }
-    if (!why) why = land_marks(&g, old, count, lines, k, out);
-    reading_free(&g);
-    return why;
+    DecodeTable *slots = scratch_new(sizeof *slots);
+    uint8_t *symbols = scratch_new(most + 1);
+    why = slots && symbols ? read_body(g, &d, &r, count, lines, slots, symbols) : OUT_OF_MEMORY;
+    scratch_free(slots);
+    scratch_free(symbols);
+    for (unsigned i = 0; i < g->used; i++) g->steps += g->head[i].steps;
+    return !why && g->steps > count ? "it has more steps than weights" : why;
 }
 
 #endif
