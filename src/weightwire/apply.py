@@ -296,25 +296,27 @@ def _apply(delta: Delta, targets: Weights, state: State, threads: int | None, *,
 def _tied(delta: Delta, targets: Weights) -> dict[str, str]:
     """Names whose tensor is the very memory of another one: what is written for that one is theirs too."""
     tied: dict[str, str] = {}
-    spans: list[tuple[int, int, str]] = []
-    for name, entry in delta.entries.items():
-        bits = _covered(targets[name], entry)
-        if bits.nbytes:
-            begin = bits.__array_interface__["data"][0]
-            spans.append((begin, begin + bits.nbytes, name))
-    spans.sort()
-    for (begin, end, other), (next_begin, next_end, name) in itertools.pairwise(spans):
-        if next_begin >= end:
-            continue
+    for (begin, end, other), (next_begin, next_end, name) in itertools.pairwise(sorted(_spans(delta, targets))):
         first = tied.get(other, other)
-        same = (begin, end) == (next_begin, next_end) and delta.entries[name].digest == delta.entries[first].digest
-        if not same:
+        if next_begin >= end or (first not in delta.entries and name not in delta.entries):
+            continue
+        digests = {delta.entries[one].digest if one in delta.entries else None for one in (first, name)}
+        if (begin, end) != (next_begin, next_end) or len(digests) > 1:
             raise CheckpointError(
                 f"{delta.where}: tensors {other!r} and {name!r}: share memory, but become different weights",
                 hint="patch a copy: patch(base, delta, copy=True)",
             )
         tied[name] = first
     return tied
+
+
+def _spans(delta: Delta, targets: Weights) -> Iterator[tuple[int, int, str]]:
+    """Where tensors lie in memory: of those that change, what does."""
+    for name, target in targets.items():
+        bits = _covered(target, delta.entries[name]) if name in delta.entries else target.bits
+        if bits.nbytes:
+            begin = bits.__array_interface__["data"][0]
+            yield begin, begin + bits.nbytes, name
 
 
 def _state_after(delta: Delta, targets: Weights, state: State, added: Mapping[str, Lanes]) -> State:

@@ -55,8 +55,10 @@ def patch_block(
     word: int,
     start: int,
 ) -> tuple[bytes | None, bytearray, int, int]:
-    """Decodes a block into its base (or, if fresh, without one); returns positions (in any order), the old units there, and
-    what that adds to the digest. The target is as it was where this fails."""
+    """Decodes a block into its base, or without one if fresh; the target is as it was where this fails.
+
+    Returns positions (in any order), the old units there, and what the change adds to the digest.
+    """
     units = _units(target, unit)
     positions, values = decode_block(data, None if fresh else units, len(units), unit, exponent, mantissa, line)
     return positions, values, *swap_block(target, positions, values, unit, word, start)
