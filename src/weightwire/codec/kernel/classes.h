@@ -6,7 +6,6 @@
 #include "tables.h"
 
 enum { CLASSES = 16, ZERO_CLASS = 15, GROUPS = 64, CHUNK = 64 * GROUPS };
-_Static_assert(CHUNK <= BATCH, "a chunk rewrites no more words than it has weights");
 enum { STRETCH = 1024, STRETCHES = 64, ENOUGH = 256, RARE = 128 };
 
 typedef struct {

@@ -264,8 +264,8 @@ INLINE int NAME(scan_chunk)(
         p->words.index[w] = where.start + word;
         p->words.before[w] = load_word(old, word, where.word, unit);
         p->words.after[w] = load_word(new, word, where.word, unit);
+        if (p->words.count == BATCH) NAME(digest_rewritten)(&p->words, &out->digest);
     }
-    NAME(digest_rewritten)(&p->words, &out->digest);
     for (unsigned c = 0; c < CLASSES; c++) p->seen[c] += chunk->before[chunk->groups][c];
     return 1;
 }
@@ -296,6 +296,7 @@ INLINE int NAME(scan_units)(
             return 0;
         }
     }
+    NAME(digest_rewritten)(&p.words, &out->digest);
     for (unsigned c = 0; c < CLASSES; c++) {
         out->members[c] = (uint32_t)p.seen[c];
         out->inside[c] = (uint32_t)(p.seen[c] - p.skipped[c]);
@@ -359,6 +360,7 @@ INLINE void NAME(place)(
     uint64_t to = low_bits(step_from(was, step, k->exponent, unit), 8 * unit);
     if (out->target) {
         write_unit(out->target, p->at + at, was, to, out->where, &p->words, unit);
+        if (p->words.count == BATCH) NAME(digest_rewritten)(&p->words, &out->digest);
         out->position[out->count] = (uint32_t)(p->at + at);
         memcpy(out->value + out->count * unit, &was, unit);
         out->count++;
