@@ -1,4 +1,4 @@
-"""Blocks taken apart and put together again, after docs/FORMAT.md: for blocks that no writer would write.
+"""Blocks and files taken apart and put together again, after docs/FORMAT.md: for those that no writer would write.
 
 Everything of a block can be changed here and still be entropy-coded as it should be, so that a lie is told in a
 well-formed way and reaches the check that is meant for it.
@@ -6,10 +6,13 @@ well-formed way and reaches the check that is meant for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from weightwire import Delta, Entry
 from weightwire.codec import rans
 from weightwire.codec.bits import BitReader, BitWriter, read_uvarint, unzigzag, uvarint, zigzag
 from weightwire.codec.tables import Shares, gap_table, read_levels, shares, split, write_levels
@@ -120,7 +123,6 @@ class Planes:
     levels: list[tuple[int, ...] | None]
     tail: bytes = b""
     words: int | None = None
-    sections: list[tuple[list[int], Shares]] = field(default_factory=list)
 
     def build(self) -> bytes:
         bits = BitWriter()
@@ -222,3 +224,26 @@ def parse_planes(data: bytes, count: int, unit: int) -> Planes:
     block = Planes(data[0], raw_planes, planes, levels)
     block.tail = bytes(len(data) - len(block.build()))
     return block
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+Header = dict[str, Any]
+
+
+def taken_apart(delta: Delta) -> tuple[Header, bytes]:
+    """A file's JSON, and its data."""
+    return json.loads(delta.head[8:]), delta.to_bytes()[len(delta.head) :]
+
+
+def put_together(header: Header, data: bytes) -> bytes:
+    text = json.dumps(header, ensure_ascii=False).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def packed_entry(entry: Entry) -> bytes:
+    """docs/FORMAT.md, "Index"."""
+    flags = entry.dtype.code | 0x20 * (entry.rows is not None) | 0x40 * entry.coo | 0x80 * entry.fresh
+    numbers = [len(entry.shape), *entry.shape, *(entry.rows or ()), entry.changed, *entry.blocks]
+    return bytes([flags]) + b"".join(map(uvarint, numbers)) + b"".join(n.to_bytes(8, "little") for n in entry.digest)

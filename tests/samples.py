@@ -19,7 +19,7 @@ from weightwire.dtypes import DTYPES, Dtype
 Units = npt.NDArray[np.unsignedinteger[Any]]
 
 BASES = ("weights", "bits", "equal", "zeros", "special")
-CHANGES = ("one", "few", "likely", "half", "most", "all", "signs", "huge", "rows", "down")
+CHANGES = ("one", "few", "likely", "half", "most", "all", "signs", "huge", "rows", "down", "mostly-up")
 
 # One of each layout of units that the kernel can be asked for; all other dtypes are like one of these.
 LAYOUTS = tuple(DTYPES[name] for name in ("U8", "U16", "U32", "U64", "F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
@@ -132,15 +132,20 @@ def _chosen(old: Units, dtype: Dtype, kind: str, seed: int, line: int) -> npt.ND
         length = line or 64
         active = below(seed + 2000, -(-count // length), 8) == 0
         return np.repeat(active, length)[:count] & (chance < 200)
-    rates = {"one": 0, "few": 10, "half": 512, "most": 960, "all": 1024, "signs": 128, "huge": 20, "down": 51}
-    return chance < rates[kind]
+    rates = {"one": 0, "few": 10, "huge": 20, "down": 51, "signs": 128, "mostly-up": 200, "half": 512, "most": 960}
+    return chance < rates.get(kind, 1024)
 
 
 def _step(old: Units, dtype: Dtype, kind: str, seed: int) -> Units:
     """Up or down by one, now and then by more."""
     random = below(seed + 3000, len(old), 64)
     size = np.where(random < 56, 1, random - 54)
-    down = np.ones(len(old), bool) if kind == "down" else below(seed + 4000, len(old), 2) == 0
+    negative = (old >> old.dtype.type(8 * dtype.unit - 1) == 1) & dtype.is_float
+    down = below(seed + 4000, len(old), 2) == 0
+    if kind == "down":
+        down = ~negative
+    elif kind == "mostly-up":
+        down = negative ^ (below(seed + 4000, len(old), 6) == 0)
     return units_of(np.where(down, -size, size).view(np.uint64), dtype)
 
 

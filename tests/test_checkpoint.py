@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 import safetensors.numpy
 
-from weightwire.checkpoint import CheckpointWriter, Schema
+from weightwire.checkpoint import CheckpointWriter, Schema, replacing
 from weightwire.dtypes import DTYPES
 from weightwire.errors import CheckpointError, OutputError
 from weightwire.weights import Checkpoint, Weights
@@ -203,7 +203,7 @@ def test_a_file_cut_short(single: Path) -> None:
 def test_a_pickle(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04 and so on")
     assert_refused(tmp_path, "holds no safetensors file", "convert its pickles")
-    assert_refused(tmp_path / "pytorch_model.bin", "over the limit", "Pickle checkpoints")
+    assert_refused(tmp_path / "pytorch_model.bin", "is no safetensors file", "convert its pickles")
 
 
 def test_a_directory_without_weights(tmp_path: Path) -> None:
@@ -350,9 +350,7 @@ def test_no_tensors_at_all(single: Path, tmp_path: Path) -> None:
     assert safetensors.numpy.load_file(tmp_path / "out.safetensors") == {}
 
 
-@pytest.mark.parametrize(
-    ("out", "file"), [("new.safetensors", "new.safetensors"), ("new", "new/model.safetensors")]
-)
+@pytest.mark.parametrize(("out", "file"), [("new.safetensors", "new.safetensors"), ("new", "new/model.safetensors")])
 def test_without_a_model_the_name_decides(tmp_path: Path, out: str, file: str) -> None:
     with CheckpointWriter(tmp_path / out, schema={"x": (F32, (2,)), "none": (F32, (0,))}) as writer:
         writer["x"].bits[:] = 0x3F800000
@@ -433,9 +431,9 @@ def test_the_files_have_the_usual_permissions(sharded: Path, tmp_path: Path) -> 
 
 
 def test_into_a_directory_that_is_not_there(single: Path, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"absent/out: cannot be written \(No such file") as caught:
+    with pytest.raises(OutputError, match="absent/out: there is no directory") as caught:
         copy(Checkpoint(single), tmp_path / "absent" / "out")
-    assert caught.value.hint == "create the directory it goes into first"
+    assert caught.value.hint == "create it first"
 
 
 def test_more_than_the_disk_has_free(tmp_path: Path) -> None:
@@ -464,12 +462,36 @@ def test_a_system_call_that_fails(
     assert os.listdir(tmp_path) == ["base"]
 
 
-def test_a_file_system_that_cannot_allocate(
-    sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_that_cannot_allocate(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*args: Any) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
     monkeypatch.setattr(os, "posix_fallocate", unsupported)
     copy(Checkpoint(sharded), tmp_path / "out")
     assert tree(tmp_path / "out") == tree(sharded)
+
+
+# What is not to be replaced
+
+
+@pytest.mark.parametrize("there", ["notes", "fifo", "config"])
+def test_what_is_no_safetensors_file_is_not_replaced(single: Path, tmp_path: Path, there: str) -> None:
+    out = tmp_path / there
+    if there == "fifo":
+        os.mkfifo(out)
+    else:
+        out.write_text("precious")
+    with pytest.raises(OutputError, match="exists, and is no safetensors file"):
+        copy(Checkpoint(single), out)
+    with pytest.raises(OutputError, match="exists, and is no safetensors file"), replacing(out) as file:
+        file.write(b"new")
+    assert not out.is_file() or out.read_text() == "precious"
+
+
+def test_a_link_stays_and_its_target_is_replaced(single: Path, tmp_path: Path) -> None:
+    target, link = tmp_path / "target.safetensors", tmp_path / "link.safetensors"
+    target.write_bytes(b"")
+    link.symlink_to(target)
+    copy(Checkpoint(single), link)
+    assert link.is_symlink()
+    assert target.read_bytes() == single.read_bytes()

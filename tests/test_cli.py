@@ -208,7 +208,7 @@ class TestDiff:
     def test_of_the_same_weights(self, run: Command, files: Files) -> None:
         ran = run("diff", files.old, files.old, "-o", files.delta, "--json")
 
-        assert "for 0 changed of 32,896 weights (0%)" in ran.err
+        assert "no change: the weights are identical" in ran.err
         assert "smaller" not in ran.err
         assert json.loads(ran.out)["bytes_per_change"] is None
 
@@ -434,7 +434,7 @@ class TestErrors:
         self.check(
             run("patch", files.new, files.delta, "-o", files.here / "out.safetensors"),
             f"{files.delta}: was made for weights with state {made_for}, and these have {these}",
-            "apply it to the weights it was made from, or start from an anchor",
+            "apply it to the weights it was made from",
         )
         assert tree(files.here) == before
 

@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from samples import base, change, flat
 
+from samples import base, change, flat
 from weightwire import codec
 from weightwire.codec import BLOCK, Layout, _kernel
 from weightwire.dtypes import DTYPES
@@ -60,6 +60,30 @@ def test_swapping_twice_undoes_it(implementation: str) -> None:
     back = codec.swap(target, patch, layout, 0)
     assert (target == old).all()
     assert [(a + b) % 2**64 for a, b in zip(there, back, strict=True)] == [0, 0]
+
+
+@pytest.mark.parametrize("how", ["few", "all"])
+def test_applying_is_decoding_and_swapping(implementation: str, how: str) -> None:
+    layout = flat(BF16, 1000)
+    old, new = base(BF16, 1000), change(base(BF16, 1000), BF16, how)
+    encoded = codec.encode(old, new, layout, 0)
+    target = old.copy()
+    patch, added = codec.apply(encoded.data, target, layout, 0, fresh=False)
+    assert (target == new).all()
+    assert added == encoded.digest
+    codec.swap(target, patch, layout, 0)
+    assert (target == old).all()
+
+
+def test_applying_a_fresh_block_asks_for_no_base(implementation: str) -> None:
+    layout = flat(BF16, 1000)
+    old, new = base(BF16, 1000), base(BF16, 1000, seed=2)
+    target = old.copy()
+    codec.apply(codec.encode(None, new, layout, 0).data, target, layout, 0, fresh=True)
+    assert (target == new).all()
+    with pytest.raises(ValueError, match="needs a base"):
+        codec.apply(codec.encode(old, change(old, BF16, "one"), layout, 0).data, target, layout, 0, fresh=True)
+    assert (target == new).all()
 
 
 def test_decoding_writes_nothing(implementation: str) -> None:

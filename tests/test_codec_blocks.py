@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from samples import BASES, CHANGES, LAYOUTS, Units, base, change
 
+from samples import BASES, CHANGES, LAYOUTS, Units, base, change
 from weightwire.codec import encoding
 from weightwire.codec.blocks import decode_block, encode_block
 from weightwire.codec.planes import encode_dense, encode_full

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from samples import LAYOUTS, base, change, special, units_of
 
+from samples import LAYOUTS, base, change, special, units_of
 from weightwire.codec.classes import ZERO_CLASS, Window, choose_window, classes_of, order, unorder
 from weightwire.dtypes import DTYPES, Dtype
 
@@ -86,7 +86,7 @@ def test_a_window_is_one_above_the_exponents_that_change() -> None:
 
 
 def test_a_window_has_at_most_15_classes() -> None:
-    assert window_of({e: 200 for e in range(100, 130)}) == Window(130, 15)
+    assert window_of(dict.fromkeys(range(100, 130), 200)) == Window(130, 15)
 
 
 def test_a_few_outliers_do_not_move_the_window() -> None:

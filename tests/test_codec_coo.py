@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weightwire.codec.coo import decode_coo, encode_coo
+from weightwire.codec.coo import BlockChanges, decode_coo, encode_coo
 from weightwire.codec.layout import BLOCK, Layout
 from weightwire.dtypes import DTYPES
 
@@ -15,7 +15,7 @@ MEDIUM = Layout.of(BF16, (2 * BLOCK + 16,))  # three blocks
 HUGE = Layout.of(BF16, (1 << 33,))
 
 
-def one_block(*changes: tuple[int, int], index: int = 0) -> tuple[int, np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def one_block(*changes: tuple[int, int], index: int = 0) -> BlockChanges:
     return index, np.array([at for at, _ in changes], np.int64), np.array([to for _, to in changes], "<u2")
 
 

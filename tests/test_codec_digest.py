@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from samples import words
 
+from samples import words
 from weightwire.codec.digest import digest_words
 
 

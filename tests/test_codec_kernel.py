@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+
+from crafted import parse_ulp
 from samples import (
     BASES,
     CHANGES,
@@ -23,8 +25,8 @@ from samples import (
     words,
     words_of,
 )
-
 from weightwire.codec import _kernel, spec
+from weightwire.codec.ulp import encode_ulp
 from weightwire.dtypes import DTYPES, Dtype
 
 BF16 = DTYPES["BF16"]
@@ -43,12 +45,28 @@ def check(old: Units | None, new: Units, dtype: Dtype, line: int = 0, word: int 
             assert _kernel.encode_block(old, new, *floats, line, word or dtype.unit, start) == expected
             if decoded:
                 assert _kernel.decode_block(data, old, len(new), *floats, line) == decoded
+                check_patch(data, old, new, dtype, line, word or dtype.unit, start)
     if decoded:
         assert landed(old, *decoded, dtype).tobytes() == new.tobytes()
     else:
         assert old is not None
         assert old.tobytes() == new.tobytes()
     return data
+
+
+def check_patch(data: bytes, old: Units | None, new: Units, dtype: Dtype, line: int, word: int, start: int) -> None:
+    """That the kernel decodes into the base what it should, and gives back what was there and what the digest gains."""
+    fresh = old is None
+    target = np.zeros_like(new) if old is None else old.copy()
+    before = target.copy()
+    positions, values, *added = _kernel.patch_block(
+        data, target, fresh, dtype.unit, dtype.exponent, dtype.mantissa, line, word, start
+    )
+    assert target.tobytes() == new.tobytes()
+    assert landed(target, positions, values, dtype).tobytes() == before.tobytes()
+    lanes = (one.digest(two, word, start) for one, two in ((_kernel, before), (_kernel, new)))
+    gained = [(b - a) % 2**64 for a, b in zip(*lanes, strict=True)]
+    assert added == gained
 
 
 def landed(old: Units | None, positions: bytes | None, values: bytearray, dtype: Dtype) -> Units:
@@ -100,6 +118,25 @@ def test_a_block_of_lines_and_a_rest(dtype: Dtype) -> None:
 @pytest.mark.parametrize("count", [2, 63, 64, 255, 256, 257, 1000])
 def test_all_small_blocks(dtype: Dtype, count: int) -> None:
     check_size(dtype, count)
+
+
+@each_layout
+@pytest.mark.parametrize("count", [4095, 4096, 4097])
+def test_blocks_around_what_the_kernel_does_at_once(dtype: Dtype, count: int) -> None:
+    for kind, how in (("weights", "likely"), ("special", "one"), ("equal", "most")):
+        old = base(dtype, count, kind)
+        new = change(old, dtype, how)
+        new[-1] = ~old[-1]
+        check(old, new, dtype)
+
+
+def test_lines_longer_than_what_the_kernel_does_at_once() -> None:
+    old = base(BF16, 5 * 4160)
+    for at in (0, 4095, 4096, 4159, 4160, 3 * 4160 + 4100, 5 * 4160 - 1):
+        new = old.copy()
+        new[at] += 1
+        check(old, new, BF16, line=4160, word=8)
+    check(old, change(old, BF16, "rows", line=4160), BF16, line=4160)
 
 
 @pytest.mark.slow
@@ -207,14 +244,14 @@ def test_buffers_at_odd_addresses() -> None:
         floats = dtype.unit, dtype.exponent, dtype.mantissa
         expected = spec.encode_block(old, new, *floats, 0, dtype.unit, 7)
         for offset in (1, 3, 7):
-            held = [memoryview(bytearray(offset) + one.tobytes())[offset:] for one in (old, new)]
+            was, now = (memoryview(bytearray(offset) + one.tobytes())[offset:] for one in (old, new))
             data = memoryview(bytearray(offset) + expected[0])[offset:]
             for width in vector_widths():
                 with vectors_of(width):
-                    assert _kernel.encode_block(*held, *floats, 0, dtype.unit, 7) == expected
-                    positions, values = _kernel.decode_block(data, held[0], 600, *floats, 0)
+                    assert _kernel.encode_block(was, now, *floats, 0, dtype.unit, 7) == expected
+                    positions, values = _kernel.decode_block(data, was, 600, *floats, 0)
                     assert landed(old, positions, values, dtype).tobytes() == new.tobytes()
-                    assert _kernel.digest(held[0], dtype.unit, 5) == spec.digest(old, dtype.unit, 5)
+                    assert _kernel.digest(was, dtype.unit, 5) == spec.digest(old, dtype.unit, 5)
                     target = bytearray(offset) + old.tobytes()
                     _kernel.swap_block(memoryview(target)[offset:], positions, values, dtype.unit, dtype.unit, 0)
                     assert target[offset:] == new.tobytes()
@@ -269,6 +306,25 @@ def test_swaps(dtype: Dtype, how: str) -> None:
             assert values[0] == values[1]
 
 
+@each_layout
+@pytest.mark.parametrize("steps", [-1, 1])
+def test_a_patch_that_fails_leaves_its_target_as_it_was(dtype: Dtype, steps: int) -> None:
+    """One step too few or too many, which shows only when all others have been written."""
+    old = base(dtype, 9000, "equal")
+    block = parse_ulp(encode_ulp(old, change(old, dtype, "most"), dtype, 0), dtype.unit)
+    ((marks, told),) = block.classes
+    assert marks.complement
+    told.symbols = told.symbols[:-1] if steps < 0 else [*told.symbols, told.symbols[0]]
+    for width in vector_widths():
+        with vectors_of(width):
+            target = old.copy()
+            with pytest.raises(ValueError, match="another number of steps than of changes"):
+                _kernel.patch_block(
+                    block.build(), target, False, dtype.unit, dtype.exponent, dtype.mantissa, 0, dtype.unit, 0
+                )
+            assert target.tobytes() == old.tobytes()
+
+
 # What the kernel refuses: mistakes of ours, never of a file
 
 
@@ -288,6 +344,13 @@ def test_swaps(dtype: Dtype, how: str) -> None:
         lambda: _kernel.decode_block(b"\3", None, 0, 1, 0, 0, 0),
         lambda: _kernel.decode_block(b"\3", None, -1, 1, 0, 0, 0),
         lambda: _kernel.decode_block(b"\1", b"123", 4, 1, 0, 0, 0),
+        lambda: _kernel.patch_block(b"\3", bytearray(4), True, 1, 0, 0, 3, 1, 0),
+        lambda: _kernel.patch_block(b"\3", bytearray(), True, 1, 0, 0, 0, 1, 0),
+        lambda: _kernel.patch_block(b"\3", bytearray(3), True, 2, 0, 0, 0, 2, 0),
+        lambda: _kernel.patch_block(b"\3", bytearray(4), True, 0, 0, 0, 0, 1, 0),
+        lambda: _kernel.patch_block(b"\3", bytearray(4), True, 2, 0, 0, 0, 8, 0),
+        lambda: _kernel.patch_block(b"\3", b"read", True, 1, 0, 0, 0, 1, 0),
+        lambda: _kernel.patch_block(b"", bytearray(4), True, 1, 0, 0, 0, 1, 0),
         lambda: _kernel.swap_block(bytearray(4), b"\4\0\0\0", bytearray(1), 1, 1, 0),  # outside
         lambda: _kernel.swap_block(bytearray(4), b"\0\0\0\0", bytearray(2), 1, 1, 0),  # one position, two values
         lambda: _kernel.swap_block(bytearray(4), None, bytearray(3), 1, 1, 0),
@@ -311,6 +374,10 @@ def test_buffers_are_released() -> None:
     with pytest.raises(TypeError):
         _kernel.decode_block(data, old, 99, 1, 0, 0, 0)
     _kernel.swap_block(old, positions, values, 1, 1, 0)
+    _kernel.swap_block(old, positions, values, 1, 1, 0)
+    _kernel.patch_block(data, old, False, 1, 0, 0, 0, 1, 0)
+    with pytest.raises(ValueError, match="unknown encoding"):
+        _kernel.patch_block(b"\xff", old, False, 1, 0, 0, 0, 1, 0)
     _kernel.digest(old, 1, 0)
     for lent in (old, new, data, values):
         lent.append(0)
@@ -340,6 +407,7 @@ def round():
         try:
             positions, values = _kernel.decode_block(data, base, 50_000, 2, 8, 7, line)
             _kernel.swap_block(old.copy(), positions, values, 2, 8, 0)
+            _kernel.patch_block(data, old.copy(), base is None, 2, 8, 7, line, 8, 0)
         except ValueError:
             refused += 1
         _kernel.encode_block(base, new, 2, 8, 7, line, 8, 0)

@@ -105,7 +105,15 @@ def test_positions_beyond_32_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "count"), [((6,), 3), ((2, 3), 3), ((2, 16), 16), ((4, 3, 2), 12), ((2, 1, 1), 1), ((0,), 0)]
+    ("shape", "count"),
+    [
+        ((6,), 3),
+        ((2, 3), 3),
+        ((2, 16), 16),
+        ((4, 3, 2), 12),
+        ((2, 1, 1), 1),
+        ((0,), 0),
+    ],
 )
 def test_units_of_a_packed_dtype_are_its_bytes(shape: tuple[int, ...], count: int) -> None:
     assert Layout.of(F4, shape).count == count

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+
 from crafted import Planes, parse_planes
 from samples import BASES, LAYOUTS, base, change
-
 from weightwire.codec import _kernel, spec
 from weightwire.codec.planes import decode_dense, decode_full, encode_dense, encode_full
 from weightwire.dtypes import DTYPES, Dtype
@@ -40,7 +40,6 @@ def test_random_bits_stay_raw() -> None:
     assert data == b"\3\0" + (1 << 16).to_bytes(4, "little") + b"\xff" + rotated_planes(units)
 
 
-@pytest.mark.xfail(reason="whether coding a plane pays leaves the size of its table out of account")
 def test_random_bits_take_hardly_more_than_they_are() -> None:
     """A table that costs more than it saves is not sent: many norms have a hundred or a thousand weights only."""
     sizes = {}

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from samples import below
 
+from samples import below
 from weightwire.codec import rans
 from weightwire.codec.tables import SCALE, Shares, quantise, shares
 

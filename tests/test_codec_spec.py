@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from samples import base, change
 
+from samples import base, change
 from weightwire.codec import _kernel, spec
 from weightwire.dtypes import DTYPES
 
@@ -53,5 +53,6 @@ def test_everything_may_be_replaced_at_once() -> None:
     target, values = bytearray(b"abcdefgh"), bytearray(b"ABCDEFGH")
     before = spec.digest(target, 8, 3)
     lanes = spec.swap_block(target, None, values, 1, 8, 3)
-    assert (target, values) == (b"ABCDEFGH", b"abcdefgh")
+    assert target == b"ABCDEFGH"
+    assert values == b"abcdefgh"
     assert tuple((a + b) % 2**64 for a, b in zip(before, lanes, strict=True)) == spec.digest(target, 8, 3)

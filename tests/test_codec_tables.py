@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from samples import below
 
+from samples import below
 from weightwire.codec.bits import BitReader, BitWriter
 from weightwire.codec.tables import SCALE, gap_table, j_of, lg, quantise, read_levels, shares, split, write_levels
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from crafted import Marks, Ulp, parse_ulp
-from samples import LAYOUTS, Units, base, change
 
+from crafted import Marks, Steps, Ulp, parse_ulp
+from samples import LAYOUTS, Units, base, change
 from weightwire.codec import _kernel, spec
 from weightwire.codec.ulp import decode_ulp, encode_ulp
 from weightwire.dtypes import DTYPES, Dtype
@@ -79,6 +80,17 @@ def test_classes_bring_the_cost_down_to_the_conditional_entropy() -> None:
 def entropy(members: int, marked: int) -> float:
     rest = members - marked
     return sum(n * math.log2(members / n) for n in (marked, rest) if n)
+
+
+@pytest.mark.parametrize(
+    ("how", "plus"),
+    [("few", {128}), ("down", {-1}), ("mostly-up", {*range(129, 256)})],
+    ids=["even", "down", "mostly up"],
+)
+def test_the_bias_of_signs_is_sent_where_there_is_one(how: str, plus: set[int]) -> None:
+    old = base(BF16, 20_000, "equal")
+    ((_, steps),) = parse_ulp(encode_ulp(old, change(old, BF16, how), BF16, 0), 2).classes
+    assert steps.plus in plus
 
 
 def test_lines_are_listed_where_few_of_them_change() -> None:
@@ -173,6 +185,12 @@ def a_mark_past_everything(block: Ulp) -> None:
     marks.j, marks.low = 127, [2**29 - 1] * len(marks.low)
 
 
+def a_gap_of_2_to_the_32(block: Ulp) -> None:
+    """Which would be none if it were counted in 32 bits."""
+    marks, steps = block.classes[0]
+    marks.j, marks.symbols, marks.low, steps.symbols = 127, [8], [0], steps.symbols[:1]
+
+
 def more_marks_than_units(block: Ulp) -> None:
     block.classes[0][0].claimed = 1281
 
@@ -261,11 +279,11 @@ def no_encoding(block: Ulp) -> None:
 
 
 LIES: list[Callable[[Ulp], None]] = [
-    width_0, top_past_the_exponents, no_class, another_class, an_empty_class, a_mark_past_its_class,
-    a_mark_past_everything, more_marks_than_units, a_gap_without_end, a_gap_parameter_past_the_last,
-    a_gap_parameter_below_0, a_complement_that_is_none, more_steps_than_changes, more_steps_than_units, a_step_too_few,
-    a_step_too_many, a_bias_of_0, too_many_levels, levels_without_a_top, a_line_past_the_last,
-    more_lines_than_there_are, no_lines, a_byte_too_many, a_bit_too_many, a_word_too_few,
+    width_0, top_past_the_exponents, no_class, another_class, an_empty_class,
+    a_mark_past_its_class, a_mark_past_everything, a_gap_of_2_to_the_32, more_marks_than_units, a_gap_without_end,
+    a_gap_parameter_past_the_last, a_gap_parameter_below_0, a_complement_that_is_none, more_steps_than_changes,
+    more_steps_than_units, a_step_too_few, a_step_too_many, a_bias_of_0, too_many_levels, levels_without_a_top,
+    a_line_past_the_last, more_lines_than_there_are, no_lines, a_byte_too_many, a_bit_too_many, a_word_too_few,
     words_past_the_end, an_unknown_tag, no_encoding,
 ]  # fmt: skip
 
@@ -275,6 +293,18 @@ def test_a_lie_is_refused_by_both(lie: Callable[[Ulp], None]) -> None:
     block = honest()
     lie(block)
     verdicts(block.build())
+
+
+def test_claims_are_bounded_over_all_classes_together() -> None:
+    """A step that is certain costs no bit: sixteen classes could each claim as many as there are units for nothing."""
+    count = 1 << 22
+    old = np.zeros(count, "<u2")
+    everything = Marks(True, 20, [], []), Steps([], [], (40,), 256, claimed=count)
+    data = Ulp(1, 0, 1, 0xFFFF, None, [everything] * 16).build()
+    assert len(data) < 200
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert verdicts(data, old, 0) == ["it has more steps than weights"] * 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 150_000  # kB; NumPy takes some
 
 
 def test_lines_where_there_are_none() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import safetensors.numpy
-from samples import base, words
 
 import weightwire
+from samples import base, words
 from weightwire import Tensor
 from weightwire.codec import spec
 from weightwire.dtypes import DTYPES
@@ -81,7 +82,7 @@ def test_shards_add_up_to_the_whole(cuts: list[int]) -> None:
     """Each rank digests its own rows; nobody gathers anything."""
     for array in (weights()["embed"], words(4, 75).view(np.uint16).reshape(100, 3)):  # words of 8 bytes, of 2 bytes
         total = (0, 0)
-        for first, last in zip(cuts, cuts[1:], strict=False):
+        for first, last in itertools.pairwise(cuts):
             bits = array[first:last].reshape(-1)
             shard = digest({"x": Tensor(DTYPES["U16"], array.shape, bits, (first, last))})
             total = add(total, shard.tensors["x"].digest)

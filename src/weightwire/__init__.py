@@ -6,6 +6,7 @@ places hold the same bits.
 
 from weightwire.apply import patch
 from weightwire.delta import Delta, Entry
+from weightwire.dtypes import DTYPES, Dtype
 from weightwire.errors import (
     CheckpointError,
     CorruptDelta,
@@ -19,9 +20,11 @@ from weightwire.state import State, TensorState, digest
 from weightwire.weights import Tensor
 
 __all__ = [
+    "DTYPES",
     "CheckpointError",
     "CorruptDelta",
     "Delta",
+    "Dtype",
     "Entry",
     "OutputError",
     "State",

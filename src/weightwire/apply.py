@@ -28,7 +28,7 @@ from weightwire.workers import Progress, in_order
 
 __all__ = ["changes", "patch", "patch_checkpoint"]
 
-_OTHER_BASE = "apply it to the weights it was made from, or start from an anchor"
+_OTHER_BASE = "apply it to the weights it was made from"
 
 
 def patch(
@@ -38,11 +38,12 @@ def patch(
     copy: bool = False,
     before: State | None = None,
     threads: int | None = None,
-) -> Mapping[str, Any]:
+) -> Any:
     """Applies a delta to weights in memory: in place, or to a copy. Returns the weights after it.
 
-    `base` is a mapping of names to NumPy arrays, torch tensors, `Tensor`s or `(dtype name, shape, buffer)`. `before` is
-    its state where that is known; else all of it is digested first. Wherever this fails, `base` is as it was.
+    `base` is a mapping of names to NumPy arrays, torch tensors, `Tensor`s or `(dtype name, shape, buffer)`, or a torch
+    module. A copy has the same kinds of values. `before` is the base's state where that is known; else all of it is
+    digested first. Wherever this fails, `base` is as it was.
     """
     opened, weights = _open(delta), read_weights(base)
     _check_tensors(opened, weights, opened.entries.values())
@@ -51,7 +52,7 @@ def patch(
     state = _check_state(opened, weights, before, threads)
     if not copy:
         _apply(opened, weights, state, threads, keep=True)
-        return base if isinstance(base, Mapping) else weights
+        return base
     targets = _copied(weights, opened)
     _apply(opened, targets, state, threads, keep=False)
     given = base if isinstance(base, Mapping) else {}
@@ -124,7 +125,11 @@ def changes(
 def _open(delta: Delta | bytes | str | os.PathLike[str]) -> Delta:
     if isinstance(delta, Delta):
         return delta
-    return Delta.from_bytes(delta) if isinstance(delta, bytes) else Delta.open(delta)
+    if isinstance(delta, str | os.PathLike):
+        return Delta.open(delta)
+    if isinstance(delta, bytes | bytearray | memoryview):
+        return Delta.from_bytes(delta)
+    raise CheckpointError(f"a {type(delta).__name__} is no delta", hint="pass patch(weights, delta), in this order")
 
 
 # --- before anything is written ----------------------------------------------------------------------------------
@@ -167,6 +172,7 @@ def _check_state(
 
 def _check_in_place(delta: Delta, base: Weights) -> None:
     extra = [name for name, entry in delta.entries.items() if entry.fresh and not _fits(base.get(name), entry)]
+    extra += [name for name in base if delta.kind == ANCHOR and name not in delta.entries]
     if extra or delta.removed:
         name = (extra or list(delta.removed))[0]
         raise CheckpointError(
@@ -338,7 +344,9 @@ def _check_tensor(delta: Delta, entry: Entry, changed: int, lanes: Lanes) -> Non
     if changed != entry.changed:
         delta.corrupt(f"changes {changed:,} weights, not {entry.changed:,} as it says", entry.name)
     if lanes != entry.digest:
-        delta.corrupt("the result has another digest than it should", entry.name)
+        delta.corrupt(
+            "the result has another digest than it should (or its base was not what it was made for)", entry.name
+        )
 
 
 def _jobs(

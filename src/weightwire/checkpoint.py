@@ -21,12 +21,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from weightwire.container import Slot, build_header, lay_out
+from weightwire.container import LENGTH_SIZE, Slot, build_header, lay_out
 from weightwire.dtypes import Dtype
 from weightwire.errors import OutputError
 from weightwire.weights import Checkpoint, ShardFile, Tensor
 
-__all__ = ["CheckpointWriter", "Schema", "replacing"]
+__all__ = ["CheckpointWriter", "Schema", "file_to_replace", "replacing"]
 
 Schema = Mapping[str, tuple[Dtype, tuple[int, ...]]]
 
@@ -60,7 +60,7 @@ class CheckpointWriter:
         self._is_dir = like.path.is_dir() if like else self.out.suffix != ".safetensors"
         self._plans = _plan_like(like, schema) if like else [_plan_fresh(_SINGLE, schema, schema, _METADATA)]
         # In the same directory, since a rename is atomic only within a file system.
-        self._target = Path(os.path.abspath(out))
+        self._target = Path(os.path.realpath(out))
         self._staging = self._target.parent / f".weightwire-{secrets.token_hex(8)}.partial"
         self._places: dict[str, tuple[mmap.mmap, int, Slot]] = {}
         self._untouched = {name for name, (_, shape) in schema.items() if math.prod(shape)}
@@ -95,10 +95,11 @@ class CheckpointWriter:
             self._discard()
 
     def _check_target(self) -> None:
-        if self._target.exists() and self._target.is_dir() != self._is_dir:
-            have, want = ("file", "directory") if self._is_dir else ("directory", "file")
-            raise OutputError(f"{self.out}: is a {have} already", hint=f"name the {want} to write")
-        if self._is_dir and self._target.exists() and any(self._target.iterdir()):
+        if not self._is_dir:
+            file_to_replace(self.out)
+        elif self._target.exists() and not self._target.is_dir():
+            raise OutputError(f"{self.out}: is a file already", hint="name the directory to write")
+        elif self._target.exists() and any(self._target.iterdir()):
             raise OutputError(
                 f"{self.out}: exists and is not empty",
                 hint="write to a new directory: one that holds files cannot be replaced all at once",
@@ -150,14 +151,36 @@ class CheckpointWriter:
                 self._staging.unlink()
 
 
+def file_to_replace(out: str | os.PathLike[str]) -> Path:
+    """Where a file is to appear: a new one, or in place of a safetensors file, wherever a symbolic link leads.
+
+    Anything else that is there (a device, a config, notes) was hardly meant.
+    """
+    target = Path(os.path.realpath(out))
+    if not target.parent.is_dir():
+        raise OutputError(f"{out}: there is no directory {target.parent}", hint="create it first")
+    if not os.access(target.parent, os.W_OK):
+        raise OutputError(f"{out}: {target.parent} cannot be written to", hint="choose another place")
+    if target.is_dir():
+        raise OutputError(f"{out}: is a directory already", hint="name the file to write")
+    if target.exists() and not (target.is_file() and _is_replaceable(target)):
+        raise OutputError(f"{out}: exists, and is no safetensors file", hint="name another file to write")
+    return target
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Empty, or it begins like a safetensors file."""
+    with path.open("rb") as file:
+        start = file.read(LENGTH_SIZE + 1)
+    return not start or start[LENGTH_SIZE:] == b"{"
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file that appears at `path`, in place of what was there, when the block ends well; else nothing does."""
-    target = Path(os.path.abspath(path))
-    staging = target.parent / f".weightwire-{secrets.token_hex(8)}.partial"
     with _writing(Path(path)):
-        if target.is_dir():
-            raise OutputError(f"{path}: is a directory already", hint="name the file to write")
+        target = file_to_replace(path)
+        staging = target.parent / f".weightwire-{secrets.token_hex(8)}.partial"
         try:
             with staging.open("xb") as file:
                 yield file

@@ -22,7 +22,7 @@ from weightwire.codec import BYTES_PER_BYTE, Lanes, Layout
 from weightwire.codec.bits import read_uvarint, uvarint
 from weightwire.container import LENGTH_SIZE, Slot, build_header, read_header, read_size
 from weightwire.dtypes import BY_CODE, DTYPES, Dtype
-from weightwire.errors import CheckpointError, CorruptDelta, UnsupportedFormat
+from weightwire.errors import CheckpointError, CorruptDelta, UnsupportedFormat, WrongBase
 from weightwire.state import State, TensorState
 
 __all__ = ["FORMAT", "Delta", "Entry", "Packed", "pack"]
@@ -120,6 +120,11 @@ class Delta:
 
         Of a shard's delta it is the state of that shard: the digests are those of the rows it covers.
         """
+        if self.before and state.hex != self.before:
+            raise WrongBase(
+                f"{self.where}: was made for weights with state {self.before[:12]}, not {state.hex[:12]}",
+                hint="pass the state of the weights it was made from",
+            )
         return state.replace({name: entry.state for name, entry in self.entries.items()}, self.removed)
 
     def corrupt(self, what: str, name: str | None = None) -> NoReturn:
@@ -141,6 +146,10 @@ class Delta:
     def open(cls, path: str | os.PathLike[str]) -> Delta:
         """A delta in a file, which is mapped and not read until needed."""
         where = str(path)
+        if Path(path).is_dir():
+            raise CheckpointError(
+                f"{where}: is a directory, not a delta", hint="pass a file that `weightwire diff` wrote"
+            )
         try:
             with Path(path).open("rb") as file:
                 if not os.fstat(file.fileno()).st_size:

@@ -57,6 +57,7 @@ _TORCH_F4 = "float4_e2m1fn_x2"
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_CONVERT = "convert its pickles: load the model and save_pretrained() it, with safe_serialization=True"
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,11 +339,16 @@ def _place(files: Sequence[ShardFile]) -> dict[str, tuple[ShardFile, Slot]]:
 
 
 def _open_shard(path: Path) -> ShardFile:
+    if path.suffix in _PICKLES:
+        raise CheckpointError(f"{path}: is no safetensors file", hint=_CONVERT)
     with _reading(path), path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise CheckpointError(f"{path}: is empty", hint="copy or download it again")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return ShardFile(path, read_header(memoryview(data), str(path)), data)
+    header = read_header(memoryview(data), str(path))
+    if header.metadata.get("format", "").startswith("weightwire/"):
+        raise CheckpointError(f"{path}: is a weightwire delta, not weights", hint="patch its base with it first")
+    return ShardFile(path, header, data)
 
 
 def _find_index(directory: Path) -> Path | None:
@@ -385,9 +391,7 @@ def _find_shards(directory: Path, index: Path | None, listed: Mapping[str, str])
     if not wanted:
         raise CheckpointError(
             f"{directory}: holds no safetensors file",
-            hint="convert its pickles: load the model and save_pretrained() it, with safe_serialization=True"
-            if pickles
-            else "pass the directory that holds model.safetensors",
+            hint=_CONVERT if pickles else "pass the directory that holds model.safetensors",
         )
     return [directory / name for name in sorted(wanted)]
 

@@ -69,6 +69,10 @@ def main() -> None:
     except BrokenPipeError:
         _drop_stdout()
         sys.exit(1)
+    except OSError as problem:
+        # Files have errors of their own: what is left is stdout.
+        _drop_stdout()
+        fail(f"stdout: cannot be written ({problem.strerror})", "send it to another place")
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 import weightwire
 from weightwire import Delta, OutputError
+from weightwire.checkpoint import file_to_replace
 from weightwire.cli.terminal import (
     AsJson,
     Threads,
@@ -58,15 +58,7 @@ def diff(
 
 def _check_output(out: Path, inputs: Iterable[Path]) -> None:
     """Before the work, since that may take minutes."""
-    parent = Path(os.path.abspath(out)).parent
-    if out.is_dir():
-        raise OutputError(f"{out}: is a directory already", hint="name the file to write")
-    if not os.access(parent, os.W_OK):
-        raise OutputError(
-            f"{out}: there is no directory {parent}, or it cannot be written",
-            hint="create it first, or choose another place",
-        )
-    if out.exists() and any(out.samefile(path) for path in inputs):
+    if file_to_replace(out) in {path.resolve() for path in inputs}:
         raise OutputError(f"{out}: holds weights to be compared", hint="name another file for the delta")
 
 
@@ -90,6 +82,8 @@ def _summarise(delta: Delta, new: Checkpoint, out: Path, seconds: float) -> dict
 def _tell(summary: dict[str, Any]) -> None:
     changed, weights, nbytes = summary["changed"], summary["weights"], summary["bytes"]
     share = f"{changed:,} changed of {weights:,} weights ({percent(changed, weights)})"
+    if not (changed or summary["tensors_new"] or summary["tensors_removed"]):
+        share = "no change: the weights are identical"
     say(f"wrote {summary['delta']}: {byte_size(nbytes)} for {share}")
     smaller = summary["weights_bytes"] / nbytes
     new, removed = summary["tensors_new"], summary["tensors_removed"]

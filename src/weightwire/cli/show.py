@@ -46,7 +46,7 @@ def show(
         return
     rows.sort(key=lambda row: _natural(row.entry.name))
     console = Console(highlight=False)
-    if console.file.isatty():
+    if console.file.isatty() and console.width >= 70:
         console.print(_table(rows))
     else:
         _print_lines(rows)
