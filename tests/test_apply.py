@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,19 @@ import safetensors.numpy
 
 import weightwire
 from samples import BASES, CHANGES, base, change, special, units_of, words
-from weightwire import CheckpointError, CorruptDelta, Delta, State, Tensor, WrongBase, anchor, diff, digest, patch
+from weightwire import (
+    CheckpointError,
+    CorruptDelta,
+    Delta,
+    State,
+    Tensor,
+    WrongBase,
+    anchor,
+    codec,
+    diff,
+    digest,
+    patch,
+)
 from weightwire.apply import changes, patch_checkpoint
 from weightwire.codec import BLOCK
 from weightwire.dtypes import DTYPES, Dtype
@@ -249,6 +264,14 @@ def test_an_anchor_in_place() -> None:
     assert bytes_of(other) == bytes_of(weights)
 
 
+def test_an_anchor_in_place_of_more_than_it_holds() -> None:
+    """All weights of a version are in it: what else there is would have to go."""
+    weights = {"x": np.zeros(10, np.uint8), "more": np.zeros(3, np.uint8)}
+    with pytest.raises(CheckpointError, match="'more': is added, removed or reshaped"):
+        patch(weights, anchor({"x": np.ones(10, np.uint8)}))
+    assert not weights["x"].any()
+
+
 def test_coo_twice_is_harmless() -> None:
     old = {"x": base(BF16, 6400).reshape(100, 64)}
     new = {"x": change(base(BF16, 6400), BF16, "few").reshape(100, 64)}
@@ -321,6 +344,24 @@ def test_torch_tensors() -> None:
     assert {name: t.data_ptr() for name, t in old.items()} == pointers
 
 
+def test_a_torch_module_with_tied_weights() -> None:
+    torch = pytest.importorskip("torch")
+
+    def model() -> Any:
+        torch.manual_seed(0)
+        layers = torch.nn.Sequential(torch.nn.Embedding(50, 64), torch.nn.Linear(64, 50, bias=False))
+        layers[1].weight = layers[0].weight
+        return layers
+
+    trained, served = model(), model()
+    with torch.no_grad():
+        trained[0].weight[3] += 1e-3
+    delta = diff(served, trained)
+    assert set(delta.entries) == {"0.weight", "1.weight"}
+    assert patch(served, delta) is served
+    assert bytes_of(served) == bytes_of(trained)
+
+
 def test_read_only_weights_are_not_changed_in_place() -> None:
     old = {"x": np.zeros(10, np.uint8)}
     delta = diff(old, {"x": np.ones(10, np.uint8)})
@@ -335,8 +376,16 @@ def test_a_delta_may_be_an_object_its_bytes_or_a_path(tmp_path: Path) -> None:
     old, new = {"x": np.zeros(10, np.uint8)}, {"x": np.ones(10, np.uint8)}
     delta = diff(old, new)
     delta.write(tmp_path / "d")
-    for given in (delta, delta.to_bytes(), tmp_path / "d", str(tmp_path / "d")):
+    data = delta.to_bytes()
+    ways: list[Any] = [delta, data, bytearray(data), memoryview(data), tmp_path / "d", str(tmp_path / "d")]
+    for given in ways:
         assert (patch(old, given, copy=True)["x"] == 1).all()
+
+
+def test_weights_and_delta_in_the_wrong_order() -> None:
+    weights = {"x": np.zeros(10, np.uint8)}
+    with pytest.raises(CheckpointError, match="a dict is no delta"):
+        patch(diff(weights, weights), weights)  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_on_disk_is_patched_in_memory(tmp_path: Path) -> None:
@@ -375,6 +424,8 @@ def test_a_known_state_saves_the_scan() -> None:
     assert bytes_of(old) == bytes_of(new)
     with pytest.raises(WrongBase):
         patch(new, delta, before=delta.advance(state))
+    with pytest.raises(WrongBase):
+        patch(new, delta, before=State({}))
 
 
 # Shards
@@ -539,6 +590,26 @@ def test_a_reader_that_fails_half_way() -> None:
     with pytest.raises(ConnectionError):
         patch(old, Delta.remote(read, len(data), "far"))
     assert bytes_of(old) == before
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_interrupt_half_way(threads: int) -> None:
+    """Ctrl-C while blocks are fetched: nothing is changed when it comes out."""
+    old, new = three_tensors()
+    delta = diff(old, new)
+    data, last = delta.to_bytes(), delta.byte_range("c")
+
+    def read(begin: int, end: int) -> bytes:
+        if (begin, end) == last:
+            os.kill(os.getpid(), signal.SIGINT)
+        return data[begin:end]
+
+    before = bytes_of(old)
+    with pytest.raises(KeyboardInterrupt):
+        patch(old, Delta.remote(read, len(data), "far"), threads=threads)
+    assert bytes_of(old) == before
+    patch(old, delta)
+    assert bytes_of(old) == bytes_of(new)
 
 
 # On disk
@@ -713,3 +784,91 @@ def test_positions_beyond_32_bits(huge: tuple[Arrays, Arrays], coo: bool) -> Non
 
 def test_an_empty_state_stands_for_no_weights() -> None:
     assert patch({}, diff({}, {}), copy=True, before=State({})) == {}
+
+
+# Interrupted, torn, shared
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("block", [0, 3, 5])
+def test_an_interrupt_in_place_leaves_nothing_half_done(
+    monkeypatch: pytest.MonkeyPatch, threads: int, block: int
+) -> None:
+    old = {f"t{i}": np.arange(6400, dtype=np.uint16).reshape(100, 64) for i in range(6)}
+    new = {name: array + np.uint16(1) for name, array in old.items()}
+    delta = diff(old, new)
+    base = {name: array.copy() for name, array in old.items()}
+    calls = iter(range(6))
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        result = real(*args, **kwargs)
+        if next(calls) == block:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.3)  # for the main thread to hear of it
+        return result
+
+    real = codec.apply
+    monkeypatch.setattr(codec, "apply", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        patch(base, delta, threads=threads)
+    assert all((base[name] == old[name]).all() for name in old)
+
+
+def test_memory_that_is_shared_further_on() -> None:
+    """The parts of a fused tensor lie between the whole and the part that changes."""
+    whole = np.arange(300, dtype=np.float32)
+    base = {"qkv": whole, "q": whole[:100], "k": whole[100:200], "v": whole[200:]}
+    old = {name: array.copy() for name, array in base.items()}
+    new = old | {"v": old["v"] + 1}
+    with pytest.raises(CheckpointError, match="share memory"):
+        patch(base, diff(old, new))
+    assert (whole == np.arange(300)).all()
+
+
+def test_an_anchor_in_place_is_all_there_is() -> None:
+    delta = weightwire.anchor({"a": np.ones(3)})
+    with pytest.raises(CheckpointError, match="tensor 'b'"):
+        patch({"a": np.zeros(3), "b": np.zeros(3)}, delta)
+
+
+def test_weights_that_are_written_to_meanwhile_make_no_crash() -> None:
+    """The delta may be wrong, and its digests would show; the process lives."""
+    old = np.zeros((512, 512), np.uint16)
+    new = old.copy()
+    stop = threading.Event()
+
+    def write() -> None:
+        value = 0
+        while not stop.is_set():
+            value += 1
+            new[:, ::7] = value
+            old[::5] = value % 3
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(60):
+            diff({"x": ("BF16", old.shape, old)}, {"x": ("BF16", new.shape, new)})
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_torch_hears_of_the_change() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    product = (weight * weight).sum()
+    base = {"w": weight}
+    old = {"w": weight.detach().clone()}
+    patch(base, diff(old, {"w": old["w"] * 2}))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_a_file_that_is_cut_short_meanwhile(tmp_path: Path) -> None:
+    old = {"x": np.arange(100_000, dtype=np.uint16)}
+    weightwire.anchor(old).write(tmp_path / "a")
+    delta = weightwire.Delta.open(tmp_path / "a")
+    os.truncate(tmp_path / "a", 4096)
+    with pytest.raises(CorruptDelta, match="became shorter"):
+        patch({}, delta, copy=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from weightwire.workers import default_threads, in_order
+from weightwire.workers import Stopped, default_threads, in_order, to_the_end
 
 
 def test_there_is_at_least_one_thread() -> None:
@@ -110,3 +112,71 @@ def test_a_job_that_cannot_be_drawn() -> None:
 
     with pytest.raises(OSError, match="no more"):
         list(in_order(lambda job: job, jobs(), 2))
+
+
+# Work that must not be torn apart
+
+
+def test_the_result_comes_back() -> None:
+    assert to_the_end(lambda stop: (stop.is_set(), 7)) == (False, 7)
+
+
+def test_the_failure_comes_back() -> None:
+    def work(stop: threading.Event) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        to_the_end(work)
+
+
+def test_it_is_done_elsewhere() -> None:
+    """Where no signal handler can raise anything."""
+    assert to_the_end(lambda _: threading.current_thread()) is not threading.current_thread()
+
+
+@pytest.mark.parametrize("presses", [1, 3])
+def test_an_interrupt_waits_until_everything_is_put_back(presses: int) -> None:
+    put_back = []
+
+    def work(stop: threading.Event) -> None:
+        for _ in range(presses):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(10)
+        put_back.append(True)
+        raise Stopped
+
+    with pytest.raises(KeyboardInterrupt):
+        to_the_end(work)
+    assert put_back
+
+
+def test_an_interrupt_comes_out_even_if_the_work_was_done_first() -> None:
+    def work(stop: threading.Event) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        stop.wait(10)
+        return "done"
+
+    with pytest.raises(KeyboardInterrupt):
+        to_the_end(work)
+
+
+def test_an_interrupt_waits_for_the_end() -> None:
+    ended: list[bool] = []
+
+    def work(stop: threading.Event) -> None:
+        signal.raise_signal(signal.SIGINT)  # delivered to the main thread, which waits
+        assert stop.wait(10)
+        ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        to_the_end(work)
+    assert ended
+
+
+def test_what_work_raises_is_raised() -> None:
+    def work(stop: threading.Event) -> None:
+        raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        to_the_end(work)
+    assert to_the_end(lambda stop: 7) == 7

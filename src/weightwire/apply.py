@@ -6,8 +6,8 @@ put back if they do not.
 
 from __future__ import annotations
 
-import itertools
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ from weightwire.codec.coo import decode_coo
 from weightwire.delta import ANCHOR, Delta, Entry
 from weightwire.errors import CheckpointError, WrongBase
 from weightwire.state import State, TensorState, add, digest
-from weightwire.weights import Bits, Checkpoint, Tensor, Weights, present, read_weights
-from weightwire.workers import Progress, in_order
+from weightwire.weights import Bits, Checkpoint, Tensor, Weights, mark_changed, present, read_weights
+from weightwire.workers import Progress, Stopped, in_order, to_the_end
 
 __all__ = ["changes", "patch", "patch_checkpoint"]
 
@@ -52,6 +52,8 @@ def patch(
     state = _check_state(opened, weights, before, threads)
     if not copy:
         _apply(opened, weights, state, threads, keep=True)
+        for name in opened.entries:
+            mark_changed(base, name)
         return base
     targets = _copied(weights, opened)
     _apply(opened, targets, state, threads, keep=False)
@@ -107,12 +109,11 @@ def changes(
     bits = None if entry.fresh or entry.coo else _covered(weights[name], entry)
     wanted = range(layout.blocks) if entry.coo else layout.blocks_of_rows(first, last)
     positions, values = [np.zeros(0, np.int64)], [np.zeros(0, f"<u{entry.dtype.unit}")]
-    for _, index, given in _jobs(opened, {name: entry}, wanted):
-        if isinstance(given, Patch):
-            found = given
-        else:
+    for job in _jobs(opened, {name: entry}, wanted):
+        index, found = job.index, job.patch
+        if found is None:
             with _naming(opened, entry, index):
-                found = codec.decode(given, bits, layout, index)
+                found = codec.decode(opened.block(entry, index), bits, layout, index)
         begin, end = layout.span(index)
         at = np.arange(end - begin) if found.positions is None else np.frombuffer(found.positions, "<u4")
         positions.append(at.astype(np.int64) + begin)
@@ -162,6 +163,11 @@ def _check_state(
     if delta.kind == ANCHOR:
         return State({})
     state = before or digest(base, threads=threads, progress=progress)
+    unknown = [entry.name for entry in delta.entries.values() if not entry.fresh and entry.name not in state.tensors]
+    if unknown:
+        raise WrongBase(
+            f"{delta.where}: tensor {unknown[0]!r}: its state is not known", hint="pass before=digest(base)"
+        )
     if delta.before and state.hex != delta.before:
         raise WrongBase(
             f"{delta.where}: was made for weights with state {delta.before[:12]}, and these have {state.hex[:12]}",
@@ -247,14 +253,18 @@ def _fill(targets: Weights, base: Weights, delta: Delta, threads: int | None, pr
 # --- all or nothing ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Applied:
-    """A patch that has been written; it now holds what was there before."""
+@dataclass
+class _Written:
+    """A block that has been written, or is about to be; its patch then holds what was there before."""
 
     bits: Bits
     layout: Layout
     index: int
-    patch: Patch
+    patch: Patch | None = None
+
+    def take_back(self) -> None:
+        if self.patch is not None:
+            codec.swap(self.bits, self.patch, self.layout, self.index)
 
 
 def _apply(delta: Delta, targets: Weights, state: State, threads: int | None, *, keep: bool) -> State:
@@ -262,58 +272,90 @@ def _apply(delta: Delta, targets: Weights, state: State, threads: int | None, *,
 
     `keep`: what was overwritten is kept, and put back if anything is wrong.
     """
-    written: list[_Applied] = []
+    if not keep:
+        return _write(delta, targets, state, threads, None, threading.Event())
 
-    def work(job: tuple[Entry, int, bytes | memoryview | Patch]) -> tuple[Lanes, int]:
-        entry, index, given = job
+    def work(stop: threading.Event) -> State:
+        written: list[_Written] = []
+        try:
+            return _write(delta, targets, state, threads, written, stop)
+        except BaseException:
+            for one in reversed(written):
+                one.take_back()
+            raise
+
+    return to_the_end(work)
+
+
+def _write(
+    delta: Delta,
+    targets: Weights,
+    state: State,
+    threads: int | None,
+    written: list[_Written] | None,
+    stop: threading.Event,
+) -> State:
+    def work(job: _Job) -> tuple[Lanes, int]:
+        entry, index = job.entry, job.index
         bits = _covered(targets[entry.name], entry)
-        if isinstance(given, Patch):
-            found, lanes = given, codec.swap(bits, given, entry.layout, index)
+        record = _Written(bits, entry.layout, index)
+        if written is not None:
+            written.append(record)  # before anything is written, lest there be no memory left for it afterwards
+        if stop.is_set():
+            raise Stopped
+        if job.patch is not None:
+            found, lanes = job.patch, codec.swap(bits, job.patch, entry.layout, index)
         else:
+            data = delta.block(entry, index)
             with _naming(delta, entry, index):
-                found, lanes = codec.apply(given, bits, entry.layout, index, fresh=entry.fresh)
-        if keep:
-            written.append(_Applied(bits, entry.layout, index, found))
+                found, lanes = codec.apply(data, bits, entry.layout, index, fresh=entry.fresh)
+        record.patch = found
         return lanes, _changed_by(found, bits, entry, index)
 
     tied = _tied(delta, targets)
-    try:
-        covered = {name: _digest_before(entry, targets[name], state) for name, entry in delta.entries.items()}
-        added = dict.fromkeys(delta.entries, (0, 0))
-        changed = dict.fromkeys(delta.entries, 0)
-        jobs = list(_jobs(delta, {name: entry for name, entry in delta.entries.items() if name not in tied}))
-        for (entry, _, _), (lanes, count) in zip(jobs, in_order(work, jobs, threads), strict=True):
-            added[entry.name] = add(added[entry.name], lanes)
-            changed[entry.name] += count
-        for name, other in tied.items():
-            added[name], changed[name] = added[other], changed[other]
-        for name, entry in delta.entries.items():
-            _check_tensor(delta, entry, changed[name], add(covered[name], added[name]))
-        after = _state_after(delta, targets, state, added)
-        if delta.after and after.hex != delta.after:
-            delta.corrupt("the result has another state than it should")
-    except BaseException:
-        for one in reversed(written):
-            codec.swap(one.bits, one.patch, one.layout, one.index)
-        raise
+    covered = {name: _digest_before(entry, targets[name], state) for name, entry in delta.entries.items()}
+    added = dict.fromkeys(delta.entries, (0, 0))
+    changed = dict.fromkeys(delta.entries, 0)
+    jobs = list(_jobs(delta, {name: entry for name, entry in delta.entries.items() if name not in tied}))
+    for job, (lanes, count) in zip(jobs, in_order(work, jobs, threads), strict=True):
+        added[job.entry.name] = add(added[job.entry.name], lanes)
+        changed[job.entry.name] += count
+    for name, other in tied.items():
+        added[name], changed[name] = added[other], changed[other]
+    for name, entry in delta.entries.items():
+        _check_tensor(delta, entry, changed[name], add(covered[name], added[name]))
+    after = _state_after(delta, targets, state, added)
+    if delta.after and after.hex != delta.after:
+        delta.corrupt("the result has another state than it should")
+    if stop.is_set():
+        raise Stopped
     return after
 
 
 def _tied(delta: Delta, targets: Weights) -> dict[str, str]:
     """Names whose tensor is the very memory of another one: what is written for that one is theirs too."""
     tied: dict[str, str] = {}
-    for (begin, end, other), (next_begin, next_end, name) in itertools.pairwise(sorted(_spans(delta, targets))):
-        first = tied.get(other, other)
-        if next_begin >= end or (first not in delta.entries and name not in delta.entries):
-            continue
-        digests = {delta.entries[one].digest if one in delta.entries else None for one in (first, name)}
-        if (begin, end) != (next_begin, next_end) or len(digests) > 1:
-            raise CheckpointError(
-                f"{delta.where}: tensors {other!r} and {name!r}: share memory, but become different weights",
-                hint="patch a copy: patch(base, delta, copy=True)",
-            )
-        tied[name] = first
+    reach: list[tuple[int, int, str]] = []  # the span that reaches furthest, and the one of those that change
+    for begin, end, name in sorted(_spans(delta, targets)):
+        for other_begin, other_end, other in reach:
+            if begin >= other_end or (other not in delta.entries and name not in delta.entries):
+                continue
+            digests = {delta.entries[one].digest if one in delta.entries else None for one in (other, name)}
+            if (begin, end) != (other_begin, other_end) or len(digests) > 1:
+                raise CheckpointError(
+                    f"{delta.where}: tensors {other!r} and {name!r}: share memory, but become different weights",
+                    hint="patch a copy: patch(base, delta, copy=True)",
+                )
+            tied[name] = tied.get(other, other)
+        reach = _furthest([*reach, (begin, end, name)], delta)
     return tied
+
+
+def _furthest(spans: list[tuple[int, int, str]], delta: Delta) -> list[tuple[int, int, str]]:
+    """Of spans that begin before all that are to come, those that can still overlap with one."""
+    of_all = max(spans, key=lambda span: span[1])
+    changing = [span for span in spans if span[2] in delta.entries]
+    return [of_all] if not changing else list(dict.fromkeys([of_all, max(changing, key=lambda span: span[1])]))
 
 
 def _spans(delta: Delta, targets: Weights) -> Iterator[tuple[int, int, str]]:
@@ -349,22 +391,29 @@ def _check_tensor(delta: Delta, entry: Entry, changed: int, lanes: Lanes) -> Non
         )
 
 
-def _jobs(
-    delta: Delta, entries: Mapping[str, Entry], only: range | None = None
-) -> Iterator[tuple[Entry, int, bytes | memoryview | Patch]]:
-    """What there is to do: a block to decode, or a patch as it stands; of all blocks or only of some."""
+@dataclass(frozen=True)
+class _Job:
+    """A block of a tensor to deal with: to be read and decoded, or a patch as it stands."""
+
+    entry: Entry
+    index: int
+    patch: Patch | None = None
+
+
+def _jobs(delta: Delta, entries: Mapping[str, Entry], only: range | None = None) -> Iterator[_Job]:
+    """What there is to do, of all blocks or only of some."""
     for entry in entries.values():
         if entry.coo:
             data = memoryview(delta.block(entry, 0))
             try:
                 for index, positions, values in decode_coo(data, entry.layout, entry.changed):
-                    yield entry, index, Patch(positions, values)
+                    yield _Job(entry, index, Patch(positions, values))
             except ValueError as problem:
                 delta.corrupt(str(problem), entry.name)
             continue
         for index in range(len(entry.blocks)) if only is None else only:
             if entry.blocks[index]:
-                yield entry, index, delta.block(entry, index)
+                yield _Job(entry, index)
             elif entry.fresh:
                 delta.corrupt(f"block {index}: it is empty", entry.name)
 

@@ -17,6 +17,8 @@ from weightwire.errors import CheckpointError, OutputError, WeightwireError
 
 __all__ = [
     "LENGTH_SIZE",
+    "MAX_DIMS",
+    "MAX_INT",
     "METADATA",
     "Header",
     "Slot",
@@ -33,8 +35,8 @@ METADATA = "__metadata__"  # the one key of the JSON that is no tensor
 # What stock safetensors accepts, so that nobody can make us parse more than it would.
 _MAX_JSON = 100_000_000
 # NumPy's limit. It also keeps the product of a hostile shape from growing without end.
-_MAX_DIMS = 64
-_MAX_INT = 2**63 - 1
+MAX_DIMS = 64
+MAX_INT = 2**63 - 1
 _ALIGNMENT = 8
 
 _AGAIN = "the file is damaged or incomplete: copy, download or write it again"
@@ -201,11 +203,11 @@ class _Reader:
         return dtype
 
     def sizes(self, name: str, what: str, value: Any) -> tuple[int, ...]:
-        if not isinstance(value, list) or len(value) > _MAX_DIMS:
-            self.fail(f"{what} is no list of at most {_MAX_DIMS} numbers", tensor=name)
+        if not isinstance(value, list) or len(value) > MAX_DIMS:
+            self.fail(f"{what} is no list of at most {MAX_DIMS} numbers", tensor=name)
         for number in value:
             # `type` and not isinstance: JSON's true and false are ints in Python.
-            if type(number) is not int or not 0 <= number <= _MAX_INT:
+            if type(number) is not int or not 0 <= number <= MAX_INT:
                 self.fail(f"{what} has {number!r:.80}, which is no size", tensor=name)
         return tuple(value)
 

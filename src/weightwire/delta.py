@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import base64
 import bisect
+import itertools
 import json
-import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
 from weightwire.checkpoint import replacing
 from weightwire.codec import BYTES_PER_BYTE, Lanes, Layout
 from weightwire.codec.bits import read_uvarint, uvarint
-from weightwire.container import LENGTH_SIZE, Slot, build_header, read_header, read_size
+from weightwire.container import LENGTH_SIZE, MAX_DIMS, MAX_INT, Slot, build_header, read_header, read_size
 from weightwire.dtypes import BY_CODE, DTYPES, Dtype
 from weightwire.errors import CheckpointError, CorruptDelta, UnsupportedFormat, WrongBase
 from weightwire.state import State, TensorState
@@ -70,10 +71,13 @@ class Entry:
     def state(self) -> TensorState:
         return TensorState(self.dtype, self.shape, self.digest)
 
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        return tuple(itertools.accumulate(self.blocks, initial=self.start))
+
     def span(self, blocks: range) -> tuple[int, int]:
         """The bytes of some blocks, within the file's data part."""
-        begin = self.start + sum(self.blocks[: blocks.start])
-        return begin, begin + sum(self.blocks[blocks.start : blocks.stop])
+        return self._starts[blocks.start], self._starts[max(blocks.start, blocks.stop)]
 
 
 @dataclass(frozen=True)
@@ -144,20 +148,33 @@ class Delta:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Delta:
-        """A delta in a file, which is mapped and not read until needed."""
+        """A delta in a file, of which no more is read than is needed.
+
+        It is not mapped: a file that is cut short meanwhile is an error then, and not the end of the process.
+        """
         where = str(path)
         if Path(path).is_dir():
             raise CheckpointError(
                 f"{where}: is a directory, not a delta", hint="pass a file that `weightwire diff` wrote"
             )
         try:
-            with Path(path).open("rb") as file:
-                if not os.fstat(file.fileno()).st_size:
-                    raise CorruptDelta(f"{where}: is empty", hint=_AGAIN)
-                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            file = Path(path).open("rb")  # noqa: SIM115 (closed when nothing reads from it any more)
+            total = os.fstat(file.fileno()).st_size
         except OSError as problem:
             raise CheckpointError(f"{where}: cannot be read ({problem.strerror})", hint="check the path") from problem
-        return cls.from_bytes(data, where)
+
+        def read(begin: int, end: int) -> bytes:
+            data = bytearray()
+            while len(data) < end - begin:
+                more = os.pread(file.fileno(), end - begin - len(data), begin + len(data))
+                if not more:
+                    raise CorruptDelta(f"{where}: became shorter while it was read", hint=_AGAIN)
+                data += more
+            return bytes(data)
+
+        if not total:
+            raise CorruptDelta(f"{where}: is empty", hint=_AGAIN)
+        return cls.remote(read, total, where)
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, where: str = "delta") -> Delta:
@@ -305,9 +322,11 @@ def _unpack_shape(reader: _IndexReader, flags: int) -> tuple[Dtype, tuple[int, .
     if dtype is None:
         raise ValueError("unknown dtype")
     dims = reader.number()
-    if dims > 64:
+    if dims > MAX_DIMS:
         raise ValueError("has too many dimensions")
     shape = tuple(reader.number() for _ in range(dims))
+    if max(shape, default=0) > MAX_INT:
+        raise ValueError("has an impossible dimension")
     nbytes = dtype.nbytes(shape)
     if nbytes is None or nbytes > _MOST_BYTES:
         raise ValueError(f"{dtype.name} {list(shape)} is no possible size")

@@ -21,11 +21,21 @@ from typing import Any, NoReturn, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from weightwire.container import METADATA, Header, Slot, is_unicode, read_header
+from weightwire.container import MAX_DIMS, MAX_INT, METADATA, Header, Slot, is_unicode, read_header
 from weightwire.dtypes import DTYPES, Dtype
 from weightwire.errors import CheckpointError
 
-__all__ = ["Bits", "Checkpoint", "HasStateDict", "ShardFile", "Tensor", "Weights", "present", "read_weights"]
+__all__ = [
+    "Bits",
+    "Checkpoint",
+    "HasStateDict",
+    "ShardFile",
+    "Tensor",
+    "Weights",
+    "mark_changed",
+    "present",
+    "read_weights",
+]
 
 Bits = npt.NDArray[np.unsignedinteger]
 
@@ -209,6 +219,8 @@ def _view(name: str, dtype: Dtype, shape: tuple[int, ...], array: npt.NDArray[An
         _fail(name, "is not contiguous", "pass numpy.ascontiguousarray(...) of it")
     if array.dtype.str.startswith(">"):
         _fail(name, "is big-endian", "pass a little-endian copy: .astype(array.dtype.newbyteorder('<'))")
+    if len(shape) > MAX_DIMS or max(shape, default=0) > MAX_INT:
+        _fail(name, f"{list(shape)!r:.80} is no possible shape", f"at most {MAX_DIMS} dimensions of 63 bits")
     if min(shape, default=0) < 0 or array.nbytes != dtype.nbytes(shape):
         _fail(
             name,
@@ -225,6 +237,14 @@ def _unit(dtype: Dtype) -> np.dtype[np.unsignedinteger]:
 
 def _fail(name: str, what: str, hint: str) -> NoReturn:
     raise CheckpointError(f"tensor {name!r}: {what}", hint=hint)
+
+
+def mark_changed(source: Any, name: str) -> None:
+    """Tells torch that a tensor was written to behind its back: autograd must not use what it saved of it."""
+    torch = sys.modules.get("torch")
+    value = source.get(name) if isinstance(source, Mapping) else None
+    if torch is not None and isinstance(value, torch.Tensor) and not value.is_inference():
+        torch.autograd.graph.increment_version(value)
 
 
 def present(tensor: Tensor, like: Any = None) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["Progress", "default_threads", "in_order"]
+__all__ = ["Progress", "Stopped", "default_threads", "in_order", "to_the_end"]
 
 Progress = Callable[[int], None]
 """Told how many bytes of weights have been dealt with since it was last told."""
@@ -40,3 +41,53 @@ def in_order(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int | 
         finally:
             for future in ahead:
                 future.cancel()
+
+
+class Stopped(Exception):
+    """Raised by work that was asked to stop, once it has put everything back."""
+
+
+def to_the_end(work: Callable[[threading.Event], Result]) -> Result:
+    """Runs work that must not be torn apart, in a thread of its own.
+
+    Ctrl-C and whatever else a signal handler raises reach only the main thread. They are held back until the work has
+    ended, which is asked to stop by the event that it is given.
+    """
+    stop, go, done = threading.Event(), threading.Event(), threading.Event()
+    certain: list[bool] = []  # that it will be waited for
+    outcome: list[Result] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        go.wait()
+        try:
+            if certain:
+                outcome.append(work(stop))
+        except BaseException as problem:
+            failure.append(problem)
+        finally:
+            done.set()
+
+    interrupt: BaseException | None = None
+    try:
+        try:
+            threading.Thread(target=run, name="weightwire", daemon=True).start()
+            certain.append(True)
+        finally:
+            go.set()
+        # In short waits: a signal may arrive in any thread, but its handler runs only between steps of this one.
+        while not done.wait(0.05):
+            pass
+    except BaseException as problem:
+        interrupt = problem
+        stop.set()
+    while certain and not done.is_set():
+        try:
+            done.wait(0.05)
+        except BaseException as problem:
+            interrupt = problem
+    if interrupt is not None:
+        raise interrupt
+    if failure:
+        raise failure[0]
+    return outcome[0]

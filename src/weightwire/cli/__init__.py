@@ -53,7 +53,8 @@ def weightwire(
 
 def main() -> None:
     """Runs the command line and exits: 0 if all went well, 1 after an error, 2 if it was called wrongly."""
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminate)
     try:
         try:
             app(prog_name="weightwire")

@@ -140,7 +140,8 @@ def _natural(name: str) -> str:
 
 def _print_lines(rows: Sequence[_Row]) -> None:
     lines = [("tensor", *_HEADINGS), *((printable(row.entry.name), *_cells(row, str, str)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    # One name may be as long as a file allows: it is no reason to pad all others.
+    widths = [min(120, max(map(len, column))) for column in zip(*lines, strict=True)]
     for line in lines:
         aligned = [
             cell.rjust(width) if heading in _NUMBERS else cell.ljust(width)

@@ -154,6 +154,12 @@ static PyObject *decode_block(
             (unsigned long long)landed->digest.lane[1]);
     else
         result = Py_BuildValue("OO", positions, values);
+    if (!result && !why && landed->target) {
+        if (is_ulp)
+            take_back(landed, k->unit);
+        else
+            swap_block(landed->target, NULL, landed->value, count, k->unit, landed->where, &landed->digest);
+    }
     Py_XDECREF(positions);
     Py_XDECREF(values);
     return result;

@@ -37,9 +37,11 @@ static struct {
     atomic_flag busy;
 } scratch = {.busy = ATOMIC_FLAG_INIT};
 
-static inline void scratch_lock(void) {
-    while (atomic_flag_test_and_set_explicit(&scratch.busy, memory_order_acquire)) {
-    }
+/* 0 where another thread holds it for long, or held it when this process was forked: then do without what is kept. */
+static inline int scratch_lock(void) {
+    for (int tries = 0; tries < 100; tries++)
+        if (!atomic_flag_test_and_set_explicit(&scratch.busy, memory_order_acquire)) return 1;
+    return 0;
 }
 
 static inline void scratch_unlock(void) { atomic_flag_clear_explicit(&scratch.busy, memory_order_release); }
@@ -48,13 +50,15 @@ static void *scratch_new(size_t size) {
     unsigned power = SMALLEST;
     while (power < LARGEST && (UINT64_C(1) << power) < size + sizeof(Piece)) power++;
     if (power == LARGEST) return NULL;
-    scratch_lock();
-    Piece *piece = scratch.kept[power];
-    if (piece) {
-        scratch.kept[power] = piece->is.next;
-        scratch.bytes -= UINT64_C(1) << power;
+    Piece *piece = NULL;
+    if (scratch_lock()) {
+        piece = scratch.kept[power];
+        if (piece) {
+            scratch.kept[power] = piece->is.next;
+            scratch.bytes -= UINT64_C(1) << power;
+        }
+        scratch_unlock();
     }
-    scratch_unlock();
     if (!piece) piece = malloc(UINT64_C(1) << power);
     if (!piece) return NULL;
     piece->is.power = power;
@@ -65,15 +69,17 @@ static void scratch_free(void *data) {
     if (!data) return;
     Piece *piece = (Piece *)data - 1;
     uint64_t size = UINT64_C(1) << piece->is.power;
-    scratch_lock();
-    int keep = scratch.bytes + size <= KEPT_MOST;
-    if (keep) {
-        piece->is.next = scratch.kept[piece->is.power];
-        scratch.kept[piece->is.power] = piece;
-        scratch.bytes += size;
+    int kept = 0;
+    if (scratch_lock()) {
+        kept = scratch.bytes + size <= KEPT_MOST;
+        if (kept) {
+            piece->is.next = scratch.kept[piece->is.power];
+            scratch.kept[piece->is.power] = piece;
+            scratch.bytes += size;
+        }
+        scratch_unlock();
     }
-    scratch_unlock();
-    if (!keep) free(piece);
+    if (!kept) free(piece);
 }
 
 static void *scratch_grow(void *data, size_t size) {
