@@ -275,16 +275,26 @@ def _apply(delta: Delta, targets: Weights, state: State, threads: int | None, *,
     if not keep:
         return _write(delta, targets, state, threads, None, threading.Event())
 
+    written: list[_Written] = []
+
     def work(stop: threading.Event) -> State:
-        written: list[_Written] = []
         try:
             return _write(delta, targets, state, threads, written, stop)
         except BaseException:
-            for one in reversed(written):
-                one.take_back()
+            _take_back(written)
             raise
 
-    return to_the_end(work)
+    try:
+        return to_the_end(work)
+    except BaseException:
+        # There is still something to take back where all went well, and an interrupt came at the last moment.
+        to_the_end(lambda stop: _take_back(written))
+        raise
+
+
+def _take_back(written: list[_Written]) -> None:
+    while written:
+        written.pop().take_back()
 
 
 def _write(
