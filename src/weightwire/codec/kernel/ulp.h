@@ -300,7 +300,7 @@ static const char *read_gaps(Decoder *d, BitReader *r, size_t length, DecodeTabl
     for (size_t i = 0; i < h->symbols; i++) {
         quotient += symbols[i];
         if (symbols[i] == go_on) continue;
-        uint64_t gap = (quotient << raw) + read_number(r, raw);
+        uint64_t gap = (quotient << raw) + (raw ? read_number(r, raw) : 0);
         after += gap + 1;
         if (after > length) return "it marks a weight past its end";
         h->distance[h->marks] = (uint32_t)gap + (h->marks > 0);
