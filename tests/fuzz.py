@@ -102,7 +102,7 @@ from weightwire.codec.tables import gap_table  # noqa: E402
 from weightwire.dtypes import DTYPES, Dtype  # noqa: E402
 from weightwire.weights import read_weights  # noqa: E402
 
-SECONDS = 20  # for one mutation; the slowest honest one takes a fraction of one
+SECONDS = 20  # of work for one mutation; the slowest honest one takes a fraction of one
 
 
 class Failure(Exception):
@@ -389,9 +389,10 @@ def damage_file(file: File, rng: random.Random, other: File) -> bytes:
     if what == 1:  # the data only
         return put_together(header, damage(data, rng, other.data))
     if what == 2 and delta.entries:
-        entries = [one.__dict__ for one in delta.entries.values()]
-        entries[rng.randrange(len(entries))] |= lie_in_entry(rng.choice(list(delta.entries.values())), rng)
-        packed = b"".join(packed_entry(weightwire.Entry(**one)) for one in entries)
+        entries = list(delta.entries.values())
+        at = rng.randrange(len(entries))
+        entries[at] = replace(entries[at], **lie_in_entry(rng.choice(entries), rng))
+        packed = b"".join(map(packed_entry, entries))
         header["__metadata__"]["index"] = base64.b85encode(packed).decode()
     else:
         lie_in_header(header, rng)
@@ -630,14 +631,14 @@ def keep_smallest(directory: Path, verdict: str, block: Block) -> None:
 def work(arguments: argparse.Namespace) -> None:
     """In the process that is watched. Where it is, is kept in a file, should it not come back."""
     run = Run(arguments.seed, arguments.spec, arguments.collect)
-    signal.signal(signal.SIGALRM, too_long)
+    signal.signal(signal.SIGPROF, too_long)
     indices = [arguments.only] if arguments.only is not None else range(arguments.count)
     with Path(arguments.at).open("r+b", buffering=0) as at:
         for index in indices:
             os.pwrite(at.fileno(), index.to_bytes(8, "little"), 0)
-            signal.alarm(SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
             verdict = run.judge(index)
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
     if arguments.only is not None:
         print(verdict, file=sys.stderr)
     print(json.dumps(dict(run.counts.most_common()), indent=1))
