@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from stores import Rclone, SeaweedFS, running
 from weightwire import codec
 from weightwire.codec import _kernel, spec
 
@@ -18,3 +21,18 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "KERNEL", spec)
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
+    """One server for all tests: each uses a prefix of its own, and leaves it running."""
+    server = SeaweedFS(tmp_path_factory.mktemp("seaweedfs"))
+    with running(server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rclone]:
+    server = Rclone(tmp_path_factory.mktemp("rclone"))
+    with running(server):
+        yield server

@@ -32,7 +32,7 @@ from weightwire import (
     digest,
     patch,
 )
-from weightwire.apply import changes, patch_checkpoint
+from weightwire.apply import apply_in_place, changes, patch_checkpoint
 from weightwire.codec import BLOCK
 from weightwire.dtypes import DTYPES, Dtype
 
@@ -872,3 +872,80 @@ def test_a_file_that_is_cut_short_meanwhile(tmp_path: Path) -> None:
     os.truncate(tmp_path / "a", 4096)
     with pytest.raises(CorruptDelta, match="became shorter"):
         patch({}, delta, copy=True)
+
+
+# In place, and back
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("coo", [False, True])
+def test_the_way_back(threads: int, coo: bool) -> None:
+    old, new = three_tensors()
+    old["dense"], new["dense"] = base(F32, 640), base(F32, 640, seed=9)
+    before, state = bytes_of(old), digest(old)
+    applied = apply_in_place(old, diff(old, new, coo=coo), state, threads)
+    assert applied.state == digest(new)
+    assert bytes_of(old) == bytes_of(new)
+    applied.undo()
+    assert bytes_of(old) == before
+    applied.undo()
+    assert bytes_of(old) == before
+
+
+def test_the_way_back_from_an_anchor() -> None:
+    old, new = three_tensors()
+    before = bytes_of(old)
+    applied = apply_in_place(old, anchor(new))
+    assert applied.state == digest(new)
+    assert bytes_of(old) == bytes_of(new)
+    applied.undo()
+    assert bytes_of(old) == before
+
+
+def test_nothing_kept_and_no_way_back() -> None:
+    old, new = three_tensors()
+    applied = apply_in_place(old, diff(old, new), keep=False)
+    assert applied.state == digest(new)
+    assert bytes_of(old) == bytes_of(new)
+    with pytest.raises(ValueError, match="nothing was kept"):
+        applied.undo()
+
+
+def test_in_place_with_the_wrong_state() -> None:
+    old, new = three_tensors()
+    before = bytes_of(old)
+    for keep in (True, False):
+        with pytest.raises(WrongBase):
+            apply_in_place(old, diff(old, new), digest(new), keep=keep)
+    assert bytes_of(old) == before
+
+
+def test_in_place_of_a_damaged_delta() -> None:
+    old, new = three_tensors()
+    before, data = bytes_of(old), bytearray(diff(old, new).to_bytes())
+    data[-5] ^= 4
+    with pytest.raises(CorruptDelta):
+        apply_in_place(old, bytes(data))
+    assert bytes_of(old) == before
+
+
+def test_torch_hears_of_the_way_back() -> None:
+    torch = pytest.importorskip("torch")
+    weights = {"w": torch.ones(4, 4)}
+    applied = apply_in_place(weights, diff(weights, {"w": torch.zeros(4, 4)}))
+    seen = weights["w"]._version
+    applied.undo()
+    assert weights["w"]._version > seen
+    assert (weights["w"] == 1).all()
+
+
+def test_an_anchor_in_parts() -> None:
+    """One file of every rank: rows of some tensors, and the whole of others."""
+    new = {"x": words(1, 1600).view(np.uint16).reshape(100, 64), "y": np.arange(9, dtype=np.uint16)}
+    files = [anchor({**shard(new["x"], 0, 40), "y": new["y"]}), anchor(shard(new["x"], 40, 100))]
+    held = {"x": np.zeros((100, 64), np.uint16), "y": np.zeros(9, np.uint16)}
+    for file in files:
+        apply_in_place(held, file, keep=False)
+    assert bytes_of(held) == bytes_of(new)
+    with pytest.raises(CheckpointError, match="added, removed or reshaped"):
+        apply_in_place(shard(new["x"], 0, 50), files[1])

@@ -70,6 +70,25 @@ def test_the_file_is_the_bytes(tmp_path: Path) -> None:
     assert len(delta.to_bytes()) == delta.nbytes
 
 
+@pytest.mark.parametrize("size", [1, 7, 100, 8 << 20])
+def test_chunks_are_the_bytes(tmp_path: Path, size: int) -> None:
+    make().write(tmp_path / "d")
+    for delta in (make(), Delta.open(tmp_path / "d")):
+        chunks = [bytes(chunk) for chunk in delta.chunks(size)]
+        assert b"".join(chunks) == make().to_bytes()
+        assert {len(chunk) for chunk in chunks[:-1]} <= {size}
+        assert 0 < len(chunks[-1]) <= size
+
+
+def test_reading_anywhere_in_the_file() -> None:
+    delta = make()
+    data, head = delta.to_bytes(), len(delta.head)
+    places = (0, 5, head - 1, head, head + 1, delta.nbytes - 1, delta.nbytes)
+    for begin in places:
+        for end in (place for place in places if place >= begin):
+            assert bytes(delta.read(begin, end)) == data[begin:end]
+
+
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     delta = make()
     delta.write(tmp_path / "d")

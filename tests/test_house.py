@@ -26,13 +26,25 @@ ORDER = [
     "state",
     "delta",
     "make",
+    "decode",
     "apply",
+    "absolute",
+    "events",
+    "world",
     "bucket",
     "commit",
+    "chain",
+    "capture",
+    "fetch",
+    "restore",
+    "writer",
     "publisher",
-    "follower",
+    "durable",
+    "workdir",
     "replica",
+    "follower",
     "upkeep",
+    "metrics",
     "engines",
     "trainers",
     "page",
@@ -44,7 +56,19 @@ ORDER = [
 # Pairs that do not know each other although the order would let them.
 STRANGERS = {("follower", "publisher")} | {
     ("bucket", part)
-    for part in ("dtypes", "container", "weights", "checkpoint", "codec", "state", "delta", "make", "apply")
+    for part in (
+        "dtypes",
+        "container",
+        "weights",
+        "checkpoint",
+        "codec",
+        "state",
+        "delta",
+        "make",
+        "decode",
+        "apply",
+        "absolute",
+    )
 }
 
 # The only ones that may import torch; the core must work where it is not installed.

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,8 +18,8 @@ import pytest
 
 import weightwire
 from samples import base, change, words
-from weightwire import CheckpointError, State, Tensor, anchor, codec, diff, digest
-from weightwire.codec import BLOCK
+from weightwire import CheckpointError, OutputError, State, Tensor, anchor, codec, diff, digest
+from weightwire.codec import BLOCK, Layout
 from weightwire.dtypes import DTYPES
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -288,6 +294,119 @@ def test_torch_tensors_are_the_same() -> None:
         }
 
     assert diff(as_torch(old), as_torch(new)).to_bytes() == diff(old, new).to_bytes()
+
+
+# In a spool
+
+
+@pytest.mark.parametrize("buffering", [-1, 0])
+def test_a_spool_changes_nothing(large: tuple[Arrays, Arrays], buffering: int) -> None:
+    old, new = large
+    backwards = dict(reversed(new.items()))
+    with tempfile.TemporaryFile(buffering=buffering) as spool:
+        assert anchor(backwards, spool=spool).to_bytes() == anchor(new).to_bytes()
+        assert diff(old, backwards, spool=spool).to_bytes() == diff(old, new).to_bytes()
+        assert diff(old, backwards, spool=spool, coo=True).to_bytes() == diff(old, new, coo=True).to_bytes()
+
+
+def test_what_is_in_the_spool_stays_there() -> None:
+    """One file for several deltas, or for a caller who has something in it already."""
+    with tempfile.TemporaryFile() as spool:
+        spool.write(b"mine")
+        first, second = anchor(old_weights(), spool=spool), anchor(new_weights(), spool=spool)
+        assert (first.to_bytes(), second.to_bytes()) == (
+            anchor(old_weights()).to_bytes(),
+            anchor(new_weights()).to_bytes(),
+        )
+        assert os.pread(spool.fileno(), 4, 0) == b"mine"
+        assert os.fstat(spool.fileno()).st_size == 4 + sum(one.nbytes - len(one.head) for one in (first, second))
+
+
+def test_a_spooled_anchor_is_read_from_any_thread(large: tuple[Arrays, Arrays]) -> None:
+    _, new = large
+    with tempfile.TemporaryFile() as spool, ThreadPoolExecutor(4) as pool:
+        made = anchor(new, spool=spool)
+        chunks = pool.map(lambda at: bytes(made.read(at, min(at + 9999, made.nbytes))), range(0, made.nbytes, 9999))
+        assert b"".join(chunks) == anchor(new).to_bytes()
+
+
+def test_a_spooled_anchor_is_not_in_memory(large: tuple[Arrays, Arrays]) -> None:
+    with tempfile.TemporaryFile() as spool:
+        made = anchor(large[1], spool=spool)
+        assert os.fstat(spool.fileno()).st_size == made.nbytes - len(made.head)
+        spool.truncate(0)
+        with pytest.raises(weightwire.CorruptDelta, match="spool: became shorter"):
+            made.to_bytes()
+
+
+def test_a_spool_on_a_full_disk() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs /dev/full")
+    with io.FileIO(full, "r+") as spool, pytest.raises(OutputError, match="No space left") as caught:
+        anchor(old_weights(), spool=spool)
+    assert caught.value.hint
+
+
+# What is no longer needed
+
+
+def heard_of(old: Arrays, new: Arrays, threads: int, **more: Any) -> list[tuple[str, int]]:
+    heard: list[tuple[str, int]] = []
+    diff(old, new, threads=threads, done=lambda name, block: heard.append((name, block)), **more)
+    return heard
+
+
+def blocks_of(new: Arrays) -> list[tuple[str, int]]:
+    tensors = weightwire.weights.read_weights(new)
+    return [(name, block) for name, t in tensors.items() for block in range(Layout.of(t.dtype, t.shape).blocks)]
+
+
+@pytest.mark.parametrize("coo", [False, True])
+def test_blocks_are_done_in_the_order_of_the_new_mapping(large: tuple[Arrays, Arrays], coo: bool) -> None:
+    old, new = large
+    more = {"first": np.zeros(3, np.float32), **dict(reversed(new.items())), "small.3": np.zeros(5, np.float32)}
+    more["none"] = np.zeros(0, np.float32)
+    assert heard_of(old | {"gone": old["small.1"]}, more, threads=1, coo=coo) == blocks_of(more)
+
+
+def test_all_blocks_are_done_whatever_the_threads(large: tuple[Arrays, Arrays]) -> None:
+    old, new = large
+    assert sorted(heard_of(old, new, threads=3)) == sorted(blocks_of(new))
+    heard: list[tuple[str, int]] = []
+    anchor(new, threads=1, done=lambda name, block: heard.append((name, block)))
+    assert heard == blocks_of(new)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("coo", [False, True])
+def test_what_is_done_may_be_overwritten(large: tuple[Arrays, Arrays], threads: int, coo: bool) -> None:
+    """A capture follows the diff closely, and the delta is none the worse for it."""
+    old, new = large
+    scratch = {name: array.copy() for name, array in new.items()}
+    tensors = weightwire.weights.read_weights(scratch)
+
+    def overwrite(name: str, block: int) -> None:
+        tensor = tensors[name]
+        begin, end = Layout.of(tensor.dtype, tensor.shape).span(block)
+        tensor.bits[begin:end] = 0xDEAD
+
+    made = diff(old, scratch, threads=threads, coo=coo, done=overwrite).to_bytes()
+    assert made == diff(old, new, coo=coo).to_bytes()
+    assert all((tensor.bits == 0xDEAD).all() for tensor in tensors.values())
+
+
+def test_nothing_is_read_after_a_failure(large: tuple[Arrays, Arrays]) -> None:
+    """Whoever sees the failure may overwrite all of it."""
+    old, new = large
+
+    def fail(name: str, block: int) -> None:
+        if name == "small.2":
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        diff(old, new, threads=3, done=fail)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("weightwire")]
 
 
 # How small

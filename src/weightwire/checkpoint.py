@@ -31,6 +31,7 @@ __all__ = ["CheckpointWriter", "Schema", "file_to_replace", "replacing"]
 Schema = Mapping[str, tuple[Dtype, tuple[int, ...]]]
 
 _SINGLE = "model.safetensors"
+_NOT_BESIDE = (".safetensors", ".safetensors.index.json")
 # Without it transformers does not load a file.
 _METADATA = {"format": "pt"}
 
@@ -51,13 +52,22 @@ class CheckpointWriter:
 
     `out` becomes a file or a directory, whichever `like` is, with the same shards, metadata and side files;
     where only bits differ, the files differ only there. Tensors that `like` does not have go to its last
-    shard. Without `like`, an `out` called *.safetensors becomes a file, any other a directory.
+    shard. Without `like`, an `out` called *.safetensors becomes a file, any other a directory. `files` are side
+    files besides, or in place of those of `like`: names relative to the directory, and contents. A file has none.
     """
 
-    def __init__(self, out: str | os.PathLike[str], *, schema: Schema, like: Checkpoint | None = None) -> None:
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        *,
+        schema: Schema,
+        like: Checkpoint | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
         self.out = Path(out)
         self._like = like
         self._is_dir = like.path.is_dir() if like else self.out.suffix != ".safetensors"
+        self._files = _check_names(self.out, files or {}) if self._is_dir else {}
         self._plans = _plan_like(like, schema) if like else [_plan_fresh(_SINGLE, schema, schema, _METADATA)]
         # In the same directory, since a rename is atomic only within a file system.
         self._target = Path(os.path.realpath(out))
@@ -109,6 +119,7 @@ class CheckpointWriter:
         """Early, since allocating most of a large checkpoint takes time."""
         needed = sum(plan.size for plan in self._plans)
         needed += sum(source.stat().st_size for source, _ in self._side_files())
+        needed += sum(map(len, self._files.values()))
         free = shutil.disk_usage(self._target.parent).free
         if needed > free:
             raise OutputError(f"{self.out}: {needed:,} bytes are needed, {free:,} are free", hint=_HINTS[errno.ENOSPC])
@@ -130,6 +141,9 @@ class CheckpointWriter:
         if self._like and self._like.index:
             index = _build_index(self._like.index, self._like.files, self._plans)
             (self._staging / self._like.index.name).write_bytes(index)
+        for name, content in self._files.items():
+            (self._staging / name).parent.mkdir(parents=True, exist_ok=True)
+            (self._staging / name).write_bytes(content)
 
     def _finish(self) -> None:
         if self._untouched:
@@ -149,6 +163,15 @@ class CheckpointWriter:
                 shutil.rmtree(self._staging)
             else:
                 self._staging.unlink()
+
+
+def _check_names(out: Path, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """That they stay in their directory, and out of the way of the weights: names may come from a bucket."""
+    for name in files:
+        parts = name.split("/")
+        if any(part in ("", ".", "..") or "\0" in part for part in parts) or name.endswith(_NOT_BESIDE):
+            raise OutputError(f"{out}: {name!r} cannot be a file beside weights", hint="use plain relative names")
+    return files
 
 
 def file_to_replace(out: str | os.PathLike[str]) -> Path:

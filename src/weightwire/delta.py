@@ -12,21 +12,21 @@ import bisect
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from weightwire.checkpoint import replacing
 from weightwire.codec import BYTES_PER_BYTE, Lanes, Layout
 from weightwire.codec.bits import read_uvarint, uvarint
 from weightwire.container import LENGTH_SIZE, MAX_DIMS, MAX_INT, Slot, build_header, read_header, read_size
 from weightwire.dtypes import BY_CODE, DTYPES, Dtype
-from weightwire.errors import CheckpointError, CorruptDelta, UnsupportedFormat, WrongBase
+from weightwire.errors import CheckpointError, CorruptDelta, OutputError, UnsupportedFormat, WrongBase
 from weightwire.state import State, TensorState
 
-__all__ = ["FORMAT", "Delta", "Entry", "Packed", "pack"]
+__all__ = ["FORMAT", "Delta", "Entry", "Packed", "Part", "Spool", "Spooled", "pack"]
 
 FORMAT = "weightwire/1"
 ANCHOR, DELTA = "anchor", "delta"
@@ -34,6 +34,7 @@ ANCHOR, DELTA = "anchor", "delta"
 _U8 = DTYPES["U8"]
 _CODE, _ROWS, _COO, _FRESH = 0x1F, 0x20, 0x40, 0x80
 _MOST_BYTES = 1 << 62
+_CHUNK = 8 << 20
 _AGAIN = "it is damaged or was not written by weightwire: fetch or make it again"
 
 Rows = tuple[int, int]
@@ -80,12 +81,54 @@ class Entry:
         return self._starts[blocks.start], self._starts[max(blocks.start, blocks.stop)]
 
 
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """An encoded block that lies in a temporary file."""
+
+    file: IO[bytes]
+    start: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self, begin: int, end: int) -> bytes:
+        return _pread(self.file, self.start + begin, self.start + end, "spool")
+
+
+class Spool:
+    """Keeps encoded blocks in a temporary file instead of in memory.
+
+    Any file with a descriptor that may be read and written will do, buffered or not. Blocks go behind what it holds;
+    it must stay open as long as they are wanted. One thread writes; any number read.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._end = file.seek(0, os.SEEK_END)
+
+    def keep(self, data: bytes) -> Spooled:
+        start, rest = self._end, memoryview(data)
+        try:
+            while rest:
+                written = os.pwrite(self._file.fileno(), rest, self._end)
+                self._end, rest = self._end + written, rest[written:]
+        except OSError as problem:
+            raise OutputError(
+                f"the spool cannot be written ({problem.strerror})", hint="spool to a disk with more room: set TMPDIR"
+            ) from problem
+        return Spooled(self._file, start, len(data))
+
+
+Part = bytes | Spooled
+
+
 @dataclass(frozen=True)
 class Packed:
     """An entry and its encoded blocks, ready to be packed."""
 
     entry: Entry
-    parts: Sequence[bytes]
+    parts: Sequence[Part]
 
 
 @dataclass(frozen=True)
@@ -136,15 +179,26 @@ class Delta:
         raise CorruptDelta(f"{place}: {what}", hint=_AGAIN)
 
     def to_bytes(self) -> bytes:
-        return self.head + bytes(self.fetch(0, self.nbytes - len(self.head)))
+        return bytes(self.read(0, self.nbytes))
+
+    def read(self, begin: int, end: int) -> bytes | memoryview:
+        """Bytes of the file, its header included."""
+        size = len(self.head)
+        if begin >= size:
+            return self.fetch(begin - size, end - size)
+        head = self.head[begin:end]
+        return head if end <= size else head + bytes(self.fetch(0, end - size))
+
+    def chunks(self, size: int = _CHUNK) -> Iterator[bytes | memoryview]:
+        """The bytes of the file, one chunk after the other; all of them have this size, but the last may be shorter."""
+        for begin in range(0, self.nbytes, size):
+            yield self.read(begin, min(begin + size, self.nbytes))
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the file, all at once."""
         with replacing(path) as file:
-            file.write(self.head)
-            for entry in self.entries.values():
-                for index in range(len(entry.blocks)):
-                    file.write(self.block(entry, index))
+            for chunk in self.chunks():
+                file.write(chunk)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Delta:
@@ -163,18 +217,9 @@ class Delta:
         except OSError as problem:
             raise CheckpointError(f"{where}: cannot be read ({problem.strerror})", hint="check the path") from problem
 
-        def read(begin: int, end: int) -> bytes:
-            data = bytearray()
-            while len(data) < end - begin:
-                more = os.pread(file.fileno(), end - begin - len(data), begin + len(data))
-                if not more:
-                    raise CorruptDelta(f"{where}: became shorter while it was read", hint=_AGAIN)
-                data += more
-            return bytes(data)
-
         if not total:
             raise CorruptDelta(f"{where}: is empty", hint=_AGAIN)
-        return cls.remote(read, total, where)
+        return cls.remote(lambda begin, end: _pread(file, begin, end, where), total, where)
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, where: str = "delta") -> Delta:
@@ -233,22 +278,39 @@ def pack(
     return Delta("delta", head, kind, before, after, entries, gone, len(head) + at, parts.fetch)
 
 
+def _pread(file: IO[bytes], begin: int, end: int, where: str) -> bytes:
+    """All bytes from `begin` to before `end`, wherever the file's own position is: threads need not take turns."""
+    data = os.pread(file.fileno(), end - begin, begin)
+    while len(data) < end - begin:
+        more = os.pread(file.fileno(), end - begin - len(data), begin + len(data))
+        if not more:
+            raise CorruptDelta(f"{where}: became shorter while it was read", hint=_AGAIN)
+        data += more
+    return data
+
+
 class _Parts:
     """Many small pieces, read as if they lay one behind the other."""
 
-    def __init__(self, parts: Sequence[bytes]) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
         self._starts = [0]
         for part in parts:
             self._starts.append(self._starts[-1] + len(part))
 
-    def fetch(self, begin: int, end: int) -> bytes:
+    def fetch(self, begin: int, end: int) -> bytes | memoryview:
         first = bisect.bisect_right(self._starts, begin) - 1
         last = bisect.bisect_left(self._starts, end)
-        if last - first == 1 and (begin, end) == (self._starts[first], self._starts[last]):
-            return self._parts[first]  # one whole piece, as is: the usual case
-        joined = b"".join(self._parts[first:last])
-        return joined[begin - self._starts[first] : end - self._starts[first]] if begin < end else b""
+        pieces = [self._piece(index, begin, end) for index in range(first, last)]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _piece(self, index: int, begin: int, end: int) -> bytes | memoryview:
+        """What one part has of some bytes: usually all of it, as is."""
+        part, start = self._parts[index], self._starts[index]
+        begin, end = max(begin - start, 0), min(end - start, len(part))
+        if isinstance(part, Spooled):
+            return part.read(begin, end)
+        return part if (begin, end) == (0, len(part)) else memoryview(part)[begin:end]
 
 
 # --- metadata ----------------------------------------------------------------------------------------------------

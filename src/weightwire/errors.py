@@ -6,9 +6,24 @@ Knows nothing else of weightwire; everything else may raise from here.
 from __future__ import annotations
 
 __all__ = [
+    "AlreadyExists",
+    "BrokenChain",
+    "BucketError",
     "CheckpointError",
     "CorruptDelta",
+    "DataGone",
+    "Fenced",
+    "ForeignRun",
+    "NoBucket",
+    "NoRun",
+    "NotFound",
     "OutputError",
+    "PermissionDenied",
+    "ReplicaError",
+    "RunError",
+    "SchemaChanged",
+    "Unavailable",
+    "UnsafeBucket",
     "UnsupportedFormat",
     "WeightwireError",
     "WrongBase",
@@ -45,3 +60,63 @@ class WrongBase(WeightwireError):
 
 class OutputError(WeightwireError):
     """A result that cannot be written where it was asked for."""
+
+
+class BucketError(WeightwireError):
+    """The bucket did not do what it was asked for."""
+
+
+class NotFound(BucketError):
+    """No object of this name."""
+
+
+class NoBucket(NotFound):
+    """Not the object is missing but the whole bucket."""
+
+
+class AlreadyExists(BucketError):
+    """An object that was to be created is there: another's, or one's own after a lost reply."""
+
+
+class PermissionDenied(BucketError):
+    """Credentials that are missing, wrong or expired, or that do not allow this."""
+
+
+class Unavailable(BucketError):
+    """The bucket cannot be reached, is full or failed: it may work later. What was sent may have arrived."""
+
+
+class UnsafeBucket(BucketError):
+    """A bucket that lets two writers both create the same object."""
+
+
+class RunError(WeightwireError):
+    """What the bucket holds cannot be followed or continued."""
+
+
+class NoRun(RunError):
+    """Nothing has been published there yet."""
+
+
+class BrokenChain(RunError):
+    """A record that is malformed, or does not follow from the one before it."""
+
+
+class ForeignRun(RunError):
+    """A record, or a replica, of another run."""
+
+
+class DataGone(RunError):
+    """The data of a version is no longer in the bucket, and no anchor stands in for it."""
+
+
+class Fenced(RunError):
+    """Another publisher has taken over the run; this one must not go on."""
+
+
+class SchemaChanged(RunError):
+    """Weights with other names, dtypes or shapes than the run has."""
+
+
+class ReplicaError(WeightwireError):
+    """A replica directory that cannot be used."""

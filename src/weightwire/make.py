@@ -1,7 +1,7 @@
 """4 make: two sets of weights -> the delta between them; one set -> an anchor.
 
 Cuts tensors into blocks, has the codec encode them in threads, and packs the result with the state digests. Reads
-weights, writes nothing.
+weights, writes nothing but a spool that it is given.
 """
 
 from __future__ import annotations
@@ -9,20 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from weightwire import codec
 from weightwire.codec import Lanes, Layout
 from weightwire.codec.coo import BlockChanges, encode_coo
-from weightwire.delta import ANCHOR, DELTA, Delta, Entry, Packed, pack
+from weightwire.delta import ANCHOR, DELTA, Delta, Entry, Packed, Part, Spool, pack
 from weightwire.errors import CheckpointError
 from weightwire.state import State, TensorState, add
 from weightwire.weights import Tensor, Weights, read_weights
 from weightwire.workers import Progress, in_order
 
-__all__ = ["anchor", "diff"]
+__all__ = ["BlockDone", "anchor", "diff"]
+
+BlockDone = Callable[[str, int], None]
+"""Told that a block, of a tensor of this name, has been read for the last time; by whichever thread read it."""
 
 
 def diff(
@@ -33,19 +36,42 @@ def diff(
     coo: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
+    spool: IO[bytes] | None = None,
+    done: BlockDone | None = None,
 ) -> Delta:
     """The delta that turns `old` into `new`: the smallest exact one, or positions and values if `coo`.
 
     Each is a safetensors file, a checkpoint directory, or a mapping of names to NumPy arrays, torch tensors,
     `Tensor`s or `(dtype name, shape, buffer)`. `before` is the state of `old` where it is known (from `digest`, or
     `Delta.advance`); else it is computed, which reads all of `old` once more.
+
+    `spool` is a temporary file that takes the encoded blocks instead of memory, and from which the delta is read: it
+    must stay open as long as the delta is used. Tensors are read in the order of `new`, and `done` hears of their
+    blocks, as `Layout` cuts them, roughly in that order: from then on they may be overwritten.
     """
-    return _make(read_weights(old), read_weights(new), DELTA, before, coo, threads, progress)
+    return _make(read_weights(old), read_weights(new), DELTA, before, coo, _Way(threads, progress, spool, done))
 
 
-def anchor(weights: Any, *, threads: int | None = None, progress: Progress | None = None) -> Delta:
-    """All of some weights, in a file that needs no base."""
-    return _make({}, read_weights(weights), ANCHOR, None, False, threads, progress)
+def anchor(
+    weights: Any,
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    spool: IO[bytes] | None = None,
+    done: BlockDone | None = None,
+) -> Delta:
+    """All of some weights, in a file that needs no base. `spool` and `done` are those of `diff`."""
+    return _make({}, read_weights(weights), ANCHOR, None, False, _Way(threads, progress, spool, done))
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a delta is made; none of it shows in the result."""
+
+    threads: int | None
+    progress: Progress | None
+    spool: IO[bytes] | None
+    done: BlockDone | None
 
 
 # --- blocks ------------------------------------------------------------------------------------------------------
@@ -67,6 +93,7 @@ class _Done:
 class _Job:
     name: str
     run: Callable[[], _Done]
+    new_block: int | None = None  # which block of the new tensor it reads, if any
 
 
 def _digest_old(old: Tensor, layout: Layout, index: int) -> _Done:
@@ -104,7 +131,7 @@ class _Making:
     base: Lanes = (0, 0)
     lanes: Lanes = (0, 0)
     changed: int = 0
-    parts: list[bytes] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     found: list[BlockChanges] = field(default_factory=list)
 
     @property
@@ -116,32 +143,34 @@ class _Making:
     def jobs(self, known: bool, coo: bool) -> Iterator[_Job]:
         old, new = self.old, self.new
         if old is not None and new is not None and not self.fresh:
-            yield from self._each(_layout(new), partial(_encode_change, old, new, known=known, coo=coo))
+            yield from self._each_new(_layout(new), partial(_encode_change, old, new, known=known, coo=coo))
             return
         if old is not None and not known:
-            yield from self._each(_layout(old), partial(_digest_old, old))
+            layout = _layout(old)
+            for index in range(layout.blocks):
+                yield _Job(self.name, partial(_digest_old, old, layout=layout, index=index))
         if new is not None:
-            yield from self._each(_layout(new), partial(_encode_fresh, new))
+            yield from self._each_new(_layout(new), partial(_encode_fresh, new))
 
-    def _each(self, layout: Layout, work: Callable[..., _Done]) -> Iterator[_Job]:
+    def _each_new(self, layout: Layout, work: Callable[..., _Done]) -> Iterator[_Job]:
         for index in range(layout.blocks):
-            yield _Job(self.name, partial(work, layout=layout, index=index))
+            yield _Job(self.name, partial(work, layout=layout, index=index), index)
 
-    def gather(self, done: _Done) -> None:
+    def gather(self, done: _Done, keep: Callable[[bytes], Part]) -> None:
         self.base = add(self.base, done.base)
         self.lanes = add(self.lanes, done.lanes)
         self.changed += done.changed
-        self.parts.append(done.data)
+        self.parts.append(keep(done.data))
         if done.found:
             self.found.append(done.found)
 
-    def packed(self, known: State) -> Packed | None:
+    def packed(self, known: State, keep: Callable[[bytes], Part]) -> Packed | None:
         """The entry for the file; none for a tensor that is gone or did not change."""
         new = self.new
         if new is None or not (self.fresh or self.changed):
             return None
         layout = _layout(new)
-        parts = [encode_coo(self.found, layout)] if self.found else self.parts[-layout.blocks :]
+        parts = [keep(encode_coo(self.found, layout))] if self.found else self.parts[-layout.blocks :]
         entry = Entry(
             name=self.name,
             dtype=new.dtype,
@@ -167,27 +196,28 @@ def _layout(tensor: Tensor) -> Layout:
 # --- files -------------------------------------------------------------------------------------------------------
 
 
-def _make(
-    old: Weights,
-    new: Weights,
-    kind: str,
-    before: State | None,
-    coo: bool,
-    threads: int | None,
-    progress: Progress | None,
-) -> Delta:
+def _make(old: Weights, new: Weights, kind: str, before: State | None, coo: bool, way: _Way) -> Delta:
     if before is not None:
         _check_known(before, old)
-    makings = {name: _Making(name, old.get(name), new.get(name)) for name in {**old, **new}}
+    keep: Callable[[bytes], Part] = Spool(way.spool).keep if way.spool else lambda data: data
+    # In the order of `new`; what is only in `old` comes last.
+    makings = {name: _Making(name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))}
     jobs = [job for making in makings.values() for job in making.jobs(before is not None, coo)]
-    for job, done in zip(jobs, in_order(lambda job: job.run(), jobs, threads), strict=True):
-        makings[job.name].gather(done)
-        if progress:
-            progress(done.nbytes)
+
+    def work(job: _Job) -> _Done:
+        result = job.run()
+        if way.done and job.new_block is not None:
+            way.done(job.name, job.new_block)
+        return result
+
+    for job, done in zip(jobs, in_order(work, jobs, way.threads), strict=True):
+        makings[job.name].gather(done, keep)
+        if way.progress:
+            way.progress(done.nbytes)
     known = before or State(
         {name: TensorState(one.old.dtype, one.old.shape, one.base) for name, one in makings.items() if one.old}
     )
-    packed = [one for making in makings.values() if (one := making.packed(known))]
+    packed = [one for making in makings.values() if (one := making.packed(known, keep))]
     removed = [name for name, making in makings.items() if making.new is None]
     after = known.replace({one.entry.name: one.entry.state for one in packed}, removed)
     partial_file = any(tensor.rows for weights in (old, new) for tensor in weights.values())

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from weightwire import WeightwireError, __version__
-from weightwire.cli import diff, patch, show
+from weightwire.cli import diff, follow, patch, publish, restore, show
 from weightwire.cli.terminal import fail
 
 __all__ = ["app", "main"]
@@ -30,6 +30,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# A run first, as one comes to need them; then what works on files alone.
+app.command(no_args_is_help=True)(publish.publish)
+app.command(no_args_is_help=True, options_metavar="[OPTIONS] --into DIR")(follow.follow)
+app.command(no_args_is_help=True, options_metavar="[OPTIONS] -o DIR")(restore.restore)
 app.command(no_args_is_help=True, options_metavar="[OPTIONS] -o DELTA")(diff.diff)
 app.command(no_args_is_help=True, options_metavar="[OPTIONS] -o OUT")(patch.patch)
 app.command(no_args_is_help=True)(show.show)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
@@ -23,6 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from weightwire.codec import KERNEL, spec
@@ -31,13 +32,17 @@ __all__ = [
     "AsJson",
     "Threads",
     "byte_size",
+    "bytes_bar",
     "counted",
     "fail",
     "note_if_slow",
     "percent",
+    "print_facts",
+    "print_rows",
     "printable",
     "progress_bar",
     "say",
+    "stdout_is_watched",
     "write_json",
 ]
 
@@ -74,6 +79,42 @@ def write_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value, indent=2))
 
 
+def stdout_is_watched() -> bool:
+    """Whether a person looks at what is written, and not another program."""
+    return sys.stdout.isatty()
+
+
+def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str]) -> None:
+    """A table on stdout. `words` are the headings of what is no number. Cells may come from anywhere.
+
+    On a terminal cells are folded so that a line fits; elsewhere each row is one line, for grep, sort and awk.
+    """
+    cells = [[printable(cell) for cell in row] for row in rows]
+    if stdout_is_watched():
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+        for heading in headings:
+            table.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
+        for row in cells:
+            table.add_row(*map(Text, row))
+        Console(highlight=False).print(table)
+        return
+    lines = [list(headings), *cells]
+    widths = [min(120, max(map(len, column))) for column in zip(*lines, strict=True)]
+    for line in lines:
+        aligned = [
+            cell.ljust(width) if heading in words else cell.rjust(width)
+            for heading, cell, width in zip(headings, line, widths, strict=True)
+        ]
+        print("  ".join(aligned).rstrip())
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Lines of a label and a text each, on stdout. Texts may come from anywhere."""
+    console = Console(highlight=False)
+    for label, text in facts:
+        console.print(Text.assemble((f"{label:<10}", "bold"), " ", printable(text)), soft_wrap=True)
+
+
 @contextmanager
 def progress_bar(doing: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
     """A bar that fills up over `total` bytes, or just moves without. Yields whom to tell of bytes done."""
@@ -86,6 +127,19 @@ def progress_bar(doing: str, total: int | None = None) -> Iterator[Callable[[int
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(doing, total=total)
         yield lambda nbytes: progress.advance(task, nbytes)
+
+
+@contextmanager
+def bytes_bar(doing: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work whose size shows only later. Yields whom to tell how many bytes of how many are done."""
+    console = _stderr()
+    if not console.file.isatty():
+        yield lambda done, total: None
+        return
+    columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), *_columns(1)]
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(doing, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _columns(total: int | None) -> list[ProgressColumn]:

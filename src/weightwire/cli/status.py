@@ -1,0 +1,77 @@
+"""`weightwire status`: a run at one glance: its publisher, its versions, its replicas and how far behind they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from weightwire.cli.running import Url, ago, span, with_bucket
+from weightwire.cli.terminal import AsJson, byte_size, counted, print_facts, print_rows, write_json
+from weightwire.commit import Stage
+from weightwire.report import ReplicaReport, Report, report
+from weightwire.world import World
+
+__all__ = ["status"]
+
+_HEADINGS = ("replica", "version", "behind", "last seen", "fetch", "apply", "trouble")
+_WORDS = ("replica", "trouble")
+
+
+def status(url: Url, as_json: AsJson = False) -> None:
+    """Show the run at URL: who publishes, what there is, and which replicas follow."""
+    found = with_bucket(url, lambda bucket: report(bucket, World()))
+    if as_json:
+        write_json(msgspec.to_builtins(found))
+        return
+    print_facts(_facts(found))
+    if found.replicas:
+        print()
+        print_rows(_HEADINGS, [_cells(one) for one in found.replicas], _WORDS)
+
+
+def _facts(found: Report) -> Iterator[tuple[str, str]]:
+    now = time.time()
+    yield "run", f"{found.run[:12]} at {found.url}, started {ago(now - found.started)}"
+    if found.mode != "strict":
+        yield "mode", f"{found.mode}: nothing stops a second publisher, so see to it that there is only one"
+    counts = f"{counted(found.tensors, 'tensor')}, {counted(found.parameters, 'parameter')}"
+    yield "weights", f"{counts}, {byte_size(found.nbytes)}"
+    if found.publisher is not None:
+        who, since = found.publisher.host or "an unknown host", ago(now - found.publisher.time)
+        yield "publisher", f"{who}, epoch {found.publisher.epoch}, since {since}"
+    yield "newest", _newest(found)
+    if found.average is not None and found.ratio is not None:
+        small = f", {found.ratio:,.{0 if found.ratio > 10 else 1}f}x smaller than all weights"
+        yield "deltas", f"{byte_size(round(found.average))} on average of the last {found.recent}{small}"
+    anchor = found.anchor
+    yield "anchor", "none yet" if anchor is None else f"version {anchor.version}, {byte_size(anchor.nbytes)}"
+    if found.below:
+        yield "retention", f"data below version {found.below} may be gone"
+    alive = sum(one.alive for one in found.replicas)
+    yield "replicas", f"{alive} alive of {len(found.replicas)}" if found.replicas else "none heard of"
+
+
+def _newest(found: Report) -> str:
+    if found.head is None or found.age is None:
+        return "no version yet"
+    step = f", step {found.head.step}" if found.head.step is not None else ""
+    kind = " (a fence: no change of weights)" if found.head.kind == "fence" else ""
+    return f"version {found.head.version}{step}, {ago(found.age)}{kind}"
+
+
+def _cells(one: ReplicaReport) -> list[str]:
+    return [
+        one.name,
+        str(one.version) if one.version >= 0 else "-",
+        str(one.behind) if one.version >= 0 else "-",
+        ago(one.seen) if one.alive else f"{span(one.seen)}, gone",
+        _time(one.stages.get("fetch")),
+        _time(one.stages.get("apply")),
+        one.trouble or "-",
+    ]
+
+
+def _time(stage: Stage | None) -> str:
+    return "-" if stage is None else span(stage.seconds)

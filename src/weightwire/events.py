@@ -1,0 +1,40 @@
+"""What happened: one event per stage of a version's way. The log, the metrics and the page read the same events.
+
+Knows only the shape of an event; whoever does the work tells of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["STAGES", "Event", "Listener", "log_event"]
+
+STAGES = ("capture", "encode", "upload", "commit", "discover", "fetch", "verify", "apply")
+
+_log = logging.getLogger("weightwire")
+
+
+@dataclass(frozen=True)
+class Event:
+    """A stage that ended, or (`stage` is "warning") something that went wrong and is being dealt with."""
+
+    stage: str
+    version: int | None = None
+    nbytes: int = 0
+    seconds: float = 0.0
+    at: float = 0.0  # wall clock when it ended, for people
+    message: str = ""
+
+
+Listener = Callable[[Event], None]
+
+
+def log_event(event: Event) -> None:
+    """The default listener: warnings as warnings, stages as debug lines."""
+    if event.stage == "warning":
+        _log.warning("%s", event.message)
+        return
+    version = "" if event.version is None else f" version {event.version}"
+    _log.debug("%s%s: %d bytes, %.3f s %s", event.stage, version, event.nbytes, event.seconds, event.message)

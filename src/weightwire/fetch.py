@@ -1,0 +1,154 @@
+"""Fetches a version's files from the bucket and verifies their hashes. Small ones stay in memory, in buffers that are used
+again; large ones go to a temporary file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from weightwire.bucket import Bucket
+from weightwire.commit import Commit, File, Sealed
+from weightwire.delta import Delta
+from weightwire.errors import BucketError, CorruptDelta, NotFound, OutputError
+from weightwire.world import World
+
+__all__ = ["Fetched", "Fetcher"]
+
+_IN_MEMORY = 64 << 20
+_PIECE = 32 << 20  # of what goes to a file
+_AHEAD = 4
+_KEPT_BUFFERS = _AHEAD + 1
+
+
+class Fetched:
+    """The files of one version, as deltas. `release` when they are no longer needed."""
+
+    def __init__(self, deltas: Sequence[Delta], buffers: Sequence[bytearray], files: Sequence[BinaryIO]) -> None:
+        self.deltas = deltas
+        self._buffers = buffers
+        self._files = files
+        self.nbytes = sum(delta.nbytes for delta in deltas)
+
+    def buffers(self) -> Sequence[bytearray]:
+        for file in self._files:
+            file.close()
+        return self._buffers
+
+
+class Fetcher:
+    """Reads files of a run. `spool` is a directory for what is too large to be held in memory."""
+
+    def __init__(self, bucket: Bucket, world: World, spool: Path | None = None) -> None:
+        self._bucket = bucket
+        self._world = world
+        self._spool = spool
+        self._buffers: list[bytearray] = []
+        self.lost: set[str] = set()  # files that were looked for and are gone
+
+    async def fetch(self, files: Sequence[File]) -> Fetched:
+        """All files of a version. Raises NotFound if one is gone, CorruptDelta if one is not what it should be."""
+        deltas: list[Delta] = []
+        buffers: list[bytearray] = []
+        spooled: list[BinaryIO] = []
+        for file in files:
+            where = f"{self._bucket.url}/{file.path}"
+            try:
+                if file.size <= _IN_MEMORY:
+                    buffers.append(self._take(file.size))
+                    deltas.append(await self._to_memory(file, where, memoryview(buffers[-1])[: file.size]))
+                else:
+                    spooled.append(await self._to_file(file, where))
+                    deltas.append(await self._world.work(_open_spooled, spooled[-1], where))
+            except NotFound:
+                self.lost.add(file.path)
+                raise
+        return Fetched(deltas, buffers, spooled)
+
+    async def in_turn(self, commits: Sequence[Sealed[Commit]]) -> AsyncIterator[tuple[Sealed[Commit], Fetched]]:
+        """The files of some versions, in order; the next ones are fetched while the first are dealt with."""
+        ahead: deque[asyncio.Task[Fetched]] = deque()
+        waiting = deque(commits)
+        try:
+            for commit in commits:
+                while waiting and (not ahead or (len(ahead) < _AHEAD and waiting[0].record.nbytes <= _IN_MEMORY)):
+                    ahead.append(asyncio.create_task(self.fetch(waiting.popleft().record.files)))
+                fetched = await ahead.popleft()
+                yield commit, fetched
+                self.release(fetched)
+        finally:
+            for task in ahead:
+                task.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
+
+    def release(self, fetched: Fetched) -> None:
+        """Gives its buffers back, to be used again."""
+        fetched.deltas = ()
+        self._buffers += fetched.buffers()
+        del self._buffers[:-_KEPT_BUFFERS]
+
+    def _take(self, size: int) -> bytearray:
+        for buffer in self._buffers:
+            if len(buffer) >= size:
+                self._buffers.remove(buffer)
+                return buffer
+        return bytearray(size)
+
+    async def _to_memory(self, file: File, where: str, view: memoryview) -> Delta:
+        await self._bucket.read_into(file.path, view)
+        await self._world.work(_check_bytes, view, file, where)
+        return await self._world.work(Delta.from_bytes, view, where)
+
+    async def _to_file(self, file: File, where: str) -> BinaryIO:
+        try:
+            spool: BinaryIO = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 (closed with what was fetched)
+        except OSError as problem:
+            raise _no_room(where, problem) from problem
+        whole = hashlib.sha256()
+        buffer = memoryview(bytearray(min(_PIECE, file.size)))
+        for begin in range(0, file.size, _PIECE):
+            piece = buffer[: min(_PIECE, file.size - begin)]
+            await self._bucket.read_into(file.path, piece, begin)
+            await self._world.work(_keep, spool, piece, whole, where)
+        await self._world.work(_check_hash, whole, file, where)
+        return spool
+
+
+def _keep(spool: BinaryIO, piece: memoryview, whole: hashlib._Hash, where: str) -> None:
+    whole.update(piece)
+    try:
+        spool.write(piece)
+        spool.flush()
+    except OSError as problem:
+        raise _no_room(where, problem) from problem
+
+
+def _no_room(where: str, problem: OSError) -> OutputError:
+    return OutputError(
+        f"{where}: cannot be kept in a temporary file ({problem.strerror})", hint="free some space, or set TMPDIR"
+    )
+
+
+def _check_bytes(data: memoryview, file: File, where: str) -> None:
+    _check_hash(hashlib.sha256(data), file, where)
+
+
+def _check_hash(whole: hashlib._Hash, file: File, where: str) -> None:
+    if whole.hexdigest() != file.sha256:
+        raise CorruptDelta(f"{where}: its bytes are not those that were published", hint="run `weightwire verify`")
+
+
+def _open_spooled(spool: BinaryIO, where: str) -> Delta:
+    def read(begin: int, end: int) -> bytes:
+        data = os.pread(spool.fileno(), end - begin, begin)
+        if len(data) != end - begin:
+            raise BucketError(f"{where}: its temporary file was cut short")
+        return data
+
+    return Delta.remote(read, os.fstat(spool.fileno()).st_size, where)

@@ -1,0 +1,387 @@
+"""7 follow, as coroutines: discover -> plan -> fetch -> verify -> apply.
+
+Works over an injected bucket, world and replica; `follower` is its synchronous face. Never imports the publisher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+
+from weightwire.bucket import Bucket
+from weightwire.chain import Chain, Path, read_run
+from weightwire.commit import FENCE, Commit, Heartbeat, Run, Sealed, SideFile, Stage, heartbeat_path, seal
+from weightwire.delta import Delta
+from weightwire.errors import (
+    BrokenChain,
+    BucketError,
+    CorruptDelta,
+    DataGone,
+    NotFound,
+    PermissionDenied,
+    WeightwireError,
+)
+from weightwire.events import Event, Listener
+from weightwire.fetch import Fetched, Fetcher
+from weightwire.replica import Position, Replica
+from weightwire.restore import restore, schema_of
+from weightwire.weights import Weights
+from weightwire.world import World
+
+__all__ = ["Following", "Update"]
+
+_FASTEST, _SLOWEST = 0.2, 30.0  # seconds between two looks
+_GENTLE = 2.0  # the fastest where requests are rationed
+_LEASE = 60.0  # a follower that has not been heard of for so long holds back nothing
+_NEAR = 64  # versions that are simply read one after the other
+_SMALL = 64 << 20  # of a replica this small, `current` is always the newest version
+_PATIENCE = 4  # how often a way is planned anew before data counts as gone
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a follower has reached, and how to get there from the update before.
+
+    `patch` has positions and absolute values, and is applied with `weightwire.patch`; None where all weights must be
+    loaded anew, from `Follower.checkpoint()`.
+    """
+
+    version: int
+    step: int | None
+    state: str
+    patch: Delta | None
+    metrics: Mapping[str, float | None]
+
+
+class Following:
+    """One follower's work. `look` goes as far as the bucket goes; nothing else may run at the same time."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        world: World,
+        replica: Replica,
+        name: str,
+        emit: Listener,
+        *,
+        base: Weights | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.bucket = bucket
+        self.replica = replica
+        self.name = name
+        self.chain: Chain | None = None
+        self.commit: Sealed[Commit] | None = None  # of the version that the replica holds
+        self.head = -1
+        self.trouble = ""
+        self._world = world
+        self._emit = emit
+        self._base = base
+        self._threads = threads
+        self._fetcher = Fetcher(bucket, world, replica.directory)
+        self._patches: list[Delta] | None = None  # since the update taken last; None: all must be loaded anew
+        self._taken: int | None = None
+        self._using = asyncio.Lock()  # the replica
+        self._wake = asyncio.Event()
+        self._more = asyncio.Event()  # there is something to take
+        self._unsaid = asyncio.Event()  # there is something for a heartbeat to say
+        self._last_new = world.clock()
+        self._last_time: float | None = None
+        self._period = 0.0  # seconds between versions, lately
+        self._heartbeats = True
+        self._stages: dict[str, Stage] = {}
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follows until it is cancelled. Whatever goes wrong is told, once, and tried again."""
+        beating = asyncio.create_task(self._beat_forever())
+        failed = 0
+        try:
+            while True:
+                try:
+                    await self.look()
+                    self._recovered()
+                    failed = 0
+                except WeightwireError as problem:
+                    self._note(problem)
+                    failed += 1
+                await self._sleep(failed)
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+    def wake(self) -> None:
+        """Someone says that there is something new."""
+        self._wake.set()
+
+    async def _sleep(self, failed: int) -> None:
+        fastest = _FASTEST if self.bucket.strict else _GENTLE
+        # A fifth of the time between versions; less and less often where none have come for long.
+        idle = self._world.clock() - self._last_new
+        seconds = min(max(self._period / 5, idle / 50, fastest), _SLOWEST)
+        if failed:
+            seconds = min(seconds * 2.0 ** min(failed, 10), _SLOWEST)
+        try:
+            await asyncio.wait_for(self._wake.wait(), seconds * (0.75 + self._world.random.random() / 2))
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    def _note(self, problem: WeightwireError) -> None:
+        if problem.message != self.trouble:
+            self._emit(Event("warning", self.version, at=self._world.time(), message=str(problem)))
+        self.trouble = problem.message
+
+    def _recovered(self) -> None:
+        if self.trouble:
+            self._emit(Event("recovered", self.version, at=self._world.time(), message=f"over: {self.trouble}"))
+        self.trouble = ""
+
+    @property
+    def version(self) -> int | None:
+        return self.commit.record.version if self.commit else None
+
+    # --- going on ------------------------------------------------------------------------------------------------
+
+    async def look(self) -> bool:
+        """Discovers what is new and applies all of it. Returns whether there was anything."""
+        chain = await self._open()
+        if self.replica.position is None:  # it never held anything, or has just been lost
+            self.commit, self._patches = None, None
+        moved = False
+        for attempt in range(_PATIENCE):
+            try:
+                while await self._advance(chain):
+                    moved = True
+                break
+            except NotFound as problem:
+                if attempt == _PATIENCE - 1:
+                    raise DataGone(
+                        f"{problem.message}, and no anchor leads past it", hint="publish a new anchor, or a new run"
+                    ) from problem
+        if moved:
+            await self._settle_down()
+        return moved
+
+    async def _open(self) -> Chain:
+        """Finds the run, and where this replica stands in it."""
+        if self.chain is not None:
+            return self.chain
+        run = await read_run(self.bucket)
+        chain = Chain(self.bucket, run)
+        held = self.replica.position
+        if held is not None and held.run != run.run:
+            self._emit(
+                Event("warning", message=f"this replica is of run {held.run[:12]}; rebuilding it for {run.run[:12]}")
+            )
+            held = None
+        if held is not None:
+            commit = await chain.read(held.version)
+            if commit is None:
+                raise BrokenChain(
+                    f"{self.bucket.url}: has no version {held.version}, which this replica holds; it stays as it is",
+                    hint="the bucket was rolled back or replaced: follow it into a new directory",
+                )
+            if commit.sha256 != held.commit:
+                raise BrokenChain(
+                    f"{self.bucket.url}: has another version {held.version} than this replica; it stays as it is",
+                    hint="the bucket was rolled back or replaced: follow it into a new directory",
+                )
+            self.commit = chain.remember(commit)
+            self.head = held.version
+        self.chain = chain
+        return chain
+
+    async def _advance(self, chain: Chain) -> bool:
+        """Some versions further, by the cheapest way."""
+        began = self._world.clock()
+        near = await chain.read_after(self.commit, _NEAR) if self.commit is not None else None
+        if near is not None and not near:
+            return False
+        if near is not None and self._is_cheap(near, chain.run):
+            self.head = max(self.head, near[-1].record.version)
+            self._tell("discover", near[-1].record.version, 0, began)
+            await self._apply_all(near)
+            return True
+        head = await chain.read_head(self.version if self.version is not None else -1)
+        if head is None or not head.record.after or (self.commit and head.sha256 == self.commit.sha256):
+            return False
+        self.head = head.record.version
+        path = await chain.plan(head, self.commit, self._fetcher.lost, await self._gone(chain))
+        await self._check_history(chain, path)
+        self._tell("discover", self.head, 0, began)
+        if path.start is None:
+            await self._apply_all(path.commits)
+        else:
+            await self._rebuild(chain.run, path)
+        return True
+
+    def _is_cheap(self, commits: list[Sealed[Commit]], run: Run) -> bool:
+        """That going on is surely cheaper than any anchor, without asking what anchors there are."""
+        files = [file for commit in commits for file in commit.record.files]
+        whole = not any(file.path in self._fetcher.lost for file in files)
+        return whole and len(commits) < _NEAR and sum(file.size for file in files) * 2 <= run.nbytes
+
+    async def _gone(self, chain: Chain) -> int:
+        """Below which version data may have been deleted."""
+        try:
+            listed = [one.path for one in await self.bucket.list("gc/")]
+        except PermissionDenied:
+            return 0
+        numbers = [path[3:23] for path in listed if path[3:23].isdecimal()]
+        return max(map(int, numbers), default=0)
+
+    async def _check_history(self, chain: Chain, path: Path) -> None:
+        """That where the path begins, and what this replica held, are of one history."""
+        held = self.commit
+        if path.start is None:
+            return
+        earlier = held.record.version if held and held.record.version <= path.origin.record.version else 0
+        proven = await chain.prove(path.origin, earlier)
+        if held and held.record.version == earlier and proven != held.sha256:
+            raise BrokenChain(
+                f"{self.bucket.url}: has another version {earlier} than this replica; it stays as it is",
+                hint="the bucket was rolled back or replaced: follow it into a new directory",
+            )
+
+    async def _apply_all(self, commits: list[Sealed[Commit]] | tuple[Sealed[Commit], ...]) -> None:
+        async for commit, fetched in self._fetcher.in_turn(commits):
+            await self._apply(commit, fetched)
+
+    async def _apply(self, commit: Sealed[Commit], fetched: Fetched) -> None:
+        began = self._world.clock()
+        position = Position(commit.record.run, commit.record.version, commit.sha256)
+        async with self._using:
+            patch = await self._world.work(self.replica.advance, fetched.deltas, position, commit.record.after)
+            self.commit = commit
+            if self._patches is not None:
+                self._patches.append(patch)
+                await self._bound_patches()
+        self._tell("apply", commit.record.version, fetched.nbytes, began)
+        self._observe(commit)
+        self._unsaid.set()
+        self._more.set()
+
+    async def _bound_patches(self) -> None:
+        """What nobody takes must not grow without end."""
+        assert self._patches is not None
+        most = sum(tensor.nbytes for tensor in self.replica.weights.values()) // 4
+        if sum(patch.nbytes for patch in self._patches) <= most:
+            return
+        merged = await self._world.work(self.replica.merge, self._patches)
+        self._patches = [merged] if merged.nbytes <= most else None
+
+    async def _rebuild(self, run: Run, path: Path) -> None:
+        """All weights anew, beside the old ones; then in their place, all at once."""
+        began = self._world.clock()
+        files = {file.name: await self._side_file(file) for file in run.files}
+        target = path.target
+        rebuild = self.replica.rebuild(schema_of(run), files)
+        await self._world.work(rebuild.__enter__)
+        try:
+            state = await restore(path, self._fetcher, rebuild, self._world, base=self._base, threads=self._threads)
+            async with self._using:
+                position = Position(run.run, target.record.version, target.sha256)
+                await self._world.work(rebuild.finish, position, state)
+                self.commit, self._patches = target, None
+        finally:
+            await self._world.work(rebuild.__exit__, None, None, None)
+        self._tell("apply", target.record.version, path.nbytes, began)
+        self._observe(target)
+        self._unsaid.set()
+        self._more.set()
+
+    async def _side_file(self, file: SideFile) -> bytes:
+        data = await self.bucket.get(file.path)
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise CorruptDelta(f"{self.bucket.url}/{file.path}: its bytes are not those that were published")
+        return data
+
+    async def _settle_down(self) -> None:
+        """Caught up: makes `current` anew where that is cheap, or overdue."""
+        nbytes = sum(tensor.nbytes for tensor in self.replica.weights.values())
+        if nbytes <= _SMALL or self.replica.journal_bytes > nbytes // 4:
+            await self.checkpoint()
+
+    def _observe(self, commit: Sealed[Commit]) -> None:
+        """How often versions come, by the publisher's own clock."""
+        self._last_new = self._world.clock()
+        before = self._last_time
+        self._last_time = commit.record.time
+        if before is not None and commit.record.kind != FENCE and commit.record.time > before:
+            self._period = 0.5 * (self._period or commit.record.time - before) + 0.5 * (commit.record.time - before)
+
+    # --- for engines ---------------------------------------------------------------------------------------------
+
+    async def take(self) -> Update | None:
+        """What is new since the update taken last; None if nothing is."""
+        async with self._using:
+            if self.commit is None or self.version is None or self._taken == self.version:
+                return None
+            patch: Delta | None = None
+            if self._patches is not None:
+                patch = self._patches[0] if len(self._patches) == 1 else None
+                if patch is None:
+                    patch = await self._world.work(self.replica.merge, self._patches)
+            self._patches, self._taken = [], self.version
+            record = self.commit.record
+            return Update(record.version, record.step, record.after, patch, record.metrics)
+
+    async def wait_for_more(self, timeout: float) -> None:
+        """Until there is something to take, or some time has gone by."""
+        if self._taken != self.version:
+            return
+        try:
+            await asyncio.wait_for(self._more.wait(), timeout)
+        except TimeoutError:
+            pass
+        self._more.clear()
+
+    async def checkpoint(self) -> FilePath:
+        """Makes `current` the version that is held; returns where it is."""
+        async with self._using:
+            return await self._world.work(self.replica.checkpoint)
+
+    # --- heartbeats ----------------------------------------------------------------------------------------------
+
+    async def _beat_forever(self) -> None:
+        while self._heartbeats:
+            self._unsaid.clear()
+            await self.beat()
+            try:
+                await asyncio.wait_for(self._unsaid.wait(), _LEASE / 4)
+            except TimeoutError:
+                pass
+
+    async def beat(self) -> None:
+        """Says how far this follower is. Without the right to write it follows all the same."""
+        if self.chain is None:
+            return
+        beat = Heartbeat(
+            run=self.chain.run.run,
+            name=self.name,
+            version=self.version if self.version is not None else -1,
+            head=self.head,
+            lease=_LEASE,
+            time=self._world.time(),
+            host=platform.node(),
+            trouble=self.trouble[:500],
+            stages=self._stages,
+        )
+        try:
+            await self.bucket.put(heartbeat_path(self.name), seal(beat).data)
+        except PermissionDenied:
+            self._heartbeats = False
+            self._emit(Event("warning", message="this key may not write, so nobody sees how far this follower is"))
+        except BucketError:
+            pass  # the next one may get through
+
+    def _tell(self, stage: str, version: int, nbytes: int, began: float) -> None:
+        seconds = self._world.clock() - began
+        self._stages[stage] = Stage(round(seconds, 6), nbytes)
+        self._emit(Event(stage, version, nbytes, seconds, self._world.time()))

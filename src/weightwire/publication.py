@@ -1,0 +1,62 @@
+"""What became of one publish: committed as a version, superseded by a newer one, or failed. Any thread may ask."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from weightwire.commit import Stage
+from weightwire.errors import WeightwireError
+
+__all__ = ["Publication"]
+
+
+@dataclass(eq=False)
+class Publication:
+    """Returned by `Publisher.publish`, while the work goes on in the background.
+
+    `version` once it is committed, `superseded_by` if a newer capture took its place before it was, `error` if it failed:
+    its changes are then part of the next one.
+    """
+
+    step: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    stages: Mapping[str, Stage] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    version: int | None = None
+    superseded_by: Publication | None = None
+    error: WeightwireError | None = None
+    _done: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The version that holds these weights, or newer ones that took their place. Raises what went wrong."""
+        until = None if timeout is None else time.monotonic() + timeout
+        one = self
+        while True:
+            if not one._done.wait(None if until is None else max(0.0, until - time.monotonic())):
+                raise TimeoutError(f"step {self.step}: not committed after {timeout:g} s")
+            if one.superseded_by is None:
+                break
+            one = one.superseded_by
+        if one.error is not None:
+            raise one.error
+        assert one.version is not None
+        return one.version
+
+    def succeed(self, version: int) -> None:
+        self.version = version
+        self._done.set()
+
+    def supersede(self, newer: Publication) -> None:
+        self.superseded_by = newer
+        self._done.set()
+
+    def fail(self, error: WeightwireError) -> None:
+        self.error = error
+        self._done.set()

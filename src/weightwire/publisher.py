@@ -1,0 +1,217 @@
+"""6 publish: the face that a trainer sees. Captures weights and returns; everything else happens in the background.
+
+Knows threads; the work itself is in `publishing`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from weightwire.background import Background
+from weightwire.bucket import Bucket, open_bucket
+from weightwire.errors import WeightwireError
+from weightwire.events import Event, Listener, log_event
+from weightwire.publication import Publication
+from weightwire.publishing import Publishing, Settings
+from weightwire.weights import Checkpoint, Tensor, Weights, read_weights
+from weightwire.world import World
+
+__all__ = ["Publisher"]
+
+
+class Publisher:
+    """Publishes versions of a model's weights into a bucket.
+
+    `with Publisher("s3://bucket/run") as publisher:` and then `publisher.publish(weights, step=...)` after each step.
+    `publish` returns as soon as the weights are captured. It continues the run at the URL, and fences off whoever
+    published there before; where there is none, the first publish starts one.
+
+    - `base`: a checkpoint that followers have already, and `source`: where they can get it. A new run then starts from
+      its digest, and needs no upload of all weights.
+    - `files`: a checkpoint directory whose config and tokenizer go along, or names and contents. Those of `base`, if
+      there is one.
+    - `anchor_every`: versions between anchors, from which late followers start. By default one is made when the deltas
+      since the last add up to half of one.
+    - `blocking`: `publish` returns when the version is committed, and needs one copy of the weights instead of two.
+    - `notify`: URLs of followers to wake (HTTP POST) after each version.
+    - `insist`: use a bucket that cannot tell two publishers apart, and see to it that there is only one.
+    - `published`: weights that may be those published last, to save fetching them after a restart.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str] | Bucket,
+        *,
+        base: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        source: str | None = None,
+        files: str | os.PathLike[str] | Mapping[str, bytes] | None = None,
+        anchor_every: int | None = None,
+        blocking: bool = False,
+        notify: Sequence[str] = (),
+        insist: bool = False,
+        published: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        threads: int | None = None,
+        on_event: Listener = log_event,
+    ) -> None:
+        settings = Settings(
+            base=None if base is None else read_weights(base),
+            source=source or (str(base) if isinstance(base, str | os.PathLike) else ""),
+            published=None if published is None else read_weights(published),
+            files=_side_files(base if files is None else files),
+            anchor_every=anchor_every,
+            blocking=blocking,
+            insist=insist,
+            threads=threads,
+        )
+        self._world = World()
+        self._emit = on_event
+        self._notify = tuple(notify)
+        self._blocking = blocking
+        self._last: Publication | None = None
+        self._closed = False
+        self._bucket = open_bucket(url) if isinstance(url, str | os.PathLike) else url
+        self._background = Background("weightwire-publisher")
+        try:
+            self._work = self._background.call(self._start(settings))
+        except BaseException:
+            self._background.stop()
+            raise
+        self._running: Future[None] = self._background.start(self._work.run())
+
+    async def _start(self, settings: Settings) -> Publishing:
+        work = Publishing(self._bucket, self._world, settings, self._heard)
+        await work.start()
+        return work
+
+    @property
+    def version(self) -> int | None:
+        """The newest version, a fence included; None in a run that has not begun."""
+        writer = self._work.writer
+        return writer.next_version - 1 if writer else None
+
+    @property
+    def state(self) -> str | None:
+        """The digest of the state published last."""
+        return self._work.state.hex if self._work.state else None
+
+    def publish(
+        self, weights: Any, *, step: int | None = None, metrics: Mapping[str, float] | None = None
+    ) -> Publication:
+        """Captures weights, to be published as the next version. They may change as soon as this returns.
+
+        `weights` is what `diff` takes: a mapping of names to tensors, a torch module, a checkpoint. `step` and `metrics`
+        travel with the version. If the version before is still under way, these weights wait, and are replaced if newer
+        ones come meanwhile.
+        """
+        self._check_usable()
+        views, aliases = _untie(read_weights(weights))
+        publication = Publication(step=step, metrics=dict(metrics or {}), aliases=aliases)
+        if self._blocking:
+            return self._publish_now(publication, views)
+        self._work.capture(publication, views)
+        self._last = publication
+        self._background.tell(self._work.wake)
+        return publication
+
+    def wait(self, *, replicas: int = 0, timeout: float | None = None) -> int:
+        """Until what was published last is committed, and so many followers hold it. Returns its version."""
+        if self._last is None:
+            raise WeightwireError("nothing has been published yet", hint="publish() first")
+        until = None if timeout is None else time.monotonic() + timeout
+        version = self._last.wait(timeout)
+        if replicas:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            self._background.call(self._work.wait_for_replicas(version, replicas), left)
+        return version
+
+    def close(self, timeout: float | None = None) -> None:
+        """Publishes what is still waiting, and ends. Raises what went wrong with it, or TimeoutError."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._background.call(self._work.close(), timeout)
+            self._running.result(timeout)
+            self._background.call(self._work.close(), timeout)
+        finally:
+            self._background.stop()
+        if self._last is not None:
+            self._last.wait(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except (WeightwireError, TimeoutError):
+            pass  # what went wrong first is what counts
+
+    def _publish_now(self, publication: Publication, views: Weights) -> Publication:
+        self._last = publication
+        self._background.call(self._work.publish(publication, views))
+        publication.wait(0)
+        return publication
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise WeightwireError("this publisher is closed", hint="make a new one")
+        if self._work.failure is not None:
+            raise self._work.failure
+
+    def _heard(self, event: Event) -> None:
+        self._emit(event)
+        if event.stage == "commit" and self._notify:
+            self._background.start(self._wake_followers(event.version))
+
+    async def _wake_followers(self, version: int | None) -> None:
+        for url in self._notify:
+            try:
+                await self._world.work(_post, url, {"version": version})
+            except (OSError, ValueError) as problem:
+                self._emit(Event("warning", version, message=f"{url}: could not be woken ({problem})"))
+
+
+def _post(url: str, body: Mapping[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method="POST")
+    with urllib.request.urlopen(request, timeout=2):
+        pass
+
+
+def _side_files(source: Any) -> dict[str, Path | bytes]:
+    """The side files of a checkpoint directory, or those that are given."""
+    if isinstance(source, str | os.PathLike):
+        checkpoint = Checkpoint(source)
+        return {path.as_posix(): checkpoint.path / path for path in checkpoint.side_files}
+    given = source if isinstance(source, Mapping) else {}
+    return {str(name): content for name, content in given.items() if isinstance(content, bytes)}
+
+
+def _untie(weights: Weights) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors that are the very same memory under several names: the first of them, and whose memory the others share."""
+    kept: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[tuple[object, ...], str] = {}
+    for name in weights:
+        tensor = weights[name]
+        place = (tensor.bits.__array_interface__["data"][0], tensor.nbytes, tensor.dtype, tensor.shape)
+        if tensor.nbytes and place in first:
+            aliases[name] = first[place]
+            continue
+        first[place] = name
+        kept[name] = tensor
+    return kept, aliases

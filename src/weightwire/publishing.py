@@ -1,0 +1,509 @@
+"""6 publish, as coroutines: diff -> upload -> commit, anchors behind them, start and restart.
+
+Works over an injected bucket and world; `publisher` is its synchronous face. Never imports the follower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from weightwire.apply import apply_in_place
+from weightwire.bucket import Bucket, probe
+from weightwire.capture import HostCopies
+from weightwire.chain import read_run
+from weightwire.checkpoint import Schema
+from weightwire.commit import (
+    ANCHOR,
+    BASE,
+    DELTA,
+    Commit,
+    File,
+    Heartbeat,
+    Run,
+    Sealed,
+    Shortcut,
+    SideFile,
+    Stage,
+    data_path,
+    seal,
+    shortcut_path,
+    side_path,
+    unseal,
+)
+from weightwire.delta import Delta
+from weightwire.errors import (
+    BucketError,
+    Fenced,
+    NoRun,
+    NotFound,
+    PermissionDenied,
+    SchemaChanged,
+    UnsafeBucket,
+    WeightwireError,
+)
+from weightwire.events import Event, Listener
+from weightwire.fetch import Fetcher
+from weightwire.make import anchor, diff
+from weightwire.publication import Publication
+from weightwire.restore import copy_weights, restore, schema_of
+from weightwire.state import State, digest
+from weightwire.weights import Weights
+from weightwire.world import World
+from weightwire.writer import Writer, backoff, begin_run, settle
+
+__all__ = ["Publishing", "Settings"]
+
+Result = TypeVar("Result")
+
+Release = Callable[[str, int], None]
+"""Hears of blocks of the captured weights that are no longer needed."""
+
+_ANCHOR_SHARE = 0.66  # what an anchor takes of the raw weights, until one has been made
+_CHUNK = 8 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to publish; see `Publisher` for the meaning."""
+
+    base: Weights | None = None
+    source: str = ""
+    published: Weights | None = None
+    files: Mapping[str, Path | bytes] = field(default_factory=dict)
+    anchor_every: int | None = None
+    patience: float = 300.0
+    blocking: bool = False
+    insist: bool = False
+    threads: int | None = None
+
+
+def _nothing(*args: object) -> None:
+    pass
+
+
+class _Dropped(Exception):
+    """An upload that failed, given up before its commit was sent."""
+
+
+class Publishing:
+    """One publisher's work. `attempt` makes one version; nothing else may run at the same time."""
+
+    def __init__(self, bucket: Bucket, world: World, settings: Settings, emit: Listener) -> None:
+        self.bucket = bucket
+        self.copies: HostCopies[Publication] | None = None
+        self.state: State | None = None  # of what was published last, which `copies.published` holds
+        self.writer: Writer | None = None
+        self.failure: WeightwireError | None = None
+        self._world = world
+        self._settings = settings
+        self._emit = emit
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._anchor_size = 0
+        self._since_anchor = 0  # bytes of deltas
+        self._versions_since_anchor = 0
+        self._newest_anchor = ""
+        self._behind: set[asyncio.Task[None]] = set()  # uploads and hints that go on behind the versions
+
+    # --- start ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Takes over the run, if there is one or a base to start one from; else the first publish starts it."""
+        if not self._settings.insist:
+            await probe(self.bucket, self._world.token())
+        try:
+            run = await read_run(self.bucket)
+        except NoRun:
+            if self._settings.base is not None:
+                await self._open_run(_schema(self._settings.base), {})
+            return
+        await self._take_over(run)
+
+    async def _open_run(self, schema: Schema, aliases: Mapping[str, str]) -> None:
+        """Starts a run, or takes over the one that another has started meanwhile."""
+        run = Run(
+            run=self._world.token(),
+            time=self._world.time(),
+            mode="strict" if self.bucket.strict and not self._settings.insist else "single-writer",
+            tensors={name: (dtype.name, shape) for name, (dtype, shape) in schema.items()},
+            aliases=dict(aliases),
+            files=await self._upload_side_files(),
+        )
+        await self._take_over(await begin_run(self.bucket, run, self._world, self._warn))
+
+    async def _take_over(self, run: Run) -> None:
+        if run.mode == "strict" and not self.bucket.strict:
+            raise UnsafeBucket(
+                f"{self.bucket.url}: this run has strict publishers, and through this URL nothing can be created safely",
+                hint="publish through the URL that the run was started with (for Hugging Face: its S3 gateway)",
+            )
+        schema = schema_of(run)
+        if self.copies is None:
+            self.copies = await self._world.work(self.allocate, schema)
+        elif _schema(self.copies.published) != dict(schema):
+            raise _schema_changed(_schema(self.copies.published), schema, self.bucket.url)
+        writer = Writer(self.bucket, run, self._world, self._warn)
+        await writer.take_over()
+        await self._rebuild(writer)
+        self.writer = writer  # last: until the state is there, nothing may be published
+
+    def allocate(self, schema: Schema) -> HostCopies[Publication]:
+        """Room for the weights of a run."""
+        settings = self._settings
+        return HostCopies(schema, single=settings.blocking, threads=settings.threads, dropped=_tell_dropped)
+
+    async def _rebuild(self, writer: Writer) -> None:
+        """The published state: from the bucket, unless weights that were given are just that."""
+        head, copies = writer.head, self.copies
+        assert head is not None and copies is not None
+        if not head.record.after:
+            if self._settings.base is not None:
+                await self._begin_with_base(writer, self._settings.base)
+            return
+        for given in (self._settings.published, self._settings.base):
+            if given is not None and _schema(given) == _schema(copies.published):
+                state = await self._world.work(digest, given, threads=self._settings.threads)
+                if state.hex == head.record.after:
+                    await self._world.work(copy_weights, given, copies.published)
+                    self.state = state
+                    return
+        path = await writer.chain.plan(head, None)
+        self.state = await restore(
+            path,
+            Fetcher(self.bucket, self._world),
+            copies.published,
+            self._world,
+            base=self._settings.base,
+            threads=self._settings.threads,
+        )
+        if isinstance(path.start, Shortcut):
+            self._newest_anchor = shortcut_path(path.start)
+        self._anchor_size = path.start.nbytes if path.start else 0
+        self._since_anchor = sum(commit.record.nbytes for commit in path.commits)
+
+    async def _begin_with_base(self, writer: Writer, base: Weights) -> None:
+        copies = self.copies
+        assert copies is not None
+        state = await self._world.work(digest, base, threads=self._settings.threads)
+        await writer.send(await writer.prepare(kind=BASE, after=state.hex, source=self._settings.source))
+        await self._world.work(copy_weights, base, copies.published)
+        self.state = state
+
+    async def _upload_side_files(self) -> tuple[SideFile, ...]:
+        uploaded = []
+        for name, content in sorted(self._settings.files.items()):
+            data = content if isinstance(content, bytes) else await self._world.work(Path(content).read_bytes)
+            sha256 = hashlib.sha256(data).hexdigest()
+            uploaded.append(SideFile(name, side_path(name, sha256), len(data), sha256))
+            await self.bucket.put(uploaded[-1].path, data)
+        return tuple(uploaded)
+
+    # --- versions ------------------------------------------------------------------------------------------------
+
+    def capture(self, publication: Publication, weights: Weights) -> None:
+        """Copies weights that the trainer goes on to change. Called in the trainer's thread; then `wake`."""
+        began = self._world.clock()
+        if self.copies is None:
+            self.copies = self.allocate(_schema(weights))
+        self.copies.capture(weights, publication)
+        seconds, nbytes = self._world.clock() - began, sum(one.nbytes for one in weights.values())
+        publication.stages = {"capture": Stage(round(seconds, 6), nbytes)}
+        self._emit(Event("capture", None, nbytes, seconds, self._world.time()))
+
+    def wake(self) -> None:
+        """There is a capture."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Publishes captures as they come, until it is closed and there are none left."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self.copies is not None and (taken := await self._world.work(self.copies.take)) is not None:
+                await self.publish(taken, self.copies.latest, self.copies.release, self.copies.release_all)
+            if self._closing:
+                return
+
+    async def publish(
+        self,
+        publication: Publication,
+        weights: Weights,
+        release: Release = _nothing,
+        release_all: Callable[[], None] = _nothing,
+    ) -> None:
+        """One version, or the reason why not; the publication says which."""
+        if self.failure is not None:
+            release_all()
+            publication.fail(self.failure)
+            return
+        try:
+            commit = await self._attempt(publication, weights, release)
+        except _Dropped as dropped:
+            assert isinstance(dropped.__cause__, WeightwireError)
+            self._warn(
+                f"step {publication.step}: not published ({dropped.__cause__.message}); the next one includes it"
+            )
+            publication.fail(dropped.__cause__)
+        except Fenced as problem:
+            self._stop(problem, publication)
+        except WeightwireError as problem:
+            self._warn(problem.message)
+            publication.fail(problem)
+        except Exception as problem:
+            # A bug, or no memory: what is held here may not be what was published, so nothing more may be.
+            failure = WeightwireError(f"the publisher failed ({type(problem).__name__}: {problem})")
+            failure.__cause__ = problem
+            self._stop(failure, publication)
+        else:
+            publication.succeed(commit.record.version)
+            await self._after(commit)
+        finally:
+            release_all()
+
+    def _stop(self, failure: WeightwireError, publication: Publication) -> None:
+        self.failure = failure
+        self._warn(failure.message)
+        publication.fail(failure)
+
+    async def _attempt(self, publication: Publication, weights: Weights, release: Release) -> Sealed[Commit]:
+        if self.writer is None:
+            await self._open_run(_schema(weights), publication.aliases)
+        assert self.writer is not None
+        if self.state is None:
+            return await self._attempt_anchor(self.writer, publication, weights)
+        return await self._attempt_delta(self.writer, self.state, publication, weights, release)
+
+    async def _attempt_anchor(self, writer: Writer, publication: Publication, weights: Weights) -> Sealed[Commit]:
+        copies = self.copies
+        assert copies is not None
+        await self._world.work(copy_weights, weights, copies.published)
+        copies.release_all()
+        with tempfile.TemporaryFile() as spool:
+            made, encoded = await self._encode_anchor(writer.next_version, spool)
+            fields = {"kind": ANCHOR, "after": made.after}
+            commit = await self._prepare(writer, publication, made, encoded, fields)
+            await self._send(writer, commit)
+        self.state = made.advance(State({}))
+        self._anchor_size, self._since_anchor, self._versions_since_anchor = made.nbytes, 0, 0
+        return commit
+
+    async def _attempt_delta(
+        self,
+        writer: Writer,
+        state: State,
+        publication: Publication,
+        weights: Weights,
+        release: Release,
+    ) -> Sealed[Commit]:
+        copies, threads = self.copies, self._settings.threads
+        assert copies is not None
+        async with self._stage("encode", writer.next_version) as encoding:
+            delta = await self._world.work(diff, copies.published, weights, before=state, threads=threads, done=release)
+            encoding.nbytes = delta.nbytes
+        # Rolled forward by decoding what is being uploaded: what is committed has been proven to lead there.
+        rolling = asyncio.create_task(self._world.work(apply_in_place, copies.published, delta, state, threads=threads))
+        fields = {"kind": DELTA, "before": delta.before, "after": delta.after, "changed": delta.changed}
+        try:
+            commit = await self._prepare(writer, publication, delta, encoding.stage, fields)
+        except BaseException:
+            await self._world.work((await rolling).undo)
+            raise
+        rolled = await rolling
+        await self._send(writer, commit)
+        self.state = rolled.state
+        self._since_anchor += commit.record.nbytes
+        self._versions_since_anchor += 1
+        return commit
+
+    async def _prepare(
+        self, writer: Writer, publication: Publication, made: Delta, encoded: Stage, fields: Mapping[str, Any]
+    ) -> Sealed[Commit]:
+        """Everything up to the commit itself. It may be given up: nobody has seen anything of it."""
+        stages = {**publication.stages, "encode": encoded}
+        files: tuple[File, ...] = ()
+        if made.entries:
+            async with self._stage("upload", writer.next_version) as uploading:
+                uploading.nbytes = made.nbytes
+                file = await self._patiently(lambda: self._upload(writer, fields["kind"], writer.next_version, made))
+            files, stages["upload"] = (file,), uploading.stage
+        metrics = _finite(publication.metrics)
+        return await self._patiently(
+            lambda: writer.prepare(step=publication.step, metrics=metrics, stages=stages, files=files, **fields)
+        )
+
+    async def _send(self, writer: Writer, commit: Sealed[Commit]) -> None:
+        async with self._stage("commit", commit.record.version):
+            await writer.send(commit)
+
+    async def _after(self, commit: Sealed[Commit]) -> None:
+        """What follows a version, without holding up the next one."""
+        assert self.writer is not None
+        if not any(task.get_name() == "hint" for task in self._behind):
+            self._go_behind(self.writer.hint(self._newest_anchor), "hint")
+        if self._anchor_is_due():
+            await self._add_anchor(self.writer, commit)
+
+    # --- uploads -------------------------------------------------------------------------------------------------
+
+    async def _patiently(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Again and again, until it works, or something newer is waiting to be published, or patience ends."""
+        began, tries = self._world.clock(), 0
+        while True:
+            try:
+                return await work()
+            except (PermissionDenied, NotFound) as problem:
+                raise _Dropped from problem
+            except BucketError as problem:
+                tries += 1
+                newer = self.copies is not None and self.copies.waiting
+                if newer or self._world.clock() - began > self._settings.patience:
+                    raise _Dropped from problem
+                self._warn(f"{problem.message}; trying again")
+            await asyncio.sleep(backoff(self._world, tries))
+
+    async def _upload(self, writer: Writer, kind: str, version: int, made: Delta) -> File:
+        sha256 = await self._world.work(_hash, made)
+        file = File(data_path(kind, version, writer.epoch, 0, sha256), made.nbytes, sha256)
+        await self.bucket.put(file.path, made.chunks(_CHUNK), made.nbytes)
+        return file
+
+    # --- anchors -------------------------------------------------------------------------------------------------
+
+    def _anchor_is_due(self) -> bool:
+        if any(task.get_name() == "anchor" for task in self._behind):
+            return False
+        if self._settings.anchor_every is not None:
+            return self._versions_since_anchor >= self._settings.anchor_every
+        assert self.copies is not None
+        size = self._anchor_size or _ANCHOR_SHARE * sum(tensor.nbytes for tensor in self.copies.published.values())
+        return self._since_anchor > size / 2
+
+    async def _add_anchor(self, writer: Writer, commit: Sealed[Commit]) -> None:
+        """Encoded now, from the published state, which must not change meanwhile; uploaded behind what comes next."""
+        self._since_anchor, self._versions_since_anchor = 0, 0
+        spool = tempfile.TemporaryFile()  # noqa: SIM115 (closed when it has been uploaded)
+        try:
+            made, _ = await self._encode_anchor(commit.record.version, spool)
+        except BaseException as problem:
+            spool.close()
+            if not isinstance(problem, WeightwireError | OSError):
+                raise
+            self._warn(f"no anchor for version {commit.record.version} ({problem})")
+            return
+        self._go_behind(self._upload_anchor(writer, commit.record, made, spool), "anchor")
+
+    async def _encode_anchor(self, version: int, spool: BinaryIO) -> tuple[Delta, Stage]:
+        assert self.copies is not None
+        async with self._stage("encode", version) as encoding:
+            made = await self._world.work(anchor, self.copies.published, spool=spool, threads=self._settings.threads)
+            encoding.nbytes = made.nbytes
+        return made, encoding.stage
+
+    async def _upload_anchor(self, writer: Writer, commit: Commit, made: Delta, spool: BinaryIO) -> None:
+        try:
+            file = await self._upload(writer, ANCHOR, commit.version, made)
+            shortcut = Shortcut(run=commit.run, version=commit.version, kind="anchor", after=commit.after, files=(file,))
+            path = shortcut_path(shortcut)
+            await settle(self.bucket, path, seal(shortcut).data, self._world, self._warn, tries=5)
+            self._anchor_size, self._newest_anchor = made.nbytes, path
+        except WeightwireError as problem:
+            self._warn(f"no anchor for version {commit.version} ({problem.message})")
+        finally:
+            spool.close()
+
+    def _go_behind(self, work: Any, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._behind.add(task)
+        task.add_done_callback(self._behind.discard)
+
+    # --- others --------------------------------------------------------------------------------------------------
+
+    async def wait_for_replicas(self, version: int, count: int) -> None:
+        """Until so many followers have said that they hold a version, or a later one."""
+        while True:
+            reached = [one for one in await self._heartbeats() if one.version >= version]
+            if len(reached) >= count:
+                return
+            await asyncio.sleep(0.2 + 0.1 * self._world.random.random())
+
+    async def _heartbeats(self) -> list[Heartbeat]:
+        found = []
+        for one in await self.bucket.list("replicas/"):
+            try:
+                found.append(unseal(await self.bucket.get(one.path), Heartbeat, one.path).record)
+            except WeightwireError:
+                continue  # gone meanwhile, or no heartbeat
+        run = self.writer.run.run if self.writer else ""
+        return [one for one in found if one.run == run]
+
+    async def close(self) -> None:
+        """Lets `run` end once everything is published, and waits for what goes on behind."""
+        self._closing = True
+        self._wake.set()
+        await asyncio.gather(*self._behind, return_exceptions=True)
+
+    def _warn(self, message: str) -> None:
+        self._emit(Event("warning", at=self._world.time(), message=message))
+
+    @asynccontextmanager
+    async def _stage(self, name: str, version: int) -> AsyncIterator[_Timing]:
+        timing = _Timing(self._world)
+        yield timing
+        stage = timing.stage
+        self._emit(Event(name, version, stage.bytes, stage.seconds, self._world.time()))
+
+
+class _Timing:
+    """A stage under way."""
+
+    def __init__(self, world: World) -> None:
+        self._clock = world.clock
+        self._began = world.clock()
+        self.nbytes = 0
+
+    @property
+    def stage(self) -> Stage:
+        return Stage(round(self._clock() - self._began, 6), self.nbytes)
+
+
+def _tell_dropped(publication: Publication, by: Publication | None) -> None:
+    """A capture that was never taken."""
+    if by is not None:
+        publication.supersede(by)
+    else:
+        publication.fail(
+            WeightwireError(f"step {publication.step}: a later capture failed half way and spoilt this one")
+        )
+
+
+def _schema(weights: Weights) -> dict[str, Any]:
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
+
+
+def _schema_changed(weights: Mapping[str, Any], run: Mapping[str, Any], url: str) -> SchemaChanged:
+    name = min(name for name in {*weights, *run} if weights.get(name) != run.get(name))
+    return SchemaChanged(
+        f"tensor {name!r}: is not as in the run at {url}",
+        hint="a run's names, dtypes and shapes are fixed: start a new run under another URL",
+    )
+
+
+def _hash(made: Delta) -> str:
+    whole = hashlib.sha256()
+    for chunk in made.chunks(_CHUNK):
+        whole.update(chunk)
+    return whole.hexdigest()
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no NaN and no infinity."""
+    values = {str(name): float(value) for name, value in metrics.items()}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}

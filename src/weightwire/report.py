@@ -1,0 +1,248 @@
+"""What a bucket says about a run, for people: who publishes, what there is, which replicas follow and how far behind.
+
+Reads records only, and writes nothing, so it must take this machine's clock for the store's; nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from weightwire.bucket import Bucket, Object
+from weightwire.bucket.lanes import each
+from weightwire.chain import Chain, Start, read_run
+from weightwire.commit import (
+    ANCHOR,
+    DELTA,
+    Commit,
+    Epoch,
+    Gc,
+    Heartbeat,
+    Record,
+    Sealed,
+    Stage,
+    check_run,
+    commit_path,
+    epoch_path,
+    gc_path,
+    heartbeat_path,
+    unseal,
+)
+from weightwire.errors import BrokenChain, NotFound, RunError, UnsupportedFormat
+from weightwire.world import World
+
+__all__ = ["Anchor", "PublisherReport", "ReplicaReport", "Report", "Version", "history", "report"]
+
+_LANES = 16
+_RECENT = 64  # versions that averages are taken over
+
+_NUMBERED = re.compile(r"(?:epochs|gc)/([0-9]{8,20})\.json")
+_ANCHORED = re.compile(r"anchors/([0-9]{1,19})/.+")
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version, as its commit tells of it. `time` is by the publisher's clock."""
+
+    version: int
+    kind: str
+    epoch: int
+    step: int | None
+    time: float
+    changed: int
+    nbytes: int
+    stages: dict[str, Stage]
+    metrics: dict[str, float | None]
+
+    @classmethod
+    def of(cls, commit: Commit) -> Version:
+        return cls(
+            commit.version,
+            commit.kind,
+            commit.epoch,
+            commit.step,
+            commit.time,
+            commit.changed,
+            commit.nbytes,
+            commit.stages,
+            commit.metrics,
+        )
+
+
+@dataclass(frozen=True)
+class PublisherReport:
+    """Who has claimed the newest epoch."""
+
+    epoch: int
+    host: str
+    time: float
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """The newest one: where those who come from nothing start."""
+
+    version: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class ReplicaReport:
+    """What a follower said last, and how long ago."""
+
+    name: str
+    host: str
+    version: int
+    behind: int  # versions, of the newest there is
+    seen: float  # seconds ago
+    alive: bool
+    trouble: str
+    stages: dict[str, Stage]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run at one moment. What is None does not exist yet."""
+
+    url: str
+    run: str
+    mode: str
+    started: float
+    tensors: int
+    parameters: int
+    nbytes: int  # of all weights
+    publisher: PublisherReport | None
+    head: Version | None
+    age: float | None  # seconds since the newest version was committed
+    recent: int  # deltas that the averages are of
+    average: float | None  # bytes of a delta
+    ratio: float | None  # how many times smaller than all weights that is
+    anchor: Anchor | None
+    below: int  # data below this version may be gone
+    replicas: tuple[ReplicaReport, ...]
+
+
+async def report(bucket: Bucket, world: World) -> Report:
+    """What there is to say about the run in a bucket."""
+    run = await read_run(bucket)
+    chain = Chain(bucket, run)
+    head = await chain.read_head()
+    committed = await bucket.find(commit_path(head.record.version)) if head else None
+    beats = await bucket.list("replicas/")
+    now = max([world.time(), committed.modified if committed else 0.0, *(one.modified for one in beats)])
+    deltas = [one for one in await _newest(chain, head, _RECENT) if one.kind == DELTA]
+    average = sum(one.nbytes for one in deltas) / len(deltas) if deltas else None
+    claim = await _last(chain, "epochs/", Epoch)
+    gc = await _last(chain, "gc/", Gc)
+    return Report(
+        url=bucket.url,
+        run=run.run,
+        mode=run.mode,
+        started=run.time,
+        tensors=len(run.tensors),
+        parameters=sum(math.prod(shape) for _, shape in run.tensors.values()),
+        nbytes=run.nbytes,
+        publisher=PublisherReport(claim.epoch, claim.host, claim.time) if claim else None,
+        head=Version.of(head.record) if head else None,
+        age=now - committed.modified if committed else None,
+        recent=len(deltas),
+        average=average,
+        ratio=run.nbytes / average if average else None,
+        anchor=await _newest_anchor(chain, head.record.version if head else -1),
+        below=gc.below if gc else 0,
+        replicas=tuple(await _replicas(chain, beats, head.record.version if head else -1, now)),
+    )
+
+
+async def history(bucket: Bucket, last: int) -> list[Version]:
+    """The newest versions, the newest first."""
+    chain = Chain(bucket, await read_run(bucket))
+    return [Version.of(commit) for commit in await _newest(chain, await chain.read_head(), last)]
+
+
+async def _newest(chain: Chain, head: Sealed[Commit] | None, last: int) -> list[Commit]:
+    """The newest commits, the newest first; each must be the one that the next was built on."""
+    if head is None or last < 1:
+        return []
+    found = {head.record.version: head}
+
+    async def read(version: int) -> None:
+        commit = await chain.read(version)
+        if commit is None:
+            raise BrokenChain(
+                f"{chain.where(commit_path(version))}: is missing, though later versions are there",
+                hint="`weightwire verify` finds out how far the chain is whole",
+            )
+        found[version] = commit
+
+    versions = range(head.record.version, max(-1, head.record.version - last), -1)
+    await each(versions[1:], _LANES, read)
+    for version in versions[1:]:
+        chain.check_follows(found[version], found[version + 1])
+    return [found[version].record for version in versions]
+
+
+async def _read(chain: Chain, path: str, kind: type[AnyRecord]) -> AnyRecord | None:
+    """A record of this run, if it is one that we can read: anyone who may write may have put something there."""
+    try:
+        record = unseal(await chain.bucket.get(path), kind, chain.where(path)).record
+        check_run(record, chain.run.run, chain.where(path))
+        return record
+    except (NotFound, RunError, UnsupportedFormat):
+        return None
+
+
+async def _last(chain: Chain, folder: str, kind: type[AnyRecord]) -> AnyRecord | None:
+    """The record with the highest number."""
+    paths = [one.path for one in await chain.bucket.list(folder) if _NUMBERED.fullmatch(one.path)]
+    for path in sorted(paths, key=_number, reverse=True):
+        record = await _read(chain, path, kind)
+        if isinstance(record, Epoch) and epoch_path(record.epoch) == path:
+            return record
+        if isinstance(record, Gc) and gc_path(record.below) == path:
+            return record
+    return None
+
+
+def _number(path: str) -> int:
+    matched = _NUMBERED.fullmatch(path)
+    return int(matched[1]) if matched else -1
+
+
+async def _newest_anchor(chain: Chain, head: int) -> Anchor | None:
+    """An object alone is no anchor: a record must name it."""
+    listed = {one.path for one in await chain.bucket.list("anchors/")}
+    versions = {int(matched[1]) for path in listed if (matched := _ANCHORED.fullmatch(path))}
+    shortcuts = await chain.anchors(head)
+    for version in sorted((one for one in versions if one <= head), reverse=True):
+        commit, shortcut = await chain.read(version), shortcuts.get(version)
+        if commit is None:
+            continue
+        ways: list[Start] = [commit.record] if commit.record.kind == ANCHOR else []
+        if shortcut is not None and shortcut.after == commit.record.after:
+            ways.append(shortcut)
+        for way in ways:
+            if all(file.path in listed for file in way.files):
+                return Anchor(version, way.nbytes)
+    return None
+
+
+async def _replicas(chain: Chain, objects: Sequence[Object], head: int, now: float) -> list[ReplicaReport]:
+    found: list[ReplicaReport] = []
+
+    async def read(one: Object) -> None:
+        beat = await _read(chain, one.path, Heartbeat)
+        if beat is None or heartbeat_path(beat.name) != one.path:
+            return
+        seen = now - one.modified
+        behind = max(0, head - beat.version)
+        alive = seen < beat.lease
+        found.append(ReplicaReport(beat.name, beat.host, beat.version, behind, seen, alive, beat.trouble, beat.stages))
+
+    await each(objects, _LANES, read)
+    return sorted(found, key=lambda one: one.name)

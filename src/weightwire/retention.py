@@ -1,0 +1,160 @@
+"""The rules of retention: which data of a run may go, and which must stay.
+
+Pure: reads and writes nothing, and asks no clock. `upkeep` looks at a bucket and does what these say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from weightwire.bucket import Object
+from weightwire.commit import ANCHOR, Commit, File, Shortcut
+
+__all__ = [
+    "DAY",
+    "Announced",
+    "Lease",
+    "Limit",
+    "Removal",
+    "Retention",
+    "below",
+    "due",
+    "holds_all",
+    "is_there",
+    "limits",
+    "newest",
+    "orphans",
+    "settled",
+]
+
+DAY = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What is kept: the newest anchors with all that follows them, what is younger than `window` seconds, and what has
+    not been announced as going for `grace` seconds."""
+
+    anchors: int = 2
+    window: float = DAY
+    grace: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if self.anchors < 1:
+            raise ValueError("at least one anchor must be kept")
+        if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (self.window, self.grace)):
+            raise ValueError("a time to keep data must be some number of seconds")
+
+    @property
+    def anchor_orphan(self) -> float:
+        """An anchor is uploaded behind the versions, and named only afterwards: that may take hours."""
+        return max(self.grace, DAY)
+
+    @property
+    def forgotten(self) -> float:
+        """A replica that has not been heard of for so long is no longer listed."""
+        return max(self.window, DAY)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A replica and the version it holds. It needs what follows that version for as long as it is alive."""
+
+    name: str
+    version: int
+    until: float
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Data from this version on must stay, and why."""
+
+    version: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Announced:
+    """A gc record: since when it has been said that data below a version may go."""
+
+    below: int
+    since: float
+
+
+@dataclass(frozen=True)
+class Removal:
+    """An object that goes; not before `due`, where there is such a time."""
+
+    path: str
+    size: int
+    why: str
+    due: float | None = None
+
+
+def limits(
+    retention: Retention, now: float, anchors: Collection[int], leases: Iterable[Lease], commits: Mapping[int, float]
+) -> list[Limit]:
+    """What keeps data from going, the strictest first.
+
+    `anchors` are versions from which the newest one can be reached, `commits` says when each version was committed.
+    """
+    if not anchors:
+        return [Limit(0, "no anchor leads to the newest version")]
+    found = [Limit(min(newest(anchors, retention)), "the oldest anchor that is kept")]
+    found += [
+        Limit(lease.version + 1, f"replica {lease.name} is at version {lease.version}")
+        for lease in leases
+        if lease.version >= 0 and now < lease.until
+    ]
+    young = [version for version, committed in commits.items() if now - committed < retention.window]
+    if young:
+        found.append(Limit(min(young), f"committed less than {retention.window:g} s ago"))
+    return sorted(found, key=lambda limit: limit.version)
+
+
+def below(
+    retention: Retention, now: float, anchors: Collection[int], leases: Iterable[Lease], commits: Mapping[int, float]
+) -> int:
+    """The version below which data may go."""
+    return limits(retention, now, anchors, leases, commits)[0].version
+
+
+def settled(records: Iterable[Announced], now: float, grace: float) -> int:
+    """The version below which everyone has had time to hear that data may go."""
+    return max((record.below for record in records if now - record.since >= grace), default=0)
+
+
+def due(records: Iterable[Announced], version: int, grace: float) -> float | None:
+    """When the data of a version may go, if nothing comes in between."""
+    return min((record.since + grace for record in records if record.below > version), default=None)
+
+
+def is_there(files: Iterable[File], sizes: Mapping[str, int]) -> bool:
+    return all(sizes.get(file.path) == file.size for file in files)
+
+
+def holds_all(commit: Commit, shortcuts: Iterable[Shortcut], sizes: Mapping[str, int]) -> bool:
+    """Whether all weights of a version are there: by its own commit, or by an anchor beside the chain."""
+    anchors = [shortcut.files for shortcut in shortcuts if shortcut.after == commit.after]
+    if commit.kind == ANCHOR:
+        anchors.append(commit.files)
+    return any(is_there(files, sizes) for files in anchors)
+
+
+def orphans(
+    commit: Commit, shortcuts: Iterable[Shortcut], objects: Iterable[Object], now: float, retention: Retention
+) -> list[Removal]:
+    """Objects of a committed version that neither its commit nor a shortcut names, nor ever will."""
+    named = {file.path for files in (commit.files, *(one.files for one in shortcuts)) for file in files}
+    found = []
+    for one in objects:
+        patience = retention.grace if one.path.startswith("deltas/") else retention.anchor_orphan
+        if one.path not in named and now - one.modified >= patience:
+            found.append(Removal(one.path, one.size, f"an orphan: version {commit.version} does not name it"))
+    return found
+
+
+def newest(anchors: Collection[int], retention: Retention) -> list[int]:
+    return sorted(anchors)[-retention.anchors :]

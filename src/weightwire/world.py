@@ -1,0 +1,41 @@
+"""Time, chance and threads, as the coroutines of publisher, follower and upkeep see them.
+
+They take these from here and from nowhere else, so that a simulation can put a world of its own in place of this one
+and replay a run from its seed. Knows nothing of weights or buckets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+__all__ = ["World"]
+
+Result = TypeVar("Result")
+
+
+class World:
+    """The real one. `asyncio.sleep` and the tasks of the running loop are part of any world."""
+
+    def __init__(self) -> None:
+        self.random: random.Random = random.SystemRandom()
+
+    def time(self) -> float:
+        """Seconds since 1970, for people: machines disagree about it, so nothing is decided by it."""
+        return time.time()
+
+    def clock(self) -> float:
+        """Seconds since some moment, to measure how long something takes."""
+        return time.perf_counter()
+
+    async def work(self, function: Callable[..., Result], *args: object, **kwargs: object) -> Result:
+        """Runs what computes, or reads and writes files, in a thread."""
+        return await asyncio.to_thread(partial(function, *args, **kwargs))
+
+    def token(self) -> str:
+        """A name that nobody else has: 128 random bits."""
+        return f"{self.random.getrandbits(128):032x}"
