@@ -15,10 +15,7 @@ Needs numpy, zstandard, a C compiler as `cc`, and Linux.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -30,14 +27,15 @@ from typing import Any, get_args
 
 import numpy as np
 import peers
+from build import MIXED, fingerprint, machine
 from held import Held, check_same, hold
 from recording import read_checkpoint, write_checkpoint
+from rounds import OTHERS, Spread, Times, range_of, ratio_row
 from synthetic import Stage, synthetic, synthetic_dense
 from table import Bar, Payload, Report, Row, print_report, print_verdict
-from timing import OTHERS, Contest, Spread, Times
+from timing import Contest
 
 import weightwire
-from weightwire.codec import KERNEL
 
 # The bars on bytes per change are those of one kind of step: Qwen3-0.6B's shape at this learning rate, or
 # weights made to change as that does.
@@ -90,7 +88,7 @@ def main() -> None:
         print_verdict(reports)
     if fingerprint() != build:
         # The command line and memory.py run in new processes: their figures would be those of another build.
-        raise SystemExit("weightwire was changed or rebuilt during the run: these figures mix two builds")
+        raise SystemExit(MIXED)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -98,22 +96,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("recordings", nargs="*", type=Path, help="directories that record.py wrote")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
-
-
-def fingerprint() -> str:
-    """Names the code that is measured, compiled kernel included."""
-    root = Path(weightwire.__file__).parent
-    files = sorted(path for path in root.rglob("*") if path.suffix in {".py", ".so"})
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
-
-
-def machine() -> str:
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    processor = models[0].partition(": ")[2] if models else platform.machine()
-    kernel = KERNEL.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
-    cores = f"{len(os.sched_getaffinity(0))} cores of {processor}"
-    versions = f"Python {platform.python_version()}, NumPy {np.__version__}"
-    return f"weightwire {weightwire.__version__}, build {fingerprint()} with {kernel}, {versions}, {cores}"
 
 
 def run(recordings: list[Path], scratch: Path) -> Iterator[Report]:
@@ -219,17 +201,6 @@ def time_rows(rounds: list[Times], raw: int, judge: bool) -> list[Row]:
         Row("full state digest, one thread, GB/s", speed.median, "{:.2f}", bar, range_of(speed, rounds)),
         Row("cores that other processes kept busy", others.median, "{:.2f}", None, range_of(others, rounds)),
     ]
-
-
-def ratio_row(rounds: list[Times], measure: str, what: str, unit: str, bar: Bar | None) -> Row:
-    spread = Spread.of(rounds, lambda times: times[what] / times[unit])
-    seconds = [Spread.of(rounds, itemgetter(key)).median for key in (what, unit)]
-    note = f"{range_of(spread, rounds)}; {1000 * seconds[0]:.1f} / {1000 * seconds[1]:.1f} ms"
-    return Row(measure, spread.median, "{:.2f}", bar, note)
-
-
-def range_of(spread: Spread, rounds: list[Times]) -> str:
-    return f"{spread.low:.2f} to {spread.high:.2f} in {len(rounds)} rounds"
 
 
 def command_rows(rounds: list[Times], judge: bool) -> list[Row]:

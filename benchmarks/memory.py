@@ -1,14 +1,17 @@
-"""How much memory a diff or a patch takes beyond its inputs and the delta, measured in a process of its own.
+"""How much memory a diff, a patch or a publisher takes beyond its inputs and the delta, in a process of its own.
 
     python benchmarks/memory.py diff OLD NEW DELTA      # two checkpoint directories; writes DELTA
     python benchmarks/memory.py patch BASE DELTA        # in place, on a copy of BASE in memory
+    python benchmarks/memory.py publish RECORDING BUCKET            # all of its checkpoints, one after the other
+    python benchmarks/memory.py publish-blocking RECORDING BUCKET
 
 Prints bytes. What counts is the peak of anonymous memory (RssAnon in /proc/self/status: all that is not a
 view of a file), sampled every millisecond by a thread, which gets its turns because the kernel works outside
 the interpreter's lock. The peak of all resident memory would not do: it has the pages of the mapped inputs in
 it. Taken off are only the delta that a diff made and the copy of the weights that a patch works in; the
 interpreter, its libraries and what the allocator keeps after a free all count. A patch gets its delta as a
-mapped file, and its base undigested, so that it digests it too. Both use as many threads as they like.
+mapped file, and its base undigested, so that it digests it too. A publisher's weights are taken off, and the
+largest of its deltas; it makes an anchor first, then deltas. All use as many threads as they like.
 
 Needs Linux.
 """
@@ -23,10 +26,13 @@ from typing import Self
 
 from held import hold
 from recording import read_checkpoint
+from training import Training
 
 import weightwire
+from weightwire.publisher import Publisher
 
 EVERY = 0.001  # seconds
+PUBLISHES = 5
 
 
 class AnonymousPeak:
@@ -76,14 +82,27 @@ def extra_memory_of_patch(base: Path, delta: Path) -> int:
     return peak.bytes - int(target.flat.nbytes)
 
 
+def extra_memory_of_publisher(recording: Path, bucket: Path, blocking: bool) -> int:
+    training = Training(recording)
+    with AnonymousPeak() as peak, Publisher(bucket, blocking=blocking, anchor_every=2) as publisher:
+        for _ in range(PUBLISHES):
+            publisher.publish(training.live.bf16)
+            publisher.wait()
+            training.step()
+    deltas = [path.stat().st_size for path in bucket.glob("deltas/*/*.safetensors")]
+    return peak.bytes - int(training.live.flat.nbytes) - max(deltas)
+
+
 def main() -> None:
     match sys.argv[1:]:
         case ["diff", old, new, out]:
             print(extra_memory_of_diff(Path(old), Path(new), Path(out)))
         case ["patch", base, delta]:
             print(extra_memory_of_patch(Path(base), Path(delta)))
+        case ["publish" | "publish-blocking" as how, recording, bucket]:
+            print(extra_memory_of_publisher(Path(recording), Path(bucket), how == "publish-blocking"))
         case _:
-            sys.exit("usage: memory.py diff OLD NEW DELTA | memory.py patch BASE DELTA")
+            sys.exit("usage: memory.py diff OLD NEW DELTA | patch BASE DELTA | publish[-blocking] RECORDING BUCKET")
 
 
 if __name__ == "__main__":

@@ -24,9 +24,7 @@ def read_recording(directory: Path) -> tuple[dict[str, Any], Bits, Bits]:
 
 def read_checkpoint(directory: Path) -> Bits:
     file = np.memmap(directory / "model.safetensors", dtype=np.uint8, mode="r")
-    data = 8 + int(file[:8].view("<u8")[0])
-    header = json.loads(bytes(file[8:data]))
-    header.pop("__metadata__", None)
+    header, data = read_header(file)
     weights = {}
     for name, entry in header.items():
         if entry["dtype"] != "BF16":
@@ -36,16 +34,29 @@ def read_checkpoint(directory: Path) -> Bits:
     return weights
 
 
-def write_checkpoint(weights: Bits, directory: Path) -> None:
-    """A checkpoint directory as record.py writes them, but for the config."""
+def read_header(file: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
+    """What a safetensors file says of its tensors, and where their data begins."""
+    data = 8 + int(file[:8].view("<u8")[0])
+    header: dict[str, Any] = json.loads(bytes(file[8:data]))
+    header.pop("__metadata__", None)
+    return header, data
+
+
+def make_header(weights: Bits) -> bytes:
+    """What a safetensors file of these weights, in this order, begins with."""
     header, end = {}, 0
     for name, tensor in weights.items():
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": (start, end)}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_checkpoint(weights: Bits, directory: Path) -> None:
+    """A checkpoint directory as record.py writes them, but for the config."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(make_header(weights))
         for tensor in weights.values():
             file.write(tensor.data)

@@ -8,7 +8,9 @@ indication, those of a recording are the claim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +23,7 @@ Stage = Literal["early", "late"]
 SIGMA = 0.02
 ROW_SCALE_SIGMA = 0.3
 BIAS = 127
+ONE = BIAS << 7  # in bf16
 CHANCE_FROM_MINUS_9 = (0.016, 0.031, 0.063, 0.127, 0.255, 0.487, 0.718, 0.857, 0.928)
 
 # A weight anywhere in its rounding interval changes with probability E|u| / ulp, as long as the update u is
@@ -30,7 +33,10 @@ UPDATE_SIGMA = 0.016 * 2.0**-16 / 0.798
 ONE_ULP_FROM = -12
 
 
-def layer_shapes(layer: int) -> dict[str, tuple[int, int]]:
+Shape = tuple[int, ...]
+
+
+def layer_shapes(layer: int) -> dict[str, Shape]:
     prefix = f"model.layers.{layer}"
     return {
         f"{prefix}.self_attn.q_proj.weight": (2048, 1024),
@@ -43,11 +49,34 @@ def layer_shapes(layer: int) -> dict[str, tuple[int, int]]:
     }
 
 
+def norm_shapes(layer: int) -> dict[str, Shape]:
+    prefix = f"model.layers.{layer}"
+    return {
+        f"{prefix}.self_attn.q_norm.weight": (128,),
+        f"{prefix}.self_attn.k_norm.weight": (128,),
+        f"{prefix}.input_layernorm.weight": (1024,),
+        f"{prefix}.post_attention_layernorm.weight": (1024,),
+    }
+
+
+def qwen3_shapes() -> dict[str, Shape]:
+    """All 310 tensors of Qwen3-0.6B: 596M weights."""
+    shapes: dict[str, Shape] = {"model.embed_tokens.weight": (151936, 1024)}
+    for layer in range(28):
+        shapes |= layer_shapes(layer) | norm_shapes(layer)
+    return shapes | {"model.norm.weight": (1024,)}
+
+
 # Three of Qwen3-0.6B's 28 layers and a twelfth of its vocabulary: 60M weights.
-QWEN3_PART = {"model.embed_tokens.weight": (12288, 1024)} | layer_shapes(0) | layer_shapes(1) | layer_shapes(2)
+QWEN3_PART: dict[str, Shape] = {
+    "model.embed_tokens.weight": (12288, 1024),
+    **layer_shapes(0),
+    **layer_shapes(1),
+    **layer_shapes(2),
+}
 
 
-def synthetic(stage: Stage, shapes: Mapping[str, tuple[int, int]] = QWEN3_PART, seed: int = 0) -> tuple[Bits, Bits]:
+def synthetic(stage: Stage, shapes: Mapping[str, Shape] = QWEN3_PART, seed: int = 0) -> tuple[Bits, Bits]:
     """The bf16 bits of all weights before and after one step."""
     chance = chance_by_exponent(stage)
     old, new = {}, {}
@@ -58,7 +87,21 @@ def synthetic(stage: Stage, shapes: Mapping[str, tuple[int, int]] = QWEN3_PART, 
     return old, new
 
 
-def synthetic_dense(shapes: Mapping[str, tuple[int, int]] = QWEN3_PART, seed: int = 0) -> tuple[Bits, Bits]:
+def synthetic_steps(stage: Stage, count: int, shapes: Mapping[str, Shape], seed: int = 0) -> Iterator[Bits]:
+    """The bits of all weights at first, and after each of some steps."""
+    chance = chance_by_exponent(stage)
+    sources = {name: np.random.default_rng([seed, index]) for index, name in enumerate(shapes)}
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        begin = pool.map(lambda name: initial_weights(shapes[name], sources[name]), shapes)
+        bits = dict(zip(shapes, list(begin), strict=True))
+        yield bits
+        for _ in range(count):
+            later = pool.map(lambda name, old: one_step_later(old, chance, sources[name]), bits, bits.values())
+            bits = dict(zip(shapes, list(later), strict=True))
+            yield bits
+
+
+def synthetic_dense(shapes: Mapping[str, Shape] = QWEN3_PART, seed: int = 0) -> tuple[Bits, Bits]:
     """The bits before and after one step at a thousand times the learning rate: most weights change."""
     old, new = {}, {}
     for index, (name, shape) in enumerate(shapes.items()):
@@ -83,7 +126,12 @@ def chance_by_exponent(stage: Stage) -> NDArray[np.float32]:
     return chance.astype(np.float32)
 
 
-def gaussian_weights(shape: tuple[int, int], rng: np.random.Generator) -> NDArray[np.uint16]:
+def initial_weights(shape: Shape, rng: np.random.Generator) -> NDArray[np.uint16]:
+    """A norm starts as ones, all else at random."""
+    return np.full(shape, ONE, np.uint16) if len(shape) == 1 else gaussian_weights(shape, rng)
+
+
+def gaussian_weights(shape: Shape, rng: np.random.Generator) -> NDArray[np.uint16]:
     row_scale = SIGMA * np.exp(ROW_SCALE_SIGMA * rng.standard_normal((shape[0], 1), np.float32))
     return round_to_bf16(rng.standard_normal(shape, np.float32) * row_scale)
 

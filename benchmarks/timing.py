@@ -6,20 +6,17 @@ is compared are times of the same round. Every result is checked, outside the ti
 
 from __future__ import annotations
 
-import os
-import statistics
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
 
 import numpy as np
 import peers
 from held import Held, check_same
+from rounds import OTHERS, Round, Times, processor_seconds_of_others
 
 import weightwire
 
@@ -28,42 +25,6 @@ COMMAND = Path(sys.executable).with_name("weightwire")
 
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
 ENOUGH_SECONDS = 4.0
-
-Result = TypeVar("Result")
-Times = dict[str, float]
-"""Seconds of one round, by what was done; and under OTHERS, how many cores other processes kept busy."""
-
-OTHERS = "others"
-
-
-class Spread(NamedTuple):
-    """The median over all rounds, and the outermost."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, rounds: list[Times], figure: Callable[[Times], float]) -> Spread:
-        figures = [figure(times) for times in rounds]
-        return cls(statistics.median(figures), min(figures), max(figures))
-
-
-class Round:
-    """Times things by name; of what is done several times in a round, the median counts."""
-
-    def __init__(self) -> None:
-        self._seconds: defaultdict[str, list[float]] = defaultdict(list)
-
-    def time(self, what: str, work: Callable[[], Result]) -> Result:
-        started = time.perf_counter()
-        result = work()
-        self._seconds[what].append(time.perf_counter() - started)
-        return result
-
-    @property
-    def times(self) -> Times:
-        return {what: statistics.median(seconds) for what, seconds in self._seconds.items()}
 
 
 @dataclass(frozen=True)
@@ -145,12 +106,3 @@ def warm_up(directory: Path) -> None:
         with path.open("rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
-
-
-def processor_seconds_of_others() -> float:
-    """What the machine has computed so far (stolen time included) less what this process and its children have."""
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
-        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-    )
-    all_ticks = user + nice + system + irq + softirq + steal
-    return all_ticks / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])

@@ -72,8 +72,10 @@ class FakeHub:
         if verb == "batch":
             return self._batch(bucket, [json.loads(line) for line in body.splitlines()])
         if verb in ("xet-read-token", "xet-write-token"):
-            expires = int(time.time()) + 3600
-            return 200, {}, {"accessToken": "xet", "exp": expires, "casUrl": f"local://{self.folder}"}
+            expires, store = int(time.time()) + 3600, f"local://{self.folder}"
+            # Said twice: older clients read the headers.
+            headers = {"X-Xet-Access-Token": "xet", "X-Xet-Token-Expiration": str(expires), "X-Xet-Cas-Url": store}
+            return 200, headers, {"accessToken": "xet", "exp": expires, "casUrl": store}
         return 404, {}, {"error": f"{method} {url}"}
 
     def _create(self, bucket: str, settings: dict[str, Any]) -> tuple[int, dict[str, str], Any]:

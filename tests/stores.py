@@ -148,8 +148,12 @@ class SeaweedFS(Server):
     stop = kill
 
     def _make_bucket(self) -> bool:
-        """A folder of the filer is a bucket; once it can be made, and S3 answers, all parts of the server are there."""
-        return _answers("POST", f"{self._filer}/buckets/{self.bucket}/") and _answers("GET", f"{self.endpoint}/healthz")
+        """A folder of the filer is a bucket. Once it can be made, a file written, and S3 answers, all parts are up."""
+        return (
+            _answers("POST", f"{self._filer}/buckets/{self.bucket}/")
+            and _answers("PUT", f"{self._filer}/ready", b"ready")
+            and _answers("GET", f"{self.endpoint}/healthz")
+        )
 
 
 class Rclone(Server):
@@ -247,10 +251,10 @@ def _identity(name: str, actions: list[str]) -> dict[str, object]:
     return {"name": name, "credentials": credentials, "actions": actions}
 
 
-def _answers(method: str, url: str) -> bool:
+def _answers(method: str, url: str, data: bytes | None = None) -> bool:
     """Whether there is any answer but one of a server that is not ready."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=5):
+        with urllib.request.urlopen(urllib.request.Request(url, data, method=method), timeout=5):
             return True
     except urllib.error.HTTPError as problem:
         return problem.code < 500

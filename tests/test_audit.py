@@ -33,7 +33,7 @@ from weightwire.errors import NoRun, Unavailable, UnsupportedFormat, WrongBase
 from weightwire.make import anchor, diff
 from weightwire.state import digest
 from weightwire.upkeep import Retention, sweep
-from weightwire.weights import read_weights
+from weightwire.weights import Tensor, read_weights
 from weightwire.world import World
 
 FILES = {"config.json": b'{"model_type": "tiny"}', "tokenizer/vocab.txt": b"a\nb\n"}
@@ -473,3 +473,68 @@ class TestBase:
 
         assert only(found).startswith(f"{commit_path(1)}: cannot be rebuilt")
         assert digest(weights).hex == read(bucket, 1).record.after
+
+
+class TestParts:
+    """Of several ranks: each file has some rows, and knows no state of all."""
+
+    def parts(self, weights: Arrays, then: Arrays | None = None) -> list[Delta]:
+        made = []
+        for begin, end in ((0, 12), (12, 32)):
+            first, second = (_rows(one, begin, end) for one in (weights, then or weights))
+            made.append(anchor(first) if then is None else diff(first, second))
+        return made
+
+    @pytest.fixture
+    def weights(self) -> Arrays:
+        return {"a.weight": first_weights()["a.weight"]}
+
+    @pytest.fixture
+    def ranks(self, weights: Arrays) -> Clocked:
+        """Version 1 is an anchor, version 2 a delta, version 2 has an anchor too; all of two parts."""
+        bucket = clocked()
+        publish(bucket, weights, 2)
+        then = stepped(weights, 0)
+        rewrite(bucket, 1, files=self.upload(bucket, "anchor", 1, self.parts(weights)))
+        rewrite(bucket, 2, files=self.upload(bucket, "delta", 2, self.parts(weights, then)))
+        self.add_anchor(bucket, self.parts(then))
+        return bucket
+
+    def upload(self, bucket: Clocked, kind: str, version: int, parts: list[Delta]) -> tuple[File, ...]:
+        files = []
+        for rank, part in enumerate(parts):
+            data = part.to_bytes()
+            sha256 = hashlib.sha256(data).hexdigest()
+            files.append(File(data_path(kind, version, 1, rank, sha256), len(data), sha256, rank))
+            bucket.write(files[-1].path, data)
+        return tuple(files)
+
+    def add_anchor(self, bucket: Clocked, parts: list[Delta]) -> Shortcut:
+        commit = read(bucket, 2).record
+        files = self.upload(bucket, "anchor", 2, parts)
+        shortcut = Shortcut(run=commit.run, version=2, kind="anchor", after=commit.after, files=files)
+        bucket.write(shortcut_path(shortcut), seal(shortcut).data)
+        return shortcut
+
+    def test_are_fine(self, ranks: Clocked) -> None:
+        found = audited(ranks, rebuild=True)
+        assert (found.problems, found.rebuilt, found.compared, found.files) == ((), ((1, 2),), 1, 6)
+        assert audited(ranks).fine
+
+    def test_of_an_anchor_that_holds_something_else(self, ranks: Clocked, weights: Arrays) -> None:
+        shortcut = self.add_anchor(ranks, self.parts(weights))
+        assert audited(ranks).fine
+        found = audited(ranks, rebuild=True)
+        assert only(found) == (f"{shortcut.files[0].path}: leads to another state than {shortcut_path(shortcut)} says")
+
+    def test_of_which_one_is_missing(self, ranks: Clocked) -> None:
+        path = ranks.paths("deltas/2/")[1]
+        run(ranks.inner.delete(path))
+        found = audited(ranks, rebuild=True)
+        assert (only(found), found.rebuilt, found.compared) == (f"{path}: is missing", ((1, 2),), 0)
+
+
+def _rows(weights: Arrays, begin: int, end: int) -> dict[str, Tensor]:
+    whole = read_weights(weights)["a.weight"]
+    width = whole.shape[1]
+    return {"a.weight": Tensor(whole.dtype, whole.shape, whole.bits[begin * width : end * width], (begin, end))}

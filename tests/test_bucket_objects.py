@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import socket
 import time
 import traceback
 from collections.abc import Awaitable, Callable
@@ -16,7 +17,7 @@ import pytest
 from bucket_contract import BucketContract, Opener, in_loop
 from stores import NOWHERE, Lossy, SeaweedFS, environment, running, use
 from weightwire.bucket import Bucket, objects, open_bucket
-from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Unavailable
+from weightwire.errors import AlreadyExists, BucketError, NoBucket, NotFound, PermissionDenied, Unavailable
 
 fresh = itertools.count()
 
@@ -157,7 +158,7 @@ async def test_a_bucket_that_is_not_there(seaweedfs: SeaweedFS, monkeypatch: pyt
     # Whether an object or its bucket is missing, the answer to a question without a body does not say.
     assert await missing.find("a") is None
     await missing.delete("a")
-    problem = await all_fail(missing, NotFound, but="find delete")
+    problem = await all_fail(missing, NoBucket, but="find delete")
     assert problem.hint
     assert "create the bucket first" in problem.hint
     assert "NoSuchBucket" in problem.message
@@ -220,16 +221,13 @@ async def test_a_server_that_is_silent(bucket: Bucket, monkeypatch: pytest.Monke
     monkeypatch.setattr(objects, "_RETRIES", {"max_retries": 0})
     monkeypatch.setattr(objects, "_FOR_RECORDS", {"timeout": timedelta(milliseconds=200)})
 
-    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         use(monkeypatch, environment(f"http://127.0.0.1:{port}", "admin-key", "admin-secret"))
         silent = open_bucket(bucket.url)
-        for verb in (lambda: silent.get("a"), lambda: silent.create("a", b"1")):
-            with pytest.raises(Unavailable, match=f"timed out \\(127.0.0.1:{port}\\)"):
+        verbs: list[Callable[[], Awaitable[object]]] = [lambda: silent.get("a"), lambda: silent.create("a", b"1")]
+        for verb in verbs:
+            with pytest.raises(Unavailable, match=rf"timed out \(127\.0\.0\.1:{port}\)"):
                 await verb()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from obstore.exceptions import (
     AlreadyExistsError,
-    BaseError,
     GenericError,
     PermissionDeniedError,
     PreconditionError,
@@ -13,7 +12,7 @@ from obstore.exceptions import (
 )
 
 from weightwire.bucket.reasons import explain
-from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Unavailable
+from weightwire.errors import AlreadyExists, BucketError, NoBucket, NotFound, PermissionDenied, Unavailable
 
 WHERE = "s3://bucket/run/a"
 
@@ -32,7 +31,7 @@ def answer(status: str, code: str = "", message: str = "", more: str = "") -> st
 
 def lost(kind: str, cause: str) -> str:
     return (
-        "Generic S3 error: Error performing PUT https://s3.example.com/bucket/run/a?sig=SECRET in 5s, after 3 retries - "
+        "Generic S3 error: Error performing PUT https://s3.example.com/bucket/a?sig=SECRET in 5s, after 3 retries - "
         f"HTTP error: error sending request\n\nDebug source:\nHttp {{ kind: {kind}, url: "
         f'"https://s3.example.com/?sig=SECRET", source: {cause} }}'
     )
@@ -65,8 +64,8 @@ CASES = [
     (GenericError, "Generic S3 error: DeleteObjects failed: no (code: AccessDenied)", PermissionDenied, "AccessDenied"),
     (FileNotFoundError, answer("404 Not Found", "NoSuchKey", "No such key"), NotFound, "is not there"),
     (FileNotFoundError, answer("404 Not Found"), NotFound, "is not there"),
-    (FileNotFoundError, answer("404 Not Found", "NoSuchBucket", "No such bucket"), NotFound, "NoSuchBucket"),
-    (GenericError, answer("404 Not Found", "NoSuchBucket", "No such bucket"), NotFound, "create the bucket first"),
+    (FileNotFoundError, answer("404 Not Found", "NoSuchBucket", "No such bucket"), NoBucket, "NoSuchBucket"),
+    (GenericError, answer("404 Not Found", "NoSuchBucket", "No such bucket"), NoBucket, "create the bucket first"),
     (AlreadyExistsError, answer("412 Precondition Failed"), AlreadyExists, "exists"),
     (PreconditionError, answer("412 Precondition Failed"), AlreadyExists, "exists"),
     (GenericError, answer("503 Slow Down", "SlowDown", "Reduce your request rate."), Unavailable, "SlowDown, Reduce"),
@@ -83,7 +82,7 @@ CASES = [
     (GenericError, answer("301 Moved Permanently", "PermanentRedirect", "There"), BucketError, "set AWS_REGION"),
     (
         GenericError,
-        "Generic S3 error: Received redirect without LOCATION, this normally indicates an incorrectly configured region",
+        "Generic S3 error: Received redirect, this normally indicates an incorrectly configured region",
         BucketError,
         "set AWS_REGION",
     ),
@@ -91,7 +90,7 @@ CASES = [
     # On the way
     (
         GenericError,
-        lost("Connect", 'Os { code: 111, message: "Connection refused" }'),
+        lost("Connect", 'Os { message: "Connection refused" }'),
         Unavailable,
         "Connection refused",
     ),
@@ -125,7 +124,7 @@ CASES = [
         PermissionDenied,
         "AuthenticationFailed, Failed",
     ),
-    (FileNotFoundError, answer("404 Not Found", "ContainerNotFound", "No"), NotFound, "create the bucket first"),
+    (FileNotFoundError, answer("404 Not Found", "ContainerNotFound", "No"), NoBucket, "create the bucket first"),
     (GenericError, answer("503 Busy", "ServerBusy", "Busy"), Unavailable, "ServerBusy"),
 ]
 
@@ -157,8 +156,3 @@ def test_each_cloud_has_its_own_variables(kind: str, variable: str) -> None:
         assert found.hint
         assert variable in found.hint
         assert ("s3:ListBucket" in found.hint) == (kind == "s3" and "403" in text)
-
-
-def test_all_errors_of_obstore_are_covered() -> None:
-    assert issubclass(GenericError, BaseError)
-    assert issubclass(PermissionDeniedError, BaseError)

@@ -359,6 +359,51 @@ def test_without_a_model_the_name_decides(tmp_path: Path, out: str, file: str) -
     assert Checkpoint(tmp_path / out).metadata == {"format": "pt"}
 
 
+# Writing: files beside the weights
+
+
+def write_beside(out: Path, files: dict[str, bytes], like: Checkpoint | None = None) -> None:
+    with CheckpointWriter(out, schema={"a": (F32, (2, 3))}, like=like, files=files) as writer:
+        writer["a"].bits[:] = 1
+
+
+def test_side_files_are_written(tmp_path: Path) -> None:
+    write_beside(tmp_path / "out", {"config.json": b"{}", "tokenizer/vocab.txt": b"hello"})
+
+    assert tree(tmp_path / "out").keys() == {"config.json", "model.safetensors", "tokenizer/vocab.txt"}
+    assert Checkpoint(tmp_path / "out").side_files == (Path("config.json"), Path("tokenizer/vocab.txt"))
+
+
+def test_side_files_go_before_those_of_the_model(sharded: Path, tmp_path: Path) -> None:
+    write_beside(tmp_path / "out", {"config.json": b"new", "more.json": b"more"}, Checkpoint(sharded))
+
+    files = tree(tmp_path / "out")
+    assert (files["config.json"], files["more.json"], files["tokenizer/vocab.txt"]) == (b"new", b"more", b"hello")
+
+
+def test_a_file_has_no_side_files(tmp_path: Path) -> None:
+    write_beside(tmp_path / "out.safetensors", {"config.json": b"{}"})
+
+    assert list(tmp_path.iterdir()) == [tmp_path / "out.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/etc/x", "../x", "a/../../x", "a//b", "./x", "a\0b", "y.safetensors", "model.safetensors.index.json"]
+)
+def test_side_files_stay_in_their_place(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OutputError, match="cannot be a file beside weights"):
+        write_beside(tmp_path / "out", {name: b""})
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_side_files_in_each_others_way(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_beside(tmp_path / "out", {"a": b"", "a/b": b""})
+
+    assert not list(tmp_path.iterdir())
+
+
 # Writing: all or nothing
 
 

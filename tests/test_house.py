@@ -21,6 +21,7 @@ ORDER = [
     "container",
     "weights",
     "checkpoint",
+    "sidefiles",
     "codec",
     "workers",
     "state",
@@ -31,6 +32,7 @@ ORDER = [
     "absolute",
     "events",
     "world",
+    "background",
     "bucket",
     "commit",
     "chain",
@@ -38,12 +40,22 @@ ORDER = [
     "fetch",
     "restore",
     "writer",
+    "publication",
+    "opening",
+    "publishing",
     "publisher",
     "durable",
+    "cached",
     "workdir",
     "replica",
+    "following",
+    "listen",
     "follower",
+    "auditing",
+    "audit",
+    "retention",
     "upkeep",
+    "report",
     "metrics",
     "engines",
     "trainers",
@@ -54,7 +66,7 @@ ORDER = [
 ]
 
 # Pairs that do not know each other although the order would let them.
-STRANGERS = {("follower", "publisher")} | {
+STRANGERS = {(one, other) for one in ("following", "follower") for other in ("publishing", "publisher")} | {
     ("bucket", part)
     for part in (
         "dtypes",

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from records import chain_of
 from weightwire.errors import Unavailable
 from weightwire.publication import Publication
 
@@ -16,7 +17,7 @@ class TestBeforeItIsDone:
     def test_nothing_is_known(self) -> None:
         one = Publication(step=3)
         assert not one.done
-        assert (one.version, one.superseded_by, one.error) == (None, None, None)
+        assert (one.version, one.commit, one.superseded_by, one.error) == (None, None, None, None)
 
     def test_waiting_ends_some_time(self) -> None:
         with pytest.raises(TimeoutError, match=r"step 3: not committed after 0.01 s"):
@@ -30,16 +31,17 @@ class TestBeforeItIsDone:
 class TestCommitted:
     def test_has_a_version(self) -> None:
         one = Publication()
-        one.succeed(7)
+        one.succeed(chain_of(8)[7].record)
         assert one.done
         assert one.version == one.wait() == one.wait(0) == 7
+        assert one.commit == chain_of(8)[7].record
 
     def test_wakes_who_waits(self) -> None:
         one, versions = Publication(), list[int]()
         waiting = [threading.Thread(target=lambda: versions.append(one.wait(10))) for _ in range(3)]
         for thread in waiting:
             thread.start()
-        one.succeed(7)
+        one.succeed(chain_of(8)[7].record)
         for thread in waiting:
             thread.join()
         assert versions == [7, 7, 7]
@@ -51,9 +53,11 @@ class TestFailed:
         one.fail(problem)
         assert one.done
         assert one.error is problem
+        assert not one.raised
         for _ in range(2):
             with pytest.raises(Unavailable, match="the bucket is gone"):
                 one.wait()
+            assert one.raised
 
 
 class TestSuperseded:
@@ -69,14 +73,14 @@ class TestSuperseded:
         one.supersede(newer)
         with pytest.raises(TimeoutError, match="step 1"):
             one.wait(0.01)
-        newer.succeed(7)
+        newer.succeed(chain_of(8)[7].record)
         assert one.wait() == 7
 
     def test_a_long_row(self) -> None:
         row = [Publication(step=step) for step in range(5000)]
         for one, newer in pairwise(row):
             one.supersede(newer)
-        row[-1].succeed(3)
+        row[-1].succeed(chain_of(4)[3].record)
         assert row[0].wait() == 3
 
     def test_fails_with_the_newer_one(self) -> None:

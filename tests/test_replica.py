@@ -6,7 +6,10 @@ import errno
 import json
 import os
 import re
+import signal
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +272,69 @@ def test_other_tensors(replica: Replica) -> None:
 def test_a_commit_that_is_none(commit: str) -> None:
     with pytest.raises(ValueError, match="64 hex digits"):
         Position("run", 1, commit)
+
+
+# Interrupted
+
+
+def test_an_interrupt_before_anything_is_written(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weightwire.replica.make_absolute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        STORY.advance(replica, 1)
+    monkeypatch.undo()
+    check(replica, 0)
+    STORY.advance(replica, 1)
+    check(replica, 1)
+
+
+def test_an_interrupt_comes_out_afterwards(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the journal has happened."""
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.2)  # for the main thread to hear of it
+        return write_absolute(*args, **kwargs)
+
+    monkeypatch.setattr("weightwire.workdir.write_absolute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        STORY.advance(replica, 1)
+    check(replica, 1)
+
+
+def test_a_write_that_ends_half_way(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    def torn(weights: dict[str, Tensor], patch: Delta, **_: object) -> None:
+        write_absolute(weights, replace(patch, entries={"embed": patch.entries["embed"]}))
+        raise MemoryError("no more")
+
+    monkeypatch.setattr("weightwire.workdir.write_absolute", torn)
+    with pytest.raises(ReplicaError, match="ended half-way") as caught:
+        STORY.advance(replica, 1)
+    monkeypatch.undo()
+    assert caught.value.hint
+    assert replica.position is None
+    assert not replica.weights
+    with reopened(replica) as again:
+        check(again, 1)
+
+
+def test_a_write_over_something_else(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between decoding and writing someone wrote to the file."""
+
+    def spoilt(weights: dict[str, Tensor], patch: Delta, **_: object) -> Any:
+        weights["embed"].bits[:] = 0
+        return write_absolute(weights, patch)
+
+    monkeypatch.setattr("weightwire.workdir.write_absolute", spoilt)
+    with pytest.raises(ReplicaError, match="did not hold what it should"):
+        STORY.advance(replica, 1)
+    assert replica.position is None
+    monkeypatch.undo()
+    with reopened(replica) as again:
+        assert again.position is None
+        assert again.trouble
 
 
 # Sync

@@ -115,6 +115,13 @@ class TestAnchor:
         assert found is not None
         assert found.version == 4
 
+    def test_not_one_of_which_a_part_is_gone(self, bucket: Clocked) -> None:
+        run(bucket.inner.delete(bucket.paths("anchors/7/")[0]))
+        bucket.write("anchors/7/e2-r1-0123456789abcdef.safetensors", b"the other part")
+        found = reported(bucket).anchor
+        assert found is not None
+        assert found.version == 4
+
     def test_not_one_of_another_state(self, bucket: Clocked) -> None:
         path = bucket.paths("shortcuts/7/")[0]
         wrong = msgspec.structs.replace(unseal(run(bucket.get(path)), Shortcut, "").record, after="0" * 64)

@@ -17,7 +17,9 @@ from weightwire.bucket import Object, open_bucket
 from weightwire.chain import Chain, read_run
 from weightwire.commit import FENCE, Commit, File, Gc, Shortcut, commit_path, gc_path, seal, shortcut_path, unseal
 from weightwire.errors import BrokenChain, NoRun, PermissionDenied, Unavailable, UnsupportedFormat
+from weightwire.follower import Follower
 from weightwire.retention import DAY, Announced, Lease, Limit, Removal, due, holds_all, limits, orphans, settled
+from weightwire.state import digest
 from weightwire.upkeep import Retention, Sweep, below, sweep
 from weightwire.world import World
 
@@ -287,6 +289,7 @@ class TestSweep:
         found = swept(bucket)
 
         assert found.below == 3
+        assert bucket.paths("gc/") == [gc_path(7)]  # which has not become untrue
         assert bucket.versions("deltas")[0] == 3
         assert bucket.versions("anchors") == [4, 7, 10]
 
@@ -417,6 +420,32 @@ class TestStrays:
         assert swept(bucket).removed == ()
         run(bucket.inner.delete("shortcuts/9/merged-0123.json"))
         assert [one.path for one in swept(bucket).removed] == [path]
+
+    def test_that_a_shortcut_in_another_place_names_stay(self, bucket: Clocked) -> None:
+        path = bucket.paths("shortcuts/7/")[0]
+        data = run(bucket.get(path))
+        run(bucket.inner.delete(path))
+        bucket.write("shortcuts/8/anchor.json", data)
+        bucket.now += 3 * DAY
+        retention = Retention(2, 100 * DAY)
+
+        assert swept(bucket, retention).removed == ()
+        run(bucket.inner.delete("shortcuts/8/anchor.json"))
+        anchor = bucket.paths("anchors/7/")
+        assert [one.path for one in swept(bucket, retention).removed] == anchor
+
+    def test_of_a_version_that_goes_anyway_are_told_of_once(self, bucket: Clocked) -> None:
+        path = self.old(bucket, "deltas/3/e1-r0-0123456789abcdef.safetensors")
+
+        first = swept(bucket)
+
+        assert [one.path for one in first.removed] == [path]
+        assert path not in {one.path for one in first.waiting}
+        bucket.now += HOUR
+        self.old(bucket, path)
+        last = [one.path for one in swept(bucket).removed]
+        assert path in last
+        assert len(last) == len(set(last))
 
     def test_are_not_what_has_another_name(self, bucket: Clocked) -> None:
         """Who knows whose it is."""
@@ -623,3 +652,35 @@ class TestMeanwhile:
             assert commit.record.kind != FENCE
             files += commit.record.files
         assert {file.path for file in files} <= set(bucket.paths())
+
+
+class TestFollowers:
+    """Real ones, with a replica of their own."""
+
+    def follow(self, bucket: Clocked, into: Path) -> tuple[int, str]:
+        """Catches up. Returns the version, and the state of the checkpoint."""
+        with Follower(bucket, into=into, name="a", threads=1, on_event=lambda event: None) as follower:
+            return follower.once(), digest(follower.checkpoint()).hex
+
+    def test_one_that_was_away_too_long_takes_an_anchor(self, tmp_path: Path) -> None:
+        bucket = clocked()
+        weights = publish(bucket, first_weights(), 3, every=HOUR, clock=bucket, anchor_every=3)
+        assert self.follow(bucket, tmp_path)[0] == 3
+        publish(bucket, stepped(weights, 7), 9, every=HOUR, clock=bucket, anchor_every=3)
+
+        swept_twice(bucket)
+
+        assert bucket.versions("deltas")[0] > 4
+        assert self.follow(bucket, tmp_path) == (13, commit_of(bucket, 13).after)
+
+    def test_one_that_was_heard_of_goes_on_by_deltas(self, tmp_path: Path) -> None:
+        bucket = clocked()
+        weights = publish(bucket, first_weights(), 3, anchor_every=3)
+        self.follow(bucket, tmp_path)
+        publish(bucket, stepped(weights, 7), 9, anchor_every=3)
+        bucket.now += 30  # of a lease of 60
+
+        swept(bucket, Retention(1, 0.0, 0.0))
+
+        assert bucket.versions("deltas")[0] == 5  # version 4 is a fence
+        assert self.follow(bucket, tmp_path) == (13, commit_of(bucket, 13).after)

@@ -113,14 +113,14 @@ class TestSettle:
                 raise Unavailable("no answer")
 
             bucket.trouble("create", "", delayed)
-            bucket.trouble("create", "", failed, times=5)
+            bucket.trouble("create", "", failed, times=1e9)
             data = await self.settle(bucket)
             await asyncio.gather(*landing)
             return data, bucket.count("create")
 
         data, sent = quickly(late())
         assert data == b"mine"
-        assert 1 < sent < 7
+        assert sent > 1
 
     def test_it_is_read_back_until_it_can_be(self) -> None:
         bucket = in_memory()
@@ -334,9 +334,12 @@ class TestTakeOver:
         async def skip() -> tuple[int, list[Commit]]:
             bucket = in_memory()
             bucket.trouble("create", "commits/", denied, times=1e9)
-            for _ in range(3):
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(started(bucket), 5)
+            for epoch in (1, 2, 3):
+                dying = asyncio.create_task(started(bucket))
+                while await bucket.find(epoch_path(epoch)) is None:
+                    await asyncio.sleep(0.1)
+                dying.cancel()
+                await asyncio.wait([dying])
             bucket.calm()
             return (await started(bucket)).epoch, await history(bucket)
 

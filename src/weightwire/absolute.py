@@ -1,4 +1,4 @@
-"""6 absolute: the files of a version -> one delta of absolute values, which needs no base and may be applied twice.
+"""The files of a version -> one delta of absolute values, which needs no base and may be applied twice.
 
 A journal can be replayed from it, and an engine that keeps no base can take it. It is made of `coo` entries, and of
 `fresh` ones where so much of a tensor changes that the whole of it is smaller. Knows weights, deltas and states; no

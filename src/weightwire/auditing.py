@@ -153,14 +153,10 @@ class Auditing:
         listed = [_COMMIT.fullmatch(one.path) for one in await self.bucket.list("commits/")]
         self.head = max((int(matched[1]) for matched in listed if matched), default=-1)
         parent: Sealed[Commit] | None = None
-        most = _AHEAD
         while (version := len(self.hashes)) <= self.head:
             try:
-                found = await self.chain.read_after(parent, min(most, self.head + 1 - version))
+                found = await self.chain.read_after(parent, min(_AHEAD, self.head + 1 - version))
             except (RunError, UnsupportedFormat) as problem:
-                if most > 1:
-                    most = 1  # it is somewhere among them: one by one
-                    continue
                 self.add(version, commit_path(version), problem)
                 return
             if not found:

@@ -16,9 +16,11 @@ from weightwire.bucket import Bucket
 from weightwire.commit import (
     ANCHOR,
     BASE,
+    DAMAGED,
     HEAD,
     RUN,
     Commit,
+    Gc,
     Head,
     Record,
     Run,
@@ -29,10 +31,20 @@ from weightwire.commit import (
     check_follows,
     check_run,
     commit_path,
+    gc_path,
     hop,
     unseal,
 )
-from weightwire.errors import BrokenChain, BucketError, DataGone, NoBucket, NoRun, NotFound, PermissionDenied, WeightwireError
+from weightwire.errors import (
+    BrokenChain,
+    BucketError,
+    DataGone,
+    NoBucket,
+    NoRun,
+    NotFound,
+    PermissionDenied,
+    WeightwireError,
+)
 
 __all__ = ["Chain", "Path", "Start", "read_run"]
 
@@ -98,7 +110,7 @@ class Chain:
             return None
         commit = self._unseal(data, Commit, path)
         if commit.record.version != version:
-            raise BrokenChain(f"{self.where(path)}: says it is version {commit.record.version}")
+            raise BrokenChain(f"{self.where(path)}: says it is version {commit.record.version}", hint=DAMAGED)
         if version == 0:
             check_first(commit.record, self.where(path))
         return commit
@@ -114,7 +126,9 @@ class Chain:
                 hint="commits must never be deleted while a run lives: restore it, or start a new run",
             )
         if commit.sha256 != sha256:
-            raise BrokenChain(f"{self.where(commit_path(version))}: is not the commit that later ones were built on")
+            raise BrokenChain(
+                f"{self.where(commit_path(version))}: is not the commit that later ones were built on", hint=DAMAGED
+            )
         return self.remember(commit)
 
     def remember(self, commit: Sealed[Commit]) -> Sealed[Commit]:
@@ -232,6 +246,24 @@ class Chain:
             raise
         except WeightwireError:
             return None
+
+    async def gone_below(self) -> int:
+        """Below which version data may have been deleted, by what a gc record of this run says."""
+        try:
+            listed = [one.path for one in await self.bucket.list("gc/")]
+        except PermissionDenied:
+            return 0
+        for path in sorted(listed, reverse=True):
+            try:
+                data = await self._get(path)
+                gc = None if data is None else self._unseal(data, Gc, path).record
+            except BucketError:
+                raise
+            except WeightwireError:
+                continue  # anyone who may write may have written it
+            if gc is not None and path == gc_path(gc.below):
+                return gc.below
+        return 0
 
     async def plan(
         self, target: Sealed[Commit], at: Sealed[Commit] | None, lost: Container[str] = (), below: int = 0

@@ -20,6 +20,7 @@ from weightwire.errors import BrokenChain, ForeignRun, UnsupportedFormat
 __all__ = [
     "ANCHOR",
     "BASE",
+    "DAMAGED",
     "DELTA",
     "FENCE",
     "HEAD",
@@ -45,6 +46,7 @@ __all__ = [
     "gc_path",
     "heartbeat_path",
     "hop",
+    "is_replica_name",
     "seal",
     "shortcut_path",
     "side_path",
@@ -60,7 +62,7 @@ _DATA = re.compile(r"(deltas|anchors)/([0-9]{1,19})/e[0-9]+-r[0-9]+-[0-9a-f]{16}
 _SIDE = re.compile(r"files/[0-9a-f]{16}/[^/\\.][^/\\]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST = 2**53 - 1  # the largest integer that every JSON reader keeps
-_DAMAGED = "it was damaged or not written by weightwire: `weightwire verify` finds out how far the chain is whole"
+DAMAGED = "it was damaged or not written by weightwire: `weightwire verify` finds out how far the chain is whole"
 
 
 def _check(fine: bool, what: str) -> None:
@@ -257,7 +259,7 @@ class Heartbeat(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(_NAME.fullmatch(self.name) is not None, f"{self.name!r:.100} is no name of a replica")
+        _check(is_replica_name(self.name), f"{self.name!r:.100} is no name of a replica")
 
     @property
     def behind(self) -> int:
@@ -290,6 +292,10 @@ def side_path(name: str, sha256: str) -> str:
 
 def gc_path(below: int) -> str:
     return f"gc/{below:020d}.json"
+
+
+def is_replica_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
 
 
 def heartbeat_path(name: str) -> str:
@@ -328,7 +334,7 @@ def unseal(data: bytes, kind: type[AnyRecord], where: str) -> Sealed[AnyRecord]:
         return Sealed(msgspec.json.decode(data, type=kind), data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
         reason = str(problem) if isinstance(problem, msgspec.ValidationError) else "it is no JSON"
-        raise BrokenChain(f"{where}: cannot be read ({reason:.200})", hint=_DAMAGED) from problem
+        raise BrokenChain(f"{where}: cannot be read ({reason:.200})", hint=DAMAGED) from problem
 
 
 def _check_format(text: str, where: str) -> None:
@@ -339,7 +345,7 @@ def _check_format(text: str, where: str) -> None:
         raise UnsupportedFormat(
             f"{where}: has format version {version[:20]}, and this release reads {FORMAT}", hint="upgrade weightwire"
         )
-    raise BrokenChain(f"{where}: is no record of weightwire", hint=_DAMAGED)
+    raise BrokenChain(f"{where}: is no record of weightwire", hint=DAMAGED)
 
 
 # --- rules -------------------------------------------------------------------------------------------------------
@@ -361,7 +367,7 @@ def check_run(record: Record, run: str, where: str) -> None:
 def check_first(commit: Commit, where: str) -> None:
     """What version 0 must be: the fence of the first publisher."""
     if commit.version or commit.kind != FENCE or commit.parent or commit.after:
-        raise BrokenChain(f"{where}: is no beginning of a chain", hint=_DAMAGED)
+        raise BrokenChain(f"{where}: is no beginning of a chain", hint=DAMAGED)
 
 
 def check_follows(parent: Sealed[Commit], commit: Commit, where: str) -> None:
@@ -378,7 +384,7 @@ def check_follows(parent: Sealed[Commit], commit: Commit, where: str) -> None:
     )
     for fine, what in problems:
         if not fine:
-            raise BrokenChain(f"{where}: {what}", hint=_DAMAGED)
+            raise BrokenChain(f"{where}: {what}", hint=DAMAGED)
 
 
 def hop(commit: Commit, target: int) -> tuple[int, str]:

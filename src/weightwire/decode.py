@@ -1,4 +1,4 @@
-"""5 decode: what a delta makes of its base, block by block, with nothing written.
+"""What a delta makes of its base, block by block, with nothing written.
 
 Knows how to tell that weights are the ones a delta was made for, and where it changes them to what. Writes into no
 weights; `apply` and `absolute` do what they do with what is found here.

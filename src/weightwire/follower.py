@@ -18,7 +18,8 @@ from typing import Any, Self
 
 from weightwire.background import Background
 from weightwire.bucket import Bucket, open_bucket
-from weightwire.errors import NoRun, WeightwireError
+from weightwire.commit import is_replica_name
+from weightwire.errors import NoRun, ReplicaError, WeightwireError
 from weightwire.events import Listener, log_event
 from weightwire.following import Following, Update
 from weightwire.replica import Replica
@@ -48,6 +49,8 @@ class Follower:
         threads: int | None = None,
         on_event: Listener = log_event,
     ) -> None:
+        if name is not None and not is_replica_name(name):
+            raise ReplicaError(f"{name!r:.100} is no name for a replica", hint="use letters, digits, '.', '_' and '-'")
         self._bucket = open_bucket(url) if isinstance(url, str | os.PathLike) else url
         weights = None if base is None else read_weights(base)
         self.replica = Replica.open(into, threads=threads)
@@ -114,7 +117,8 @@ class Follower:
         self.start()
         since = time.monotonic()
         while not self._closed:
-            update = self._background.call(self._work.take())
+            self._check_running()
+            update = self.take()
             if update is not None:
                 yield update
                 since = time.monotonic()
@@ -123,6 +127,15 @@ class Follower:
                 return
             left = 1.0 if timeout is None else min(1.0, timeout - (time.monotonic() - since) + 0.01)
             self._background.call(self._work.wait_for_more(max(left, 0.01)))
+
+    def take(self) -> Update | None:
+        """What is new since the update taken last; None if nothing is."""
+        return self._background.call(self._work.take())
+
+    def _check_running(self) -> None:
+        """A fault of ours must not look like a run without news."""
+        if self._running is not None and self._running.done() and not self._running.cancelled():
+            self._running.result()
 
     def checkpoint(self) -> Path:
         """Makes `current` the version held now; returns where it is."""

@@ -55,6 +55,7 @@ class Update:
     state: str
     patch: Delta | None
     metrics: Mapping[str, float | None]
+    time: float  # of the commit, by the publisher's clock
 
 
 class Following:
@@ -212,7 +213,7 @@ class Following:
         if head is None or not head.record.after or (self.commit and head.sha256 == self.commit.sha256):
             return False
         self.head = head.record.version
-        path = await chain.plan(head, self.commit, self._fetcher.lost, await self._gone(chain))
+        path = await chain.plan(head, self.commit, self._fetcher.lost, await chain.gone_below())
         await self._check_history(chain, path)
         self._tell("discover", self.head, 0, began)
         if path.start is None:
@@ -226,15 +227,6 @@ class Following:
         files = [file for commit in commits for file in commit.record.files]
         whole = not any(file.path in self._fetcher.lost for file in files)
         return whole and len(commits) < _NEAR and sum(file.size for file in files) * 2 <= run.nbytes
-
-    async def _gone(self, chain: Chain) -> int:
-        """Below which version data may have been deleted."""
-        try:
-            listed = [one.path for one in await self.bucket.list("gc/")]
-        except PermissionDenied:
-            return 0
-        numbers = [path[3:23] for path in listed if path[3:23].isdecimal()]
-        return max(map(int, numbers), default=0)
 
     async def _check_history(self, chain: Chain, path: Path) -> None:
         """That where the path begins, and what this replica held, are of one history."""
@@ -330,7 +322,7 @@ class Following:
                     patch = await self._world.work(self.replica.merge, self._patches)
             self._patches, self._taken = [], self.version
             record = self.commit.record
-            return Update(record.version, record.step, record.after, patch, record.metrics)
+            return Update(record.version, record.step, record.after, patch, record.metrics, record.time)
 
     async def wait_for_more(self, timeout: float) -> None:
         """Until there is something to take, or some time has gone by."""
@@ -350,7 +342,7 @@ class Following:
     # --- heartbeats ----------------------------------------------------------------------------------------------
 
     async def _beat_forever(self) -> None:
-        while self._heartbeats:
+        while True:
             self._unsaid.clear()
             await self.beat()
             try:
@@ -375,9 +367,11 @@ class Following:
         )
         try:
             await self.bucket.put(heartbeat_path(self.name), seal(beat).data)
+            self._heartbeats = True
         except PermissionDenied:
+            if self._heartbeats:  # said once, and tried again: a key that has expired may come back
+                self._emit(Event("warning", message="this key may not write, so nobody sees how far this follower is"))
             self._heartbeats = False
-            self._emit(Event("warning", message="this key may not write, so nobody sees how far this follower is"))
         except BucketError:
             pass  # the next one may get through
 

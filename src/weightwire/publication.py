@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from weightwire.commit import Stage
+from weightwire.commit import Commit, Stage
 from weightwire.errors import WeightwireError
 
 __all__ = ["Publication"]
@@ -17,7 +17,7 @@ __all__ = ["Publication"]
 class Publication:
     """Returned by `Publisher.publish`, while the work goes on in the background.
 
-    `version` once it is committed, `superseded_by` if a newer capture took its place before it was, `error` if it failed:
+    `version` and `commit` once it is committed, `superseded_by` if a newer capture took its place before it was, `error` if it failed:
     its changes are then part of the next one.
     """
 
@@ -26,8 +26,10 @@ class Publication:
     stages: Mapping[str, Stage] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     version: int | None = None
+    commit: Commit | None = None
     superseded_by: Publication | None = None
     error: WeightwireError | None = None
+    raised: bool = False  # that `wait` has raised the error
     _done: threading.Event = field(default_factory=threading.Event, repr=False)
 
     @property
@@ -45,12 +47,13 @@ class Publication:
                 break
             one = one.superseded_by
         if one.error is not None:
+            one.raised = True
             raise one.error
         assert one.version is not None
         return one.version
 
-    def succeed(self, version: int) -> None:
-        self.version = version
+    def succeed(self, commit: Commit) -> None:
+        self.commit, self.version = commit, commit.version
         self._done.set()
 
     def supersede(self, newer: Publication) -> None:

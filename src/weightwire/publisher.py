@@ -6,6 +6,7 @@ Knows threads; the work itself is in `publishing`.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import time
 import urllib.request
@@ -21,6 +22,7 @@ from weightwire.errors import WeightwireError
 from weightwire.events import Event, Listener, log_event
 from weightwire.publication import Publication
 from weightwire.publishing import Publishing, Settings
+from weightwire.sidefiles import side_files
 from weightwire.weights import Checkpoint, Tensor, Weights, read_weights
 from weightwire.world import World
 
@@ -113,7 +115,10 @@ class Publisher:
         """
         self._check_usable()
         views, aliases = _untie(read_weights(weights))
-        publication = Publication(step=step, metrics=dict(metrics or {}), aliases=aliases)
+        # What is no number is told now, to who gave it.
+        numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
+        step = None if step is None else operator.index(step)
+        publication = Publication(step=step, metrics=numbers, aliases=aliases)
         if self._blocking:
             return self._publish_now(publication, views)
         self._work.capture(publication, views)
@@ -143,7 +148,7 @@ class Publisher:
             self._background.call(self._work.close(), timeout)
         finally:
             self._background.stop()
-        if self._last is not None:
+        if self._last is not None and not self._last.raised:
             self._last.wait(0)
 
     def __enter__(self) -> Self:
@@ -175,7 +180,7 @@ class Publisher:
     def _heard(self, event: Event) -> None:
         self._emit(event)
         if event.stage == "commit" and self._notify:
-            self._background.start(self._wake_followers(event.version))
+            self._background.tell(lambda: self._work.go_behind(self._wake_followers(event.version), "notify"))
 
     async def _wake_followers(self, version: int | None) -> None:
         for url in self._notify:
@@ -195,8 +200,7 @@ def _post(url: str, body: Mapping[str, Any]) -> None:
 def _side_files(source: Any) -> dict[str, Path | bytes]:
     """The side files of a checkpoint directory, or those that are given."""
     if isinstance(source, str | os.PathLike):
-        checkpoint = Checkpoint(source)
-        return {path.as_posix(): checkpoint.path / path for path in checkpoint.side_files}
+        return dict(side_files(Checkpoint(source)))
     given = source if isinstance(source, Mapping) else {}
     return {str(name): content for name, content in given.items() if isinstance(content, bytes)}
 

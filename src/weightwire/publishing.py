@@ -9,55 +9,44 @@ import asyncio
 import hashlib
 import math
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from weightwire.apply import apply_in_place
-from weightwire.bucket import Bucket, probe
+from weightwire.bucket import Bucket
 from weightwire.capture import HostCopies
-from weightwire.chain import read_run
-from weightwire.checkpoint import Schema
 from weightwire.commit import (
     ANCHOR,
-    BASE,
     DELTA,
     Commit,
     File,
     Heartbeat,
-    Run,
     Sealed,
     Shortcut,
-    SideFile,
     Stage,
     data_path,
     seal,
     shortcut_path,
-    side_path,
     unseal,
 )
 from weightwire.delta import Delta
 from weightwire.errors import (
     BucketError,
     Fenced,
-    NoRun,
     NotFound,
     PermissionDenied,
-    SchemaChanged,
-    UnsafeBucket,
     WeightwireError,
 )
 from weightwire.events import Event, Listener
-from weightwire.fetch import Fetcher
 from weightwire.make import anchor, diff
+from weightwire.opening import Opened, Opening, Settings, schema_of_weights
 from weightwire.publication import Publication
-from weightwire.restore import copy_weights, restore, schema_of
-from weightwire.state import State, digest
+from weightwire.restore import copy_weights
+from weightwire.state import State
 from weightwire.weights import Weights
 from weightwire.world import World
-from weightwire.writer import Writer, backoff, begin_run, settle
+from weightwire.writer import Writer, backoff, settle
 
 __all__ = ["Publishing", "Settings"]
 
@@ -68,21 +57,6 @@ Release = Callable[[str, int], None]
 
 _ANCHOR_SHARE = 0.66  # what an anchor takes of the raw weights, until one has been made
 _CHUNK = 8 << 20
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to publish; see `Publisher` for the meaning."""
-
-    base: Weights | None = None
-    source: str = ""
-    published: Weights | None = None
-    files: Mapping[str, Path | bytes] = field(default_factory=dict)
-    anchor_every: int | None = None
-    patience: float = 300.0
-    blocking: bool = False
-    insist: bool = False
-    threads: int | None = None
 
 
 def _nothing(*args: object) -> None:
@@ -105,106 +79,33 @@ class Publishing:
         self._world = world
         self._settings = settings
         self._emit = emit
+        self._opening = Opening(bucket, world, settings, self._warn)
         self._wake = asyncio.Event()
         self._closing = False
         self._anchor_size = 0
         self._since_anchor = 0  # bytes of deltas
         self._versions_since_anchor = 0
         self._newest_anchor = ""
-        self._behind: set[asyncio.Task[None]] = set()  # uploads and hints that go on behind the versions
+        self._behind: dict[asyncio.Task[None], None] = {}  # uploads and hints that go on behind the versions
 
     # --- start ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Takes over the run, if there is one or a base to start one from; else the first publish starts it."""
-        if not self._settings.insist:
-            await probe(self.bucket, self._world.token())
-        try:
-            run = await read_run(self.bucket)
-        except NoRun:
-            if self._settings.base is not None:
-                await self._open_run(_schema(self._settings.base), {})
+        self._go_on(await self._opening.find())
+
+    def _go_on(self, opened: Opened | None) -> None:
+        if opened is None:
             return
-        await self._take_over(run)
-
-    async def _open_run(self, schema: Schema, aliases: Mapping[str, str]) -> None:
-        """Starts a run, or takes over the one that another has started meanwhile."""
-        run = Run(
-            run=self._world.token(),
-            time=self._world.time(),
-            mode="strict" if self.bucket.strict and not self._settings.insist else "single-writer",
-            tensors={name: (dtype.name, shape) for name, (dtype, shape) in schema.items()},
-            aliases=dict(aliases),
-            files=await self._upload_side_files(),
-        )
-        await self._take_over(await begin_run(self.bucket, run, self._world, self._warn))
-
-    async def _take_over(self, run: Run) -> None:
-        if run.mode == "strict" and not self.bucket.strict:
-            raise UnsafeBucket(
-                f"{self.bucket.url}: this run has strict publishers, and through this URL nothing can be created safely",
-                hint="publish through the URL that the run was started with (for Hugging Face: its S3 gateway)",
-            )
-        schema = schema_of(run)
-        if self.copies is None:
-            self.copies = await self._world.work(self.allocate, schema)
-        elif _schema(self.copies.published) != dict(schema):
-            raise _schema_changed(_schema(self.copies.published), schema, self.bucket.url)
-        writer = Writer(self.bucket, run, self._world, self._warn)
-        await writer.take_over()
-        await self._rebuild(writer)
-        self.writer = writer  # last: until the state is there, nothing may be published
-
-    def allocate(self, schema: Schema) -> HostCopies[Publication]:
-        """Room for the weights of a run."""
-        settings = self._settings
-        return HostCopies(schema, single=settings.blocking, threads=settings.threads, dropped=_tell_dropped)
-
-    async def _rebuild(self, writer: Writer) -> None:
-        """The published state: from the bucket, unless weights that were given are just that."""
-        head, copies = writer.head, self.copies
-        assert head is not None and copies is not None
-        if not head.record.after:
-            if self._settings.base is not None:
-                await self._begin_with_base(writer, self._settings.base)
+        self.copies, self.state, self.writer = opened.copies, opened.state, opened.writer
+        if opened.path is None:
             return
-        for given in (self._settings.published, self._settings.base):
-            if given is not None and _schema(given) == _schema(copies.published):
-                state = await self._world.work(digest, given, threads=self._settings.threads)
-                if state.hex == head.record.after:
-                    await self._world.work(copy_weights, given, copies.published)
-                    self.state = state
-                    return
-        path = await writer.chain.plan(head, None)
-        self.state = await restore(
-            path,
-            Fetcher(self.bucket, self._world),
-            copies.published,
-            self._world,
-            base=self._settings.base,
-            threads=self._settings.threads,
-        )
-        if isinstance(path.start, Shortcut):
-            self._newest_anchor = shortcut_path(path.start)
-        self._anchor_size = path.start.nbytes if path.start else 0
-        self._since_anchor = sum(commit.record.nbytes for commit in path.commits)
-
-    async def _begin_with_base(self, writer: Writer, base: Weights) -> None:
-        copies = self.copies
-        assert copies is not None
-        state = await self._world.work(digest, base, threads=self._settings.threads)
-        await writer.send(await writer.prepare(kind=BASE, after=state.hex, source=self._settings.source))
-        await self._world.work(copy_weights, base, copies.published)
-        self.state = state
-
-    async def _upload_side_files(self) -> tuple[SideFile, ...]:
-        uploaded = []
-        for name, content in sorted(self._settings.files.items()):
-            data = content if isinstance(content, bytes) else await self._world.work(Path(content).read_bytes)
-            sha256 = hashlib.sha256(data).hexdigest()
-            uploaded.append(SideFile(name, side_path(name, sha256), len(data), sha256))
-            await self.bucket.put(uploaded[-1].path, data)
-        return tuple(uploaded)
+        start, commits = opened.path.start, opened.path.commits
+        if isinstance(start, Shortcut):
+            self._newest_anchor = shortcut_path(start)
+        self._anchor_size = start.nbytes if start else 0
+        self._since_anchor = sum(commit.record.nbytes for commit in commits)
+        self._versions_since_anchor = sum(commit.record.kind == DELTA for commit in commits)
 
     # --- versions ------------------------------------------------------------------------------------------------
 
@@ -212,7 +113,7 @@ class Publishing:
         """Copies weights that the trainer goes on to change. Called in the trainer's thread; then `wake`."""
         began = self._world.clock()
         if self.copies is None:
-            self.copies = self.allocate(_schema(weights))
+            self.copies = self._opening.allocate(schema_of_weights(weights))
         self.copies.capture(weights, publication)
         seconds, nbytes = self._world.clock() - began, sum(one.nbytes for one in weights.values())
         publication.stages = {"capture": Stage(round(seconds, 6), nbytes)}
@@ -229,7 +130,7 @@ class Publishing:
             self._wake.clear()
             while self.copies is not None and (taken := await self._world.work(self.copies.take)) is not None:
                 await self.publish(taken, self.copies.latest, self.copies.release, self.copies.release_all)
-            if self._closing:
+            if self._closing and not self._wake.is_set():  # else something came just now
                 return
 
     async def publish(
@@ -257,13 +158,17 @@ class Publishing:
         except WeightwireError as problem:
             self._warn(problem.message)
             publication.fail(problem)
+        except asyncio.CancelledError:
+            # Perhaps its commit was sent, and will arrive: nothing else may ever be sent in its place.
+            self._stop(WeightwireError("the publisher was interrupted", hint="make a new one"), publication)
+            raise
         except Exception as problem:
             # A bug, or no memory: what is held here may not be what was published, so nothing more may be.
             failure = WeightwireError(f"the publisher failed ({type(problem).__name__}: {problem})")
             failure.__cause__ = problem
             self._stop(failure, publication)
         else:
-            publication.succeed(commit.record.version)
+            publication.succeed(commit.record)
             await self._after(commit)
         finally:
             release_all()
@@ -275,8 +180,10 @@ class Publishing:
 
     async def _attempt(self, publication: Publication, weights: Weights, release: Release) -> Sealed[Commit]:
         if self.writer is None:
-            await self._open_run(_schema(weights), publication.aliases)
-        assert self.writer is not None
+            schema = schema_of_weights(weights)
+            self._go_on(await self._opening.begin(schema, publication.aliases, self.copies))
+        assert self.writer is not None and self.copies is not None
+        weights = self.copies.check(weights)  # those of a blocking publisher were not captured, so not checked
         if self.state is None:
             return await self._attempt_anchor(self.writer, publication, weights)
         return await self._attempt_delta(self.writer, self.state, publication, weights, release)
@@ -347,7 +254,7 @@ class Publishing:
         """What follows a version, without holding up the next one."""
         assert self.writer is not None
         if not any(task.get_name() == "hint" for task in self._behind):
-            self._go_behind(self.writer.hint(self._newest_anchor), "hint")
+            self.go_behind(self.writer.hint(self._newest_anchor), "hint")
         if self._anchor_is_due():
             await self._add_anchor(self.writer, commit)
 
@@ -398,7 +305,7 @@ class Publishing:
                 raise
             self._warn(f"no anchor for version {commit.record.version} ({problem})")
             return
-        self._go_behind(self._upload_anchor(writer, commit.record, made, spool), "anchor")
+        self.go_behind(self._upload_anchor(writer, commit.record, made, spool), "anchor")
 
     async def _encode_anchor(self, version: int, spool: BinaryIO) -> tuple[Delta, Stage]:
         assert self.copies is not None
@@ -410,7 +317,9 @@ class Publishing:
     async def _upload_anchor(self, writer: Writer, commit: Commit, made: Delta, spool: BinaryIO) -> None:
         try:
             file = await self._upload(writer, ANCHOR, commit.version, made)
-            shortcut = Shortcut(run=commit.run, version=commit.version, kind="anchor", after=commit.after, files=(file,))
+            shortcut = Shortcut(
+                run=commit.run, version=commit.version, kind="anchor", after=commit.after, files=(file,)
+            )
             path = shortcut_path(shortcut)
             await settle(self.bucket, path, seal(shortcut).data, self._world, self._warn, tries=5)
             self._anchor_size, self._newest_anchor = made.nbytes, path
@@ -419,10 +328,11 @@ class Publishing:
         finally:
             spool.close()
 
-    def _go_behind(self, work: Any, name: str) -> None:
+    def go_behind(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Something that holds up no version; `close` waits for it."""
         task = asyncio.create_task(work, name=name)
-        self._behind.add(task)
-        task.add_done_callback(self._behind.discard)
+        self._behind[task] = None
+        task.add_done_callback(self._behind.pop)
 
     # --- others --------------------------------------------------------------------------------------------------
 
@@ -448,7 +358,8 @@ class Publishing:
         """Lets `run` end once everything is published, and waits for what goes on behind."""
         self._closing = True
         self._wake.set()
-        await asyncio.gather(*self._behind, return_exceptions=True)
+        while self._behind:
+            await asyncio.gather(*self._behind, return_exceptions=True)
 
     def _warn(self, message: str) -> None:
         self._emit(Event("warning", at=self._world.time(), message=message))
@@ -472,28 +383,6 @@ class _Timing:
     @property
     def stage(self) -> Stage:
         return Stage(round(self._clock() - self._began, 6), self.nbytes)
-
-
-def _tell_dropped(publication: Publication, by: Publication | None) -> None:
-    """A capture that was never taken."""
-    if by is not None:
-        publication.supersede(by)
-    else:
-        publication.fail(
-            WeightwireError(f"step {publication.step}: a later capture failed half way and spoilt this one")
-        )
-
-
-def _schema(weights: Weights) -> dict[str, Any]:
-    return {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
-
-
-def _schema_changed(weights: Mapping[str, Any], run: Mapping[str, Any], url: str) -> SchemaChanged:
-    name = min(name for name in {*weights, *run} if weights.get(name) != run.get(name))
-    return SchemaChanged(
-        f"tensor {name!r}: is not as in the run at {url}",
-        hint="a run's names, dtypes and shapes are fixed: start a new run under another URL",
-    )
 
 
 def _hash(made: Delta) -> str:

@@ -33,8 +33,16 @@ class World:
         return time.perf_counter()
 
     async def work(self, function: Callable[..., Result], *args: object, **kwargs: object) -> Result:
-        """Runs what computes, or reads and writes files, in a thread."""
-        return await asyncio.to_thread(partial(function, *args, **kwargs))
+        """Runs what computes, or reads and writes files, in a thread.
+
+        A thread cannot be cancelled: whoever cancels this waits for it, or it would go on behind their back.
+        """
+        thread = asyncio.ensure_future(asyncio.to_thread(partial(function, *args, **kwargs)))
+        try:
+            return await asyncio.shield(thread)
+        except asyncio.CancelledError:
+            await asyncio.wait([thread])
+            raise
 
     def token(self) -> str:
         """A name that nobody else has: 128 random bits."""

@@ -29,8 +29,8 @@ import numpy.typing as npt
 
 from faults.world import Faults, Process, SimBucket, SimLoop, SimWorld, Store
 from weightwire import digest, patch
-from weightwire.commit import Commit, commit_path, unseal
-from weightwire.errors import BucketError, DataGone, Fenced, NoRun, WeightwireError
+from weightwire.commit import Commit, unseal
+from weightwire.errors import BucketError, Fenced, NoRun, WeightwireError
 from weightwire.events import Event
 from weightwire.following import Following
 from weightwire.publication import Publication
@@ -77,8 +77,8 @@ class Watched(Publication):
         self.ended = ended
         self.told = told
 
-    def succeed(self, version: int) -> None:
-        super().succeed(version)
+    def succeed(self, commit: Commit) -> None:
+        super().succeed(commit)
         self.told(self)
         self.ended.set()
 
@@ -92,8 +92,9 @@ class Watched(Publication):
 
 
 class Simulation:
-    def __init__(self, seed: int, room: Path, trace: Callable[[str], None]) -> None:
+    def __init__(self, seed: int, loop: SimLoop, room: Path, trace: Callable[[str], None]) -> None:
         self.random = random.Random(seed)
+        self.loop = loop
         self.room = room
         self.trace = trace
         self.store = Store()
@@ -138,7 +139,7 @@ class Simulation:
             await asyncio.sleep(self.random.expovariate(0.1))
 
     def now(self) -> str:
-        return f"{asyncio.get_running_loop().time():10.2f}"
+        return f"{self.loop.time():10.2f}"
 
     def heard(self, name: str) -> Callable[[Event], None]:
         def listen(event: Event) -> None:
@@ -371,7 +372,7 @@ def simulate(seed: int, trace: Callable[[str], None] = lambda line: None) -> Non
     loop.set_exception_handler(lambda loop, context: None)
     complain, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
     try:
-        loop.run_until_complete(Simulation(seed, room, trace).run())
+        loop.run_until_complete(Simulation(seed, loop, room, trace).run())
     finally:
         _bury(loop)
         sys.unraisablehook = complain
@@ -379,11 +380,21 @@ def simulate(seed: int, trace: Callable[[str], None] = lambda line: None) -> Non
 
 
 def _bury(loop: SimLoop) -> None:
-    """Tasks of crashed processes never end. What they would still do as they are collected finds no loop."""
+    """Tasks of crashed processes never end. What they would still do as they go comes to nothing."""
     for task in asyncio.all_tasks(loop):
         task._log_destroy_pending = False  # type: ignore[attr-defined]
+        _close(task.get_coro())
     loop.close()
     gc.collect()
+
+
+def _close(coroutine: Any) -> None:
+    for _ in range(10):  # once for each await on its way out
+        try:
+            coroutine.close()
+            return
+        except Exception:
+            continue
 
 
 def attempt(seed: int) -> tuple[int, str | None]:

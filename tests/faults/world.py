@@ -113,12 +113,13 @@ class SimWorld(World):
     def __init__(self, process: Process) -> None:
         self.process = process
         self.random = process.random
+        self._loop = asyncio.get_running_loop()
 
     def time(self) -> float:
-        return EPOCH + asyncio.get_running_loop().time() + self.process.skew
+        return EPOCH + self._loop.time() + self.process.skew
 
     def clock(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._loop.time()
 
     async def work(self, function: Callable[..., Result], *args: object, **kwargs: object) -> Result:
         await self.process.step()

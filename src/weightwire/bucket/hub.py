@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weightwire.bucket.lanes import in_thread, pieces
+from weightwire.bucket.lanes import flat, in_thread, pieces
 from weightwire.bucket.paths import check_path, check_prefix
 from weightwire.bucket.port import Object
 from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Unavailable, WeightwireError
@@ -81,7 +81,7 @@ class HubBucket:
             return await in_thread(lambda: self._get(key))
 
     async def read_into(self, path: str, buffer: memoryview, start: int = 0) -> None:
-        key, view = self._key(path), buffer.cast("B")
+        key, view = self._key(path), flat(buffer)
         with self._failing(path):
             await in_thread(lambda: self._read(key, view, start))
 
@@ -221,7 +221,12 @@ class HubBucket:
 
     def _delete(self, key: str) -> None:
         self._look(key)
-        self._api.batch_bucket_files(self._name, delete=[key])
+        try:
+            self._api.batch_bucket_files(self._name, delete=[key])
+        except Exception:
+            # Someone else may have been faster: then this says that it is not there.
+            self._look(key)
+            raise
 
     def _url_of(self, key: str) -> str:
         return f"{self.url}/{key.removeprefix(self._prefix)}"
@@ -242,6 +247,7 @@ def _explain(problem: Exception, where: str) -> BucketError:
     names = {kind.__name__ for kind in type(problem).__mro__}
     status = getattr(getattr(problem, "response", None), "status_code", 0)
     if names & {"BucketNotFoundError", "RepositoryNotFoundError"}:
+        # Not NoBucket: the first write would make it.
         return NotFound(f"{where}: no such bucket, or a private one", hint=f"check its name, and {_TOKEN}")
     if names & {"EntryNotFoundError"} or status == 404:
         return NotFound(f"{where}: is not there", hint="check the URL, or wait for it")

@@ -12,11 +12,10 @@ from typing import TypeVar
 
 from weightwire.errors import BucketError
 
-__all__ = ["each", "in_thread", "pieces"]
+__all__ = ["each", "flat", "in_thread", "pieces"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
 
 _PIECE = 16 << 20
 
@@ -65,6 +64,11 @@ async def _settle(future: asyncio.Future[Result]) -> None:
         future.exception()
 
 
+def flat(view: memoryview) -> memoryview:
+    """The same memory as bytes; Python does not cast what is empty in more than one dimension."""
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
 def pieces(
     data: Iterable[bytes | memoryview] | bytes, path: str, size: int | None, stop: threading.Event
 ) -> Iterator[memoryview]:
@@ -72,7 +76,7 @@ def pieces(
     much as was said."""
     total = 0
     for buffer in [data] if isinstance(data, bytes) else data:
-        view = memoryview(buffer).cast("B")
+        view = flat(memoryview(buffer))
         for start in range(0, len(view), _PIECE):
             if stop.is_set():
                 raise BucketError(f"{path}: stopped")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from weightwire.bucket.lanes import each, in_thread, pieces
+from weightwire.bucket.lanes import each, flat, in_thread, pieces
 from weightwire.bucket.paths import PARTIAL, check_path, check_prefix, is_path
 from weightwire.bucket.port import Object
 from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Unavailable
@@ -66,7 +66,7 @@ class LocalBucket:
             return await in_thread(target.read_bytes)
 
     async def read_into(self, path: str, buffer: memoryview, start: int = 0) -> None:
-        target, view = self._at(path), buffer.cast("B")
+        target, view = self._at(path), flat(buffer)
 
         async def read(offset: int) -> None:
             await in_thread(lambda: _fill(target, view[offset : offset + _PIECE], start + offset))

@@ -20,11 +20,11 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
-from weightwire.bucket.lanes import each, in_thread, pieces
+from weightwire.bucket.lanes import each, flat, in_thread, pieces
 from weightwire.bucket.paths import check_path, check_prefix
 from weightwire.bucket.port import Object
 from weightwire.bucket.reasons import explain, explain_settings
-from weightwire.errors import BucketError, NotFound, PermissionDenied
+from weightwire.errors import BucketError, NotFound, PermissionDenied, Unavailable
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -116,7 +116,7 @@ class ObjectBucket:
             return bytes(await result.bytes_async())
 
     async def read_into(self, path: str, buffer: memoryview, start: int = 0) -> None:
-        view = buffer.cast("B")
+        view = flat(buffer)
         if not view:
             if await self.find(path) is None:
                 raise NotFound(f"{self.url}/{path}: is not there", hint="check the URL, or wait for it")
@@ -129,12 +129,14 @@ class ObjectBucket:
             await each(range(0, len(view), _PART), _LANES, read)
 
     async def list(self, prefix: str) -> Sequence[Object]:
-        folder = self._prefix + check_prefix(prefix)
-        found: list[Object] = []
+        folder = (self._prefix + check_prefix(prefix)).rstrip("/")
+        found: list[ObjectMeta] = []
         with self._failing(prefix):
-            async for batch in obstore.list(self._records, folder.rstrip("/") or None, chunk_size=1000):
-                found += map(self._describe, batch)
-        return sorted(found, key=lambda entry: entry.path)
+            async for batch in obstore.list(self._records, folder or None, chunk_size=1000):
+                found += batch
+        # What stands for a folder, as consoles make it, is listed by the folder's own name.
+        inside = (meta for meta in found if not folder or meta["path"].startswith(f"{folder}/"))
+        return sorted(map(self._describe, inside), key=lambda entry: entry.path)
 
     async def find(self, path: str) -> Object | None:
         key = self._key(path)
@@ -185,6 +187,8 @@ class ObjectBucket:
         async for chunk in result.stream(min_chunk_size=_CHUNK):
             view[filled : filled + len(chunk)] = chunk
             filled += len(chunk)
+        if filled != len(view):
+            raise Unavailable(f"{self.url}/{path}: was cut off while it was read", hint="try again")
 
     def _upload(self, key: str, parts: Iterator[_Part], size: int) -> None:
         first = list(islice(parts, _SINGLE + 1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Unavailable
+from weightwire.errors import AlreadyExists, BucketError, NoBucket, NotFound, PermissionDenied, Unavailable
 
 __all__ = ["explain", "explain_settings"]
 
@@ -70,7 +70,7 @@ def explain(problem: Exception, kind: str, where: str) -> BucketError:
     if type(problem).__name__ in ("AlreadyExistsError", "PreconditionError"):
         return AlreadyExists(f"{where}: exists", hint="read it: it may be one's own, if the answer got lost")
     if code in _NO_BUCKET:
-        return NotFound(what, hint="create the bucket first, and check its name and AWS_ENDPOINT_URL")
+        return NoBucket(what, hint="create the bucket first, and check its name and AWS_ENDPOINT_URL")
     if isinstance(problem, FileNotFoundError) or status.startswith("404"):
         return NotFound(f"{where}: is not there", hint="check the URL, or wait for it")
     if status.startswith("501") or isinstance(problem, NotImplementedError):

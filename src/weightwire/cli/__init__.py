@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from weightwire import WeightwireError, __version__
-from weightwire.cli import diff, follow, patch, publish, restore, show
+from weightwire.cli import diff, follow, gc, log, patch, publish, restore, show, status, verify
 from weightwire.cli.terminal import fail
 
 __all__ = ["app", "main"]
@@ -34,6 +34,10 @@ app = typer.Typer(
 app.command(no_args_is_help=True)(publish.publish)
 app.command(no_args_is_help=True, options_metavar="[OPTIONS] --into DIR")(follow.follow)
 app.command(no_args_is_help=True, options_metavar="[OPTIONS] -o DIR")(restore.restore)
+app.command(no_args_is_help=True)(status.status)
+app.command(no_args_is_help=True)(log.log)
+app.command(no_args_is_help=True)(verify.verify)
+app.command(no_args_is_help=True)(gc.gc)
 app.command(no_args_is_help=True, options_metavar="[OPTIONS] -o DELTA")(diff.diff)
 app.command(no_args_is_help=True, options_metavar="[OPTIONS] -o OUT")(patch.patch)
 app.command(no_args_is_help=True)(show.show)

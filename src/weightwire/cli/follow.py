@@ -16,7 +16,8 @@ from weightwire.bucket import open_bucket
 from weightwire.chain import read_run
 from weightwire.cli.running import Url, with_bucket
 from weightwire.cli.stopping import stopping
-from weightwire.cli.terminal import AsJson, Threads, byte_size, note_if_slow, say, write_json
+from weightwire.cli.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, write_json
+from weightwire.commit import Heartbeat
 from weightwire.errors import NoRun, Unavailable
 from weightwire.events import Event
 from weightwire.follower import Follower, Update
@@ -55,6 +56,8 @@ def follow(
         if once:
             raise typer.BadParameter("is of no use with --once", param_hint="--listen")
         parse_address(listen)
+    if name is not None:
+        _check_name(name)
     note_if_slow()
     # What is wrong with the URL or the rights to it does not pass by waiting.
     there = _find_run(url, wait=not once)
@@ -74,9 +77,19 @@ def follow(
     say(f"stopped at {_name(follower.version)}: {into / 'current'}" if follower.version is not None else "stopped")
 
 
+def _check_name(name: str) -> None:
+    try:
+        Heartbeat(run="0" * 32, name=name, version=0, head=0, lease=0.0)
+    except ValueError as problem:
+        raise typer.BadParameter(
+            "takes up to 100 letters, digits, dots, dashes and underscores", param_hint="--name"
+        ) from problem
+
+
 def _follow_once(follower: Follower, ear: _Ear, as_json: bool) -> None:
     began = time.perf_counter()
-    version = follower.once()
+    with progress_bar("catching up"):
+        version = follower.once()
     seconds, nbytes = time.perf_counter() - began, ear.take()
     where = follower.checkpoint()
     news = f"{byte_size(nbytes)}, {seconds:.2f} s" if ear.versions else "nothing new"

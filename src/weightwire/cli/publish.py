@@ -20,13 +20,14 @@ from weightwire.chain import Chain, read_run
 from weightwire.cli.running import with_bucket
 from weightwire.cli.stopping import stopping
 from weightwire.cli.terminal import AsJson, Threads, byte_size, note_if_slow, percent, progress_bar, say, write_json
-from weightwire.cli.watching import Finished, Watch, fingerprint, is_step, step_of
+from weightwire.cli.watching import Finished, Watch, fingerprint, step_of
 from weightwire.commit import ANCHOR, FENCE, Commit, Run
 from weightwire.dtypes import Dtype
-from weightwire.errors import BucketError, CheckpointError, NoRun, SchemaChanged, WeightwireError
+from weightwire.errors import BucketError, CheckpointError, NoRun, SchemaChanged, Unavailable, WeightwireError
 from weightwire.events import Event
 from weightwire.publisher import Publisher
 from weightwire.restore import schema_of
+from weightwire.sidefiles import side_files
 from weightwire.state import digest
 from weightwire.weights import Checkpoint
 
@@ -34,10 +35,6 @@ __all__ = ["publish"]
 
 _LOOK = 1.0  # seconds between two looks at the directory
 _AGAIN = 15.0  # seconds after a bucket has failed
-# What a trainer keeps beside the weights for itself.
-_TRAINERS_KINDS = {".bin", ".ckpt", ".distcp", ".log", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
-_TRAINERS_OWN = {"trainer_state.json", "all_results.json", "train_results.json", "eval_results.json", "latest"}
-_LARGEST = 64 << 20
 
 
 def publish(
@@ -133,6 +130,9 @@ def _publish_finished(desk: _Desk, watch: Watch, finished: Finished, parent: Pat
     except (CheckpointError, SchemaChanged) as problem:
         _warn(f"skipped: {problem.message}", problem.hint)
     except BucketError as problem:
+        # What kept it from opening the run, and does not pass, is for people.
+        if not desk.is_open and not isinstance(problem, Unavailable):
+            raise
         _warn(f"{finished.path}: not published yet ({problem.message})", problem.hint)
         stop.wait(_AGAIN)
         return False
@@ -173,22 +173,8 @@ class _Candidate:
             )
 
 
-def _side_files(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """What an inference server needs besides the weights. A trainer keeps more there, and some of it is huge."""
-    kept: dict[str, bytes] = {}
-    for path in checkpoint.side_files:
-        if not _is_for_trainers(path) and path.as_posix().isprintable() and "\\" not in path.name:
-            if (size := (checkpoint.path / path).stat().st_size) > _LARGEST:
-                say(f"note: {path} ({byte_size(size)}) is left out: it is too large to be a config or a tokenizer")
-                continue
-            kept[path.as_posix()] = (checkpoint.path / path).read_bytes()
-    return kept
-
-
-def _is_for_trainers(path: Path) -> bool:
-    if path.name in _TRAINERS_OWN or path.suffix in _TRAINERS_KINDS or "tfevents" in path.name:
-        return True
-    return any(is_step(folder) for folder in path.parts[:-1])  # another checkpoint, below this one
+def _note_too_large(name: str, size: int) -> None:
+    say(f"note: {name} ({byte_size(size)}) is left out: it is too large to be a config or a tokenizer")
 
 
 # --- a run -------------------------------------------------------------------------------------------------------
@@ -242,6 +228,7 @@ class _Desk:
         self._head: Commit | None = None
         self._ear = _Ear()
         self._publisher: Publisher | None = None
+        self._failed: WeightwireError | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -249,10 +236,19 @@ class _Desk:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._publisher is not None:
+        if self._publisher is None:
+            return
+        try:
             with progress_bar("closing the run"):  # an anchor may still be on its way
                 self._publisher.__exit__(kind, error, traceback)
-            self._ear.speak()
+        except WeightwireError as problem:
+            if problem is not self._failed:  # else it has been told
+                raise
+        self._ear.speak()
+
+    @property
+    def is_open(self) -> bool:
+        return self._publisher is not None
 
     def find(self, version: int | None = None) -> None:
         """Reads what there is, up to a version."""
@@ -281,7 +277,7 @@ class _Desk:
 
     def open(self, parent: Path, candidate: _Candidate | None) -> None:
         """Takes over the run, or starts it; once."""
-        if self._publisher is not None:
+        if self.is_open:
             return
         published = cached.load(parent, self.run.run, self._head.after) if self.run and self._head else None
         with progress_bar("opening the run"):
@@ -300,10 +296,12 @@ class _Desk:
         if self.run is None and self.base is not None:  # which has started it
             self.find()
 
-    def _side_files(self, candidate: _Candidate | None) -> dict[str, bytes]:
-        if candidate is not None and candidate.checkpoint.side_files:
-            return _side_files(candidate.checkpoint)
-        return _side_files(Checkpoint(self.base)) if self.base is not None else {}
+    def _side_files(self, candidate: _Candidate | None) -> Mapping[str, bytes]:
+        checkpoint = candidate.checkpoint if candidate is not None else None
+        if (checkpoint is None or not checkpoint.side_files) and self.base is not None:
+            checkpoint = Checkpoint(self.base)
+        kept = side_files(checkpoint, _note_too_large) if checkpoint is not None else {}
+        return {name: path.read_bytes() for name, path in kept.items()}
 
     def publish(self, candidate: _Candidate, parent: Path) -> None:
         assert self._publisher is not None
@@ -311,7 +309,8 @@ class _Desk:
         try:
             with progress_bar("publishing"):
                 version = self._publisher.publish(candidate.checkpoint, step=candidate.step).wait()
-        except WeightwireError:
+        except WeightwireError as problem:
+            self._failed = problem
             self._ear.forget()
             raise
         seconds = time.perf_counter() - began

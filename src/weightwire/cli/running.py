@@ -56,7 +56,7 @@ def span(seconds: float) -> str:
             return f"{seconds / size:.0f} {unit}"
     if seconds >= 9.95:
         return f"{seconds:.0f} s"
-    return f"{seconds:.1f} s" if seconds >= 0.0995 else f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if seconds >= 0.9995 else f"{1000 * seconds:.0f} ms"
 
 
 def ago(seconds: float) -> str:

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import msgspec
 
 from weightwire.cli.running import Url, ago, span, with_bucket
-from weightwire.cli.terminal import AsJson, byte_size, counted, print_facts, print_rows, write_json
+from weightwire.cli.terminal import AsJson, byte_size, counted, print_facts, print_rows, stdout_is_watched, write_json
 from weightwire.commit import Stage
 from weightwire.report import ReplicaReport, Report, report
 from weightwire.world import World
 
 __all__ = ["status"]
 
-_HEADINGS = ("replica", "version", "behind", "last seen", "fetch", "apply", "trouble")
-_WORDS = ("replica", "trouble")
+_HEADINGS = ("replica", "version", "behind", "seen", "alive", "fetch", "apply", "trouble")
+_WORDS = ("replica", "alive", "trouble")
 
 
 def status(url: Url, as_json: AsJson = False) -> None:
@@ -28,7 +28,8 @@ def status(url: Url, as_json: AsJson = False) -> None:
     print_facts(_facts(found))
     if found.replicas:
         print()
-        print_rows(_HEADINGS, [_cells(one) for one in found.replicas], _WORDS)
+        cells = _for_people if stdout_is_watched() else _exactly
+        print_rows(_HEADINGS, [cells(one) for one in found.replicas], _WORDS)
 
 
 def _facts(found: Report) -> Iterator[tuple[str, str]]:
@@ -61,17 +62,25 @@ def _newest(found: Report) -> str:
     return f"version {found.head.version}{step}, {ago(found.age)}{kind}"
 
 
-def _cells(one: ReplicaReport) -> list[str]:
-    return [
-        one.name,
-        str(one.version) if one.version >= 0 else "-",
-        str(one.behind) if one.version >= 0 else "-",
-        ago(one.seen) if one.alive else f"{span(one.seen)}, gone",
-        _time(one.stages.get("fetch")),
-        _time(one.stages.get("apply")),
-        one.trouble or "-",
-    ]
+def _for_people(one: ReplicaReport) -> list[str]:
+    fetch, apply = (_time(one.stages.get(stage)) for stage in ("fetch", "apply"))
+    return [one.name, *_position(one), ago(one.seen), "yes" if one.alive else "no", fetch, apply, one.trouble or "-"]
+
+
+def _exactly(one: ReplicaReport) -> list[str]:
+    """For other programs: seconds, and no spaces within a cell but the last."""
+    fetch, apply = (_seconds(one.stages.get(stage)) for stage in ("fetch", "apply"))
+    seen = f"{one.seen:.3f}"
+    return [one.name, *_position(one), seen, "yes" if one.alive else "no", fetch, apply, one.trouble or "-"]
+
+
+def _position(one: ReplicaReport) -> tuple[str, str]:
+    return (str(one.version), str(one.behind)) if one.version >= 0 else ("-", "-")
 
 
 def _time(stage: Stage | None) -> str:
     return "-" if stage is None else span(stage.seconds)
+
+
+def _seconds(stage: Stage | None) -> str:
+    return "-" if stage is None else f"{stage.seconds:.6f}"

@@ -31,7 +31,7 @@ __all__ = ["verify"]
 def verify(
     url: Url,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Rebuild the weights of every version too: needs room for all of them.")
+        bool, typer.Option("--rebuild", help="Rebuild the weights of every version too, in memory.")
     ] = False,
     base: Annotated[
         Path | None, typer.Option(metavar="DIR", help="With --rebuild: the checkpoint that the run started from.")

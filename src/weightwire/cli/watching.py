@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weightwire.errors import CheckpointError
+from weightwire.sidefiles import named_step
 
-__all__ = ["Fingerprint", "Finished", "Watch", "fingerprint", "is_step", "step_of"]
+__all__ = ["Fingerprint", "Finished", "Watch", "fingerprint", "step_of"]
 
 Fingerprint = frozenset[tuple[str, int, int, int]]
 """Of files: their names, inodes, sizes and times. Whoever writes to one of them changes it."""
@@ -24,7 +25,6 @@ Fingerprint = frozenset[tuple[str, int, int, int]]
 _QUIET = 2.0  # seconds
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _OURS = (".safetensors", ".json")
-_STEP = re.compile(r"(?:.*?(?:checkpoint|ckpt|step|iter|update)[-_]?)?([0-9]{1,15})", re.IGNORECASE)
 _SHARD = re.compile(r".*-[0-9]+-of-0*([0-9]{1,9})\.safetensors")
 _INDEX = ".safetensors.index.json"
 
@@ -41,15 +41,10 @@ def fingerprint(paths: Iterable[str | os.PathLike[str]]) -> Fingerprint:
     return frozenset(found)
 
 
-def is_step(name: str) -> bool:
-    """That this is how trainers call the directory of one step."""
-    return _STEP.fullmatch(name) is not None
-
-
 def step_of(directory: Path) -> int | None:
     """checkpoint-500 is of step 500; others may say so in a file, as the trainer of transformers does."""
-    if named := _STEP.fullmatch(directory.resolve().name):
-        return int(named[1])
+    if (step := named_step(directory.resolve().name)) is not None:
+        return step
     return _written_step(directory)
 
 

@@ -1,0 +1,180 @@
+"""How long a trainer waits for publish(), and how much memory a publisher takes, against their bars.
+
+    python benchmarks/publish.py                # synthetic steps of Qwen3-0.6B's shape
+    python benchmarks/publish.py RECORDING      # a directory that record.py wrote
+    python benchmarks/publish.py --json ...     # the same for machines
+
+In every round the trainer takes a step, "trains" for a while, copies its weights once into memory that is warm
+(the memcpy that all is measured in, with np.copyto, on one core) and publishes them. The bucket is a directory.
+It starts from a base that followers have, so that no scene begins with an anchor. The first round of a scene
+does not count. At the end what was published is restored and compared bit for bit.
+
+Memory is measured in a process of its own (memory.py), first publish and anchor included. Needs numpy and Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+from build import MIXED, fingerprint, machine
+from held import Held, check_same, hold
+from rounds import OTHERS, Round, Spread, Times, processor_seconds_of_others, ratio_row
+from slowed import Slowed
+from table import Bar, Report, Row, print_report, print_verdict
+from training import Training, open_training
+
+from weightwire.bucket import Bucket, open_bucket
+from weightwire.follower import Follower
+from weightwire.publisher import Publisher
+
+TIMES_MEMCPY = Bar(2.0)
+# Beyond copies and delta: the interpreter, libraries, blocks being encoded, values kept for a way back.
+EXTRA_MEMORY = Bar(256.0)
+COPIES = {"publish": 2, "publish-blocking": 1}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """How the trainer behaves between two publishes, and what kind of bucket there is."""
+
+    title: str
+    seconds: float
+    busy: bool = False
+    bytes_per_second: float | None = None
+    again: bool = False  # publishes once more at once, and that is what counts
+    blocking: bool = False
+    judged: bool = True
+
+    def bucket(self, directory: Path) -> Bucket:
+        bucket = open_bucket(directory)
+        return bucket if self.bytes_per_second is None else Slowed(bucket, self.bytes_per_second)
+
+
+SCENES = [
+    Scene("steps of 1 s, processor idle", 1.0),
+    Scene("steps of 1 s, a core busy", 1.0, busy=True),
+    Scene("steps of 1 s, bucket of 10 MB/s", 1.0, bytes_per_second=10e6),
+    Scene("steps of 1 s, bucket of 1 MB/s", 1.0, bytes_per_second=1e6),
+    Scene("right behind another publish", 1.0, again=True, judged=False),
+    Scene("blocking, until committed", 1.0, blocking=True, judged=False),
+]
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    build = fingerprint()
+    with tempfile.TemporaryDirectory(prefix="weightwire-benchmark-") as directory:
+        report = measure(arguments.recording, arguments.rounds, Path(directory))
+    if arguments.json:
+        print(json.dumps({"machine": machine(), "sources": [report.to_json()]}, indent=2))
+    else:
+        print(machine())
+        print_report(report)
+        print_verdict([report])
+    if fingerprint() != build:
+        raise SystemExit(MIXED)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure how long a trainer waits, and what a publisher takes.")
+    parser.add_argument("recording", nargs="?", type=Path, help="a directory that record.py wrote")
+    parser.add_argument("--rounds", type=int, default=9, help="publishes per scene (default: 9)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_args()
+
+
+def measure(recording: Path | None, rounds: int, scratch: Path) -> Report:
+    training = open_training(recording, scratch)
+    warm = hold(training.live.bits)
+    rows = []
+    for index, scene in enumerate(SCENES):
+        rows += scene_rows(scene, *play(scene, training, warm, rounds, scratch / f"scene-{index}"))
+    rows += memory_rows(training, scratch)
+    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    return Report(f"{training.title}\n  load average at the end {load}", training.shown_facts, 0, 0, [], rows)
+
+
+# ---- how long it takes ----
+
+
+def play(scene: Scene, training: Training, warm: Held, count: int, scratch: Path) -> tuple[list[Times], int]:
+    """The times of all rounds but the first, and how many versions came of all publishes."""
+    bucket, weights = scene.bucket(scratch / "bucket"), training.live.bf16
+    base = hold(training.live.bits)
+    rounds = []
+    with Publisher(bucket, base=base.bf16, blocking=scene.blocking) as publisher:
+        before = publisher.version
+        for _ in range(count + 1):
+            rounds.append(play_round(scene, training, warm, publisher))
+        publisher.wait()
+        versions = (publisher.version or 0) - (before or 0)
+    with Follower(scratch / "bucket", into=scratch / "replica", base=base.bf16) as follower:
+        follower.once()
+        made = hold({name: follower.replica.weights[name].bits for name in weights})
+    check_same(made, training.live, scene.title)
+    return rounds[1:], versions
+
+
+def play_round(scene: Scene, training: Training, warm: Held, publisher: Publisher) -> Times:
+    this, weights = Round(), training.live.bf16
+    started, busy_before = time.perf_counter(), processor_seconds_of_others()
+    training.step()
+    train(scene)
+    this.time("memcpy", lambda: np.copyto(warm.flat, training.live.flat))
+    if scene.again:
+        publisher.publish(weights)
+    this.time("publish", lambda: publisher.publish(weights))
+    if scene.again:
+        publisher.wait()
+    others = (processor_seconds_of_others() - busy_before) / (time.perf_counter() - started)
+    return this.times | {OTHERS: others}
+
+
+def train(scene: Scene) -> None:
+    """Lets some time pass, as a trainer does whose work is on a GPU, or on one core of this machine."""
+    until = time.perf_counter() + scene.seconds
+    if not scene.busy:
+        time.sleep(scene.seconds)
+        return
+    some = np.ones(1 << 16, np.float32)
+    while time.perf_counter() < until:
+        np.multiply(some, np.float32(1.0), out=some)
+
+
+def scene_rows(scene: Scene, rounds: list[Times], versions: int) -> list[Row]:
+    bar = TIMES_MEMCPY if scene.judged else None
+    row = ratio_row(rounds, f"{scene.title}: publish() / memcpy", "publish", "memcpy", bar)
+    others = Spread.of(rounds, itemgetter(OTHERS))
+    made = f"{versions} versions of {(len(rounds) + 1) * (1 + scene.again)} publishes"
+    worst = Spread.of(rounds, itemgetter("publish")).high
+    note = f"{row.note}, longest {1000 * worst:.0f} ms; {made}; others kept {others.median:.2f} cores busy"
+    return [replace(row, note=note)]
+
+
+# ---- how much memory it takes ----
+
+
+def memory_rows(training: Training, scratch: Path) -> list[Row]:
+    nbytes, rows = training.live.flat.nbytes, []
+    for what, copies in COPIES.items():
+        command = [sys.executable, Path(__file__).with_name("memory.py"), what, training.directory, scratch / what]
+        extra = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        over = (extra - copies * nbytes) / (1 << 20)
+        note = f"{extra / nbytes:.3f} times the weights, on top of them"
+        measure = f"{what}: memory beyond {copies} x weights and the delta, MiB"
+        rows.append(Row(measure, over, "{:.0f}", EXTRA_MEMORY, note))
+    return rows
+
+
+if __name__ == "__main__":
+    main()

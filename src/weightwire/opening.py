@@ -1,0 +1,189 @@
+"""How a publisher gets hold of a run: probes the bucket, starts the run or takes it over, and rebuilds what was published last.
+
+Knows records and weights; publishes no version but a base.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weightwire.bucket import Bucket, probe
+from weightwire.capture import HostCopies
+from weightwire.chain import Path as ChainPath
+from weightwire.chain import read_run
+from weightwire.checkpoint import Schema
+from weightwire.commit import BASE, Run, SideFile, side_path
+from weightwire.errors import CheckpointError, NoRun, NotFound, SchemaChanged, UnsafeBucket, WeightwireError
+from weightwire.fetch import Fetcher
+from weightwire.publication import Publication
+from weightwire.restore import copy_weights, restore, schema_of
+from weightwire.state import State, digest
+from weightwire.weights import Weights
+from weightwire.world import World
+from weightwire.writer import Writer, begin_run
+
+__all__ = ["Opened", "Opening", "Settings", "schema_of_weights"]
+
+_PATIENCE = 4  # how often a way is planned anew before data counts as gone
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to publish; see `Publisher` for the meaning."""
+
+    base: Weights | None = None
+    source: str = ""
+    published: Weights | None = None
+    files: Mapping[str, Path | bytes] = field(default_factory=dict)
+    anchor_every: int | None = None
+    patience: float = 300.0
+    blocking: bool = False
+    insist: bool = False
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run that this publisher has taken over.
+
+    `copies.published` holds the weights of `state`, or nothing while there is none. `path` is the way to it from the newest
+    anchor.
+    """
+
+    writer: Writer
+    copies: HostCopies[Publication]
+    state: State | None = None
+    path: ChainPath | None = None
+
+
+class Opening:
+    def __init__(self, bucket: Bucket, world: World, settings: Settings, warn: Callable[[str], None]) -> None:
+        self._bucket = bucket
+        self._world = world
+        self._settings = settings
+        self._warn = warn
+
+    async def find(self) -> Opened | None:
+        """The run that is there, or one that starts from the base; None where the first publish must start one."""
+        if not self._settings.insist:
+            await probe(self._bucket, self._world.token())
+        try:
+            run = await read_run(self._bucket)
+        except NoRun:
+            if self._settings.base is None:
+                return None
+            return await self.begin(schema_of_weights(self._settings.base), {}, None)
+        return await self._take_over(run, None)
+
+    async def begin(self, schema: Schema, aliases: Mapping[str, str], copies: HostCopies[Publication] | None) -> Opened:
+        """Starts a run, or takes over the one that another has started meanwhile."""
+        run = Run(
+            run=self._world.token(),
+            time=self._world.time(),
+            mode="strict" if self._bucket.strict and not self._settings.insist else "single-writer",
+            tensors={name: (dtype.name, shape) for name, (dtype, shape) in schema.items()},
+            aliases=dict(aliases),
+            files=await self._upload_side_files(),
+        )
+        return await self._take_over(await begin_run(self._bucket, run, self._world, self._warn), copies)
+
+    def allocate(self, schema: Schema) -> HostCopies[Publication]:
+        """Room for the weights of a run."""
+        settings = self._settings
+        return HostCopies(schema, single=settings.blocking, threads=settings.threads, dropped=_tell_dropped)
+
+    async def _take_over(self, run: Run, copies: HostCopies[Publication] | None) -> Opened:
+        if run.mode == "strict" and not self._bucket.strict:
+            raise UnsafeBucket(
+                f"{self._bucket.url}: nothing can be created safely through this URL, and the run counts on it",
+                hint="publish through the URL that the run was started with (for Hugging Face: its S3 gateway)",
+            )
+        schema = schema_of(run)
+        if copies is None:
+            copies = await self._world.work(self.allocate, schema)
+        else:
+            _check_schema(schema_of_weights(copies.published), schema, self._bucket.url)
+        writer = Writer(self._bucket, run, self._world, self._warn)
+        await writer.take_over()
+        return await self._rebuild(writer, copies)
+
+    async def _rebuild(self, writer: Writer, copies: HostCopies[Publication]) -> Opened:
+        """The published state: from the bucket, unless weights that were given are just that."""
+        assert writer.head is not None
+        if not writer.head.record.after:
+            if self._settings.base is None:
+                return Opened(writer, copies)
+            return await self._begin_with_base(writer, copies, self._settings.base)
+        state = await self._given(copies, writer.head.record.after)
+        if state is not None:
+            return Opened(writer, copies, state, await writer.chain.plan(writer.head, None))
+        return await self._restore(writer, copies)
+
+    async def _given(self, copies: HostCopies[Publication], after: str) -> State | None:
+        for given in (self._settings.published, self._settings.base):
+            if given is not None and schema_of_weights(given) == schema_of_weights(copies.published):
+                state = await self._world.work(digest, given, threads=self._settings.threads)
+                if state.hex == after:
+                    await self._world.work(copy_weights, given, copies.published)
+                    return state
+        return None
+
+    async def _restore(self, writer: Writer, copies: HostCopies[Publication]) -> Opened:
+        assert writer.head is not None
+        fetcher = Fetcher(self._bucket, self._world)
+        base, threads = self._settings.base, self._settings.threads
+        for attempt in range(1, _PATIENCE + 1):
+            path = await writer.chain.plan(writer.head, None, fetcher.lost)
+            try:
+                state = await restore(path, fetcher, copies.published, self._world, base=base, threads=threads)
+            except NotFound:
+                if attempt == _PATIENCE:
+                    raise
+            else:
+                break
+        return Opened(writer, copies, state, path)
+
+    async def _begin_with_base(self, writer: Writer, copies: HostCopies[Publication], base: Weights) -> Opened:
+        state = await self._world.work(digest, base, threads=self._settings.threads)
+        head = await writer.send(await writer.prepare(kind=BASE, after=state.hex, source=self._settings.source))
+        await self._world.work(copy_weights, base, copies.published)
+        return Opened(writer, copies, state, ChainPath(head.record, head, ()))
+
+    async def _upload_side_files(self) -> tuple[SideFile, ...]:
+        uploaded = []
+        for name, content in sorted(self._settings.files.items()):
+            data = content if isinstance(content, bytes) else await self._world.work(Path(content).read_bytes)
+            sha256 = hashlib.sha256(data).hexdigest()
+            try:
+                uploaded.append(SideFile(name, side_path(name, sha256), len(data), sha256))
+            except ValueError as problem:
+                raise CheckpointError(f"side file {problem}", hint="rename it, or leave it out") from problem
+            await self._bucket.put(uploaded[-1].path, data)
+        return tuple(uploaded)
+
+
+def schema_of_weights(weights: Weights) -> dict[str, Any]:
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
+
+
+def _check_schema(weights: Mapping[str, Any], run: Schema, url: str) -> None:
+    different = [name for name in {*weights, *run} if weights.get(name) != run.get(name)]
+    if different:
+        raise SchemaChanged(
+            f"tensor {min(different)!r}: is not as in the run at {url}",
+            hint="a run's names, dtypes and shapes are fixed: start a new run under another URL",
+        )
+
+
+def _tell_dropped(publication: Publication, by: Publication | None) -> None:
+    """Of a capture that was never taken."""
+    if by is not None:
+        publication.supersede(by)
+    else:
+        publication.fail(
+            WeightwireError(f"step {publication.step}: a later capture failed half way and spoilt this one")
+        )
