@@ -10,8 +10,9 @@ view of a file), sampled every millisecond by a thread, which gets its turns bec
 the interpreter's lock. The peak of all resident memory would not do: it has the pages of the mapped inputs in
 it. Taken off are only the delta that a diff made and the copy of the weights that a patch works in; the
 interpreter, its libraries and what the allocator keeps after a free all count. A patch gets its delta as a
-mapped file, and its base undigested, so that it digests it too. A publisher's weights are taken off, and the
-largest of its deltas; it makes an anchor first, then deltas. All use as many threads as they like.
+mapped file, and its base undigested, so that it digests it too. Of a publisher, which makes anchors and deltas,
+all is taken off that the process had before there was one, above all the trainer's weights, and the largest
+delta. All use as many threads as they like.
 
 Needs Linux.
 """
@@ -84,13 +85,14 @@ def extra_memory_of_patch(base: Path, delta: Path) -> int:
 
 def extra_memory_of_publisher(recording: Path, bucket: Path, blocking: bool) -> int:
     training = Training(recording)
+    before = anonymous_memory()
     with AnonymousPeak() as peak, Publisher(bucket, blocking=blocking, anchor_every=2) as publisher:
         for _ in range(PUBLISHES):
             publisher.publish(training.live.bf16)
             publisher.wait()
             training.step()
     deltas = [path.stat().st_size for path in bucket.glob("deltas/*/*.safetensors")]
-    return peak.bytes - int(training.live.flat.nbytes) - max(deltas)
+    return peak.bytes - before - max(deltas)
 
 
 def main() -> None:

@@ -38,9 +38,9 @@ from weightwire.follower import Follower
 from weightwire.publisher import Publisher
 
 TIMES_MEMCPY = Bar(2.0)
-# Beyond copies and delta: the interpreter, libraries, blocks being encoded, values kept for a way back.
-EXTRA_MEMORY = Bar(256.0)
-COPIES = {"publish": 2, "publish-blocking": 1}
+# In less than a gigabyte of weights, threads and the interpreter are what one sees.
+JUDGED_FROM = 1e9
+MEMORY = {"publish": Bar(2.0), "publish-blocking": Bar(1.0)}
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ def parse_arguments() -> argparse.Namespace:
 
 def measure(recording: Path | None, rounds: int, scratch: Path) -> Report:
     training = open_training(recording, scratch)
-    warm = hold(training.live.bits)
+    warm, judge = hold(training.live.bits), training.live.flat.nbytes >= JUDGED_FROM
     rows = []
     for index, scene in enumerate(SCENES):
-        rows += scene_rows(scene, *play(scene, training, warm, rounds, scratch / f"scene-{index}"))
-    rows += memory_rows(training, scratch)
+        rows += scene_rows(scene, judge, *play(scene, training, warm, rounds, scratch / f"scene-{index}"))
+    rows += memory_rows(training, judge, scratch)
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     return Report(f"{training.title}\n  load average at the end {load}", training.shown_facts, 0, 0, [], rows)
 
@@ -112,7 +112,7 @@ def play(scene: Scene, training: Training, warm: Held, count: int, scratch: Path
     bucket, weights = scene.bucket(scratch / "bucket"), training.live.bf16
     base = hold(training.live.bits)
     rounds = []
-    with Publisher(bucket, base=base.bf16, blocking=scene.blocking) as publisher:
+    with Publisher(bucket, base=base.bf16, files={}, blocking=scene.blocking) as publisher:
         before = publisher.version
         for _ in range(count + 1):
             rounds.append(play_round(scene, training, warm, publisher))
@@ -151,8 +151,8 @@ def train(scene: Scene) -> None:
         np.multiply(some, np.float32(1.0), out=some)
 
 
-def scene_rows(scene: Scene, rounds: list[Times], versions: int) -> list[Row]:
-    bar = TIMES_MEMCPY if scene.judged else None
+def scene_rows(scene: Scene, judge: bool, rounds: list[Times], versions: int) -> list[Row]:
+    bar = TIMES_MEMCPY if judge and scene.judged else None
     row = ratio_row(rounds, f"{scene.title}: publish() / memcpy", "publish", "memcpy", bar)
     others = Spread.of(rounds, itemgetter(OTHERS))
     made = f"{versions} versions of {(len(rounds) + 1) * (1 + scene.again)} publishes"
@@ -164,16 +164,16 @@ def scene_rows(scene: Scene, rounds: list[Times], versions: int) -> list[Row]:
 # ---- how much memory it takes ----
 
 
-def memory_rows(training: Training, scratch: Path) -> list[Row]:
-    nbytes, rows = training.live.flat.nbytes, []
-    for what, copies in COPIES.items():
-        command = [sys.executable, Path(__file__).with_name("memory.py"), what, training.directory, scratch / what]
-        extra = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        over = (extra - copies * nbytes) / (1 << 20)
-        note = f"{extra / nbytes:.3f} times the weights, on top of them"
-        measure = f"{what}: memory beyond {copies} x weights and the delta, MiB"
-        rows.append(Row(measure, over, "{:.0f}", EXTRA_MEMORY, note))
-    return rows
+def memory_rows(training: Training, judge: bool, scratch: Path) -> list[Row]:
+    return [memory_row(what, bar, training, judge, scratch / what) for what, bar in MEMORY.items()]
+
+
+def memory_row(what: str, bar: Bar, training: Training, judge: bool, bucket: Path) -> Row:
+    script, nbytes = Path(__file__).with_name("memory.py"), training.live.flat.nbytes
+    command: list[str | Path] = [sys.executable, script, what, training.directory, bucket]
+    extra = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    note = f"{(extra - bar.value * nbytes) / (1 << 20):+.0f} MiB"
+    return Row(f"{what}: (memory - delta) / weights", extra / nbytes, "{:.3f}", bar if judge else None, note)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from recording import read_header
 from weightwire.bucket import Bucket, Object, open_bucket
 from weightwire.events import Event
 from weightwire.follower import Follower
-from weightwire.listen import Door
+from weightwire.follower.listen import Door
 
 
 def say(**facts: Any) -> None:

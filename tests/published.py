@@ -8,10 +8,10 @@ from typing import Any
 
 from weightwire import State, Tensor, digest
 from weightwire.bucket import Bucket
-from weightwire.capture import HostCopies
 from weightwire.chain import Chain, read_run
 from weightwire.commit import Commit, Run, Sealed
 from weightwire.fetch import Fetcher
+from weightwire.publisher.capture import HostCopies
 from weightwire.restore import restore, schema_of
 from weightwire.weights import read_weights
 from weightwire.world import World

@@ -12,12 +12,12 @@ import pytest
 
 from samples import CHANGES, base, below, change, words
 from weightwire import CorruptDelta, Delta, State, Tensor, WrongBase, anchor, diff, digest, patch
-from weightwire.absolute import make_absolute, merge_absolute, write_absolute
 from weightwire.apply import changes
 from weightwire.codec import BLOCK
 from weightwire.delta import Entry
 from weightwire.dtypes import DTYPES, Dtype
 from weightwire.errors import SchemaChanged
+from weightwire.replica.absolute import make_absolute, merge_absolute, write_absolute
 from weightwire.state import add
 from weightwire.weights import Weights, read_weights
 

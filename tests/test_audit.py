@@ -12,8 +12,6 @@ import msgspec
 import pytest
 
 from clocked import HOUR, Arrays, Clocked, clocked, first_weights, publish, run, stepped
-from weightwire import auditing
-from weightwire.audit import Audit, audit
 from weightwire.bucket import open_bucket
 from weightwire.commit import (
     Commit,
@@ -32,7 +30,8 @@ from weightwire.delta import Delta, Packed, pack
 from weightwire.errors import NoRun, Unavailable, UnsupportedFormat, WrongBase
 from weightwire.make import anchor, diff
 from weightwire.state import digest
-from weightwire.upkeep import Retention, sweep
+from weightwire.upkeep import Retention, auditing, sweep
+from weightwire.upkeep.audit import Audit, audit
 from weightwire.weights import Tensor, read_weights
 from weightwire.world import World
 

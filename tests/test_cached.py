@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from commands import Training, bits_of, state_of, tree
-from weightwire import cached
+from weightwire.cli import cached
 from weightwire.errors import WeightwireError
 from weightwire.state import digest
 from weightwire.weights import Checkpoint

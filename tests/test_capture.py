@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from weightwire import State, Tensor, diff, digest, patch
-from weightwire.capture import HostCopies
 from weightwire.checkpoint import Schema
 from weightwire.codec import BLOCK, Layout
 from weightwire.dtypes import DTYPES
 from weightwire.errors import SchemaChanged
+from weightwire.publisher.capture import HostCopies
 from weightwire.weights import Weights
 
 BF16, F32, U8 = (DTYPES[name] for name in ("BF16", "F32", "U8"))

@@ -527,9 +527,7 @@ class TestBack:
     def test_two_four_eight_versions_before(self, version: int, versions: list[int]) -> None:
         assert back_versions(version) == versions
 
-    @pytest.mark.parametrize(
-        ("target", "reached"), [(19, 19), (18, 18), (17, 18), (16, 16), (13, 16), (0, 4)]
-    )
+    @pytest.mark.parametrize(("target", "reached"), [(19, 19), (18, 18), (17, 18), (16, 16), (13, 16), (0, 4)])
     def test_a_hop_goes_as_far_as_it_can_and_not_too_far(self, target: int, reached: int) -> None:
         commits = chain_of(21)
         assert hop(commits[20].record, target) == (reached, commits[reached].sha256)

@@ -22,6 +22,7 @@ ORDER = [
     "weights",
     "checkpoint",
     "sidefiles",
+    "durable",
     "codec",
     "workers",
     "state",
@@ -29,33 +30,18 @@ ORDER = [
     "make",
     "decode",
     "apply",
-    "absolute",
     "events",
     "world",
     "background",
     "bucket",
     "commit",
     "chain",
-    "capture",
     "fetch",
     "restore",
-    "writer",
-    "publication",
-    "opening",
-    "publishing",
     "publisher",
-    "durable",
-    "cached",
-    "workdir",
     "replica",
-    "following",
-    "listen",
     "follower",
-    "auditing",
-    "audit",
-    "retention",
     "upkeep",
-    "report",
     "metrics",
     "engines",
     "trainers",
@@ -66,7 +52,7 @@ ORDER = [
 ]
 
 # Pairs that do not know each other although the order would let them.
-STRANGERS = {(one, other) for one in ("following", "follower") for other in ("publishing", "publisher")} | {
+STRANGERS = {("follower", "publisher"), ("replica", "bucket"), ("replica", "publisher")} | {
     ("bucket", part)
     for part in (
         "dtypes",
@@ -79,7 +65,6 @@ STRANGERS = {(one, other) for one in ("following", "follower") for other in ("pu
         "make",
         "decode",
         "apply",
-        "absolute",
     )
 }
 
@@ -87,7 +72,18 @@ STRANGERS = {(one, other) for one in ("following", "follower") for other in ("pu
 TORCH = {"engines", "trainers"}
 
 # Slow to import, and not needed to diff, patch or follow.
-HEAVY = {"ml_dtypes", "pytest", "rich", "safetensors", "torch", "transformers", "typer"}
+HEAVY = {
+    "huggingface_hub",
+    "ml_dtypes",
+    "obstore",
+    "prometheus_client",
+    "pytest",
+    "rich",
+    "safetensors",
+    "torch",
+    "transformers",
+    "typer",
+}
 
 
 def part(path: Path) -> str:

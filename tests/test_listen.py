@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from weightwire.errors import WeightwireError
-from weightwire.listen import Door, parse_address
+from weightwire.follower.listen import Door, parse_address
 
 
 class House:

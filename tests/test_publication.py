@@ -10,7 +10,7 @@ import pytest
 
 from records import chain_of
 from weightwire.errors import Unavailable
-from weightwire.publication import Publication
+from weightwire.publisher.publication import Publication
 
 
 class TestBeforeItIsDone:

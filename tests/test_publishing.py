@@ -15,8 +15,8 @@ from weightwire import digest
 from weightwire.commit import HEAD, RUN
 from weightwire.errors import BucketError, Fenced, NotFound, PermissionDenied, Unavailable, WeightwireError
 from weightwire.events import Event
-from weightwire.publication import Publication
-from weightwire.publishing import Publishing, Settings
+from weightwire.publisher.publication import Publication
+from weightwire.publisher.publishing import Publishing, Settings
 from weightwire.weights import read_weights
 from weightwire.world import World
 
@@ -275,40 +275,17 @@ class TestCommits:
         assert [commit.kind for commit in commits_in(play(scene).bucket)] == ["fence", "anchor", "fence"]
 
 
-class Interfering(Quick):
-    """A world in which something happens at the worst moment: when the publisher has just seen that nothing waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.then: Callable[[], None] | None = None
-
-    async def work(self, function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-        result = await super().work(function, *args, **kwargs)
-        if self.then is not None and function.__name__ == "take" and result is None:
-            then, self.then = self.then, None
-            then()
-        return result
-
-
 class TestTheEnd:
     def test_a_capture_just_before_it_is_published(self) -> None:
         async def scene() -> tuple[Trainer, Publication]:
-            world = Interfering()
-            trainer = await Trainer(in_memory(), world).start()
+            trainer = await Trainer(in_memory()).start()
             await trainer.publish_all(1)
             await until(lambda: not trainer.work._wake.is_set())
-            late: list[Publication] = []
-
-            def publish_and_close() -> None:
-                late.append(trainer.publish())
-                trainer.work._closing = True  # as `close` does, before anything else can happen
-                trainer.work.wake()
-
-            world.then = publish_and_close
+            late = trainer.publish()
+            trainer.work._closing = True  # as `close` does, before anything else can happen
             trainer.work.wake()
-            await until(lambda: bool(late))
             await trainer.close()
-            return trainer, late[0]
+            return trainer, late
 
         trainer, late = quickly(scene())
         assert late.version == 2

@@ -19,10 +19,10 @@ import safetensors.numpy
 
 from story import FILES, SHAPES, Story, bits_of
 from weightwire import CorruptDelta, Delta, Tensor, WrongBase, anchor, diff, digest, durable, patch
-from weightwire.absolute import write_absolute
 from weightwire.dtypes import DTYPES
 from weightwire.errors import ForeignRun, ReplicaError, SchemaChanged, WeightwireError
 from weightwire.replica import Position, Replica
+from weightwire.replica.absolute import write_absolute
 
 STORY = Story()
 
@@ -298,7 +298,7 @@ def test_an_interrupt_comes_out_afterwards(replica: Replica, monkeypatch: pytest
         time.sleep(0.2)  # for the main thread to hear of it
         return write_absolute(*args, **kwargs)
 
-    monkeypatch.setattr("weightwire.workdir.write_absolute", interrupted)
+    monkeypatch.setattr("weightwire.replica.workdir.write_absolute", interrupted)
     with pytest.raises(KeyboardInterrupt):
         STORY.advance(replica, 1)
     check(replica, 1)
@@ -309,7 +309,7 @@ def test_a_write_that_ends_half_way(replica: Replica, monkeypatch: pytest.Monkey
         write_absolute(weights, replace(patch, entries={"embed": patch.entries["embed"]}))
         raise MemoryError("no more")
 
-    monkeypatch.setattr("weightwire.workdir.write_absolute", torn)
+    monkeypatch.setattr("weightwire.replica.workdir.write_absolute", torn)
     with pytest.raises(ReplicaError, match="ended half-way") as caught:
         STORY.advance(replica, 1)
     monkeypatch.undo()
@@ -327,7 +327,7 @@ def test_a_write_over_something_else(replica: Replica, monkeypatch: pytest.Monke
         weights["embed"].bits[:] = 0
         return write_absolute(weights, patch)
 
-    monkeypatch.setattr("weightwire.workdir.write_absolute", spoilt)
+    monkeypatch.setattr("weightwire.replica.workdir.write_absolute", spoilt)
     with pytest.raises(ReplicaError, match="did not hold what it should"):
         STORY.advance(replica, 1)
     assert replica.position is None

@@ -10,7 +10,7 @@ import pytest
 from clocked import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
 from weightwire.commit import Epoch, Gc, Shortcut, commit_path, epoch_path, gc_path, seal, shortcut_path, unseal
 from weightwire.errors import BrokenChain, NoRun
-from weightwire.report import Report, Version, history, report
+from weightwire.upkeep.report import Report, Version, history, report
 from weightwire.world import World
 
 

@@ -10,15 +10,15 @@ from multiprocessing import get_context
 
 import pytest
 
+import weightwire.publisher.writer
 import weightwire.upkeep
-import weightwire.writer
 from faults.simulation import attempt, simulate
 from faults.world import Deadlock, SimLoop
 from weightwire.apply import Applied
 from weightwire.bucket import Bucket
 from weightwire.errors import AlreadyExists, BucketError
+from weightwire.publisher.writer import Writer, settle
 from weightwire.world import World
-from weightwire.writer import Writer, settle
 
 SEEDS = int(os.environ.get("WEIGHTWIRE_SEEDS", "300"))
 
@@ -67,7 +67,7 @@ class TestItWouldNotice:
                 except BucketError:
                     await asyncio.sleep(0.1)
 
-        monkeypatch.setattr(weightwire.writer, "settle", hasty)
+        monkeypatch.setattr(weightwire.publisher.writer, "settle", hasty)
         assert first_failure(range(40))
 
     def test_a_commit_that_is_given_up_after_it_was_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ class TestItWouldNotice:
         ) -> bytes:
             return await settle(bucket, path, data, world, warn, 1 if path.startswith("commits/") else tries)
 
-        monkeypatch.setattr(weightwire.writer, "settle", impatient)
+        monkeypatch.setattr(weightwire.publisher.writer, "settle", impatient)
         assert first_failure(range(40))
 
     def test_a_dropped_upload_that_is_not_taken_back(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ fresh = itertools.count()
 
 @pytest.fixture
 def bucket(rclone: Rclone, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """One whose only fault is this: rclone's replies for parts of an object, which obstore does not take, are mended."""
+    """One whose only fault is this: rclone's replies for parts of an object, which obstore refuses, are mended."""
     with Proxy(rclone.env["AWS_ENDPOINT_URL"]) as proxy:
         proxy.trouble("GET", "", mark_parts, float("inf"))
         use(monkeypatch, environment(proxy.endpoint, "rclone-key", "rclone-secret"))

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 
 from clocked import HOUR, Arrays, Clocked, beat, clocked, first_weights, publish, run, stepped
-from weightwire.audit import audit
 from weightwire.bucket import Object, open_bucket
 from weightwire.chain import Chain, read_run
 from weightwire.commit import FENCE, Commit, File, Gc, Shortcut, commit_path, gc_path, seal, shortcut_path, unseal
 from weightwire.errors import BrokenChain, NoRun, PermissionDenied, Unavailable, UnsupportedFormat
 from weightwire.follower import Follower
-from weightwire.retention import DAY, Announced, Lease, Limit, Removal, due, holds_all, limits, orphans, settled
 from weightwire.state import digest
 from weightwire.upkeep import Retention, Sweep, below, sweep
+from weightwire.upkeep.audit import audit
+from weightwire.upkeep.retention import DAY, Announced, Lease, Limit, Removal, due, holds_all, limits, orphans, settled
 from weightwire.world import World
 
 SHORT = Retention(anchors=2, window=HOUR, grace=HOUR)

@@ -22,7 +22,7 @@ from weightwire.errors import (
     PermissionDenied,
     Unavailable,
 )
-from weightwire.writer import Writer, backoff, begin_run, settle
+from weightwire.publisher.writer import Writer, backoff, begin_run, settle
 
 FENCE, FIRST = commit_path(0), commit_path(1)
 

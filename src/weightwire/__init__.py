@@ -1,36 +1,68 @@
-"""weightwire: ships a model's weight changes from a trainer to its inference servers.
+"""weightwire: ships a model's weight changes from a trainer to its inference servers, through a bucket.
 
-`diff` makes the smallest exact delta between two sets of weights, `patch` applies it, `digest` proves that two
-places hold the same bits.
+A `Publisher` publishes versions of the weights, a `Follower` rebuilds them bit for bit. Below them, `diff` makes the
+smallest exact delta between two sets of weights, `patch` applies it, and `digest` proves that two places hold the same.
 """
 
 from weightwire.apply import patch
 from weightwire.delta import Delta, Entry
 from weightwire.dtypes import DTYPES, Dtype
 from weightwire.errors import (
+    BrokenChain,
+    BucketError,
     CheckpointError,
     CorruptDelta,
+    DataGone,
+    Fenced,
+    ForeignRun,
+    NoRun,
     OutputError,
+    PermissionDenied,
+    ReplicaError,
+    RunError,
+    SchemaChanged,
+    Unavailable,
+    UnsafeBucket,
     UnsupportedFormat,
     WeightwireError,
     WrongBase,
 )
+from weightwire.events import Event
+from weightwire.follower import Follower, Update
 from weightwire.make import anchor, diff
+from weightwire.publisher import Publication, Publisher
 from weightwire.state import State, TensorState, digest
 from weightwire.weights import Tensor
 
 __all__ = [
     "DTYPES",
+    "BrokenChain",
+    "BucketError",
     "CheckpointError",
     "CorruptDelta",
+    "DataGone",
     "Delta",
     "Dtype",
     "Entry",
+    "Event",
+    "Fenced",
+    "Follower",
+    "ForeignRun",
+    "NoRun",
     "OutputError",
+    "PermissionDenied",
+    "Publication",
+    "Publisher",
+    "ReplicaError",
+    "RunError",
+    "SchemaChanged",
     "State",
     "Tensor",
     "TensorState",
+    "Unavailable",
+    "UnsafeBucket",
     "UnsupportedFormat",
+    "Update",
     "WeightwireError",
     "WrongBase",
     "anchor",

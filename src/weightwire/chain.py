@@ -152,7 +152,7 @@ class Chain:
         return tuple(hashes)
 
     async def prove(self, head: Sealed[Commit], version: int) -> str:
-        """The hash of an earlier version's commit, by what later ones say of it: in few steps, however long the chain."""
+        """The hash of an earlier version's commit, by what later ones say of it. Few steps, even in long chains."""
         commit = head
         while commit.record.version - version > 1:
             commit = await self.read_linked(*hop(commit.record, version))

@@ -1,7 +1,7 @@
 """5 record: run, epoch and commit records, and the rules of the chain.
 
-Pure: what the records hold, where they lie, what may follow what, who is fenced, what a reader accepts. Reads and writes
-nothing. docs/PROTOCOL.md says the same in words.
+Pure: what the records hold, where they lie, what may follow what, who is fenced, what a reader accepts. Reads and
+writes nothing. docs/PROTOCOL.md says the same in words.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ RUN, HEAD = "run.json", "HEAD.json"
 
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _TOKEN = re.compile(r"[0-9a-f]{32}")
-_DATA = re.compile(r"(deltas|anchors)/([0-9]{1,19})/e[0-9]+-r[0-9]+-[0-9a-f]{16}\.safetensors")
+_DATA = re.compile(r"(deltas|anchors)/(0|[1-9][0-9]{0,18})/e[0-9]+-r[0-9]+-[0-9a-f]{16}\.safetensors")
 _SIDE = re.compile(r"files/[0-9a-f]{16}/[^/\\.][^/\\]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST = 2**53 - 1  # the largest integer that every JSON reader keeps
@@ -99,7 +99,10 @@ class SideFile(msgspec.Struct, frozen=True):
         parts = self.name.split("/")
         fine = all(part and part not in (".", "..") and not part.startswith(".") for part in parts)
         _check(fine and "\\" not in self.name and self.name.isprintable(), f"{self.name!r:.100} is no file name")
-        _check(not self.name.endswith(".safetensors"), f"{self.name!r:.100}: weights are no side file")
+        _check(
+            not self.name.endswith((".safetensors", ".safetensors.index.json")),
+            f"{self.name!r:.100}: weights are no side file",
+        )
         fine = _SIDE.fullmatch(self.path) is not None and self.path.isprintable()
         _check(fine, f"{self.path!r:.100} is no path of a side file")
         _check(_is_count(self.size) and _HEX64.fullmatch(self.sha256) is not None, "a side file's hash is malformed")
@@ -120,6 +123,9 @@ class Run(Record, frozen=True, kw_only=True):
             fine = dtype in DTYPES and all(map(_is_count, shape)) and DTYPES[dtype].nbytes(shape) is not None
             _check(fine, f"tensor {name!r:.100}: no such dtype or shape")
         _check(all(name in self.tensors for name in self.aliases.values()), "an alias leads nowhere")
+        names = [file.name for file in self.files]
+        folders = {"/".join(name.split("/")[:k]) for name in names for k in range(1, name.count("/") + 1)}
+        _check(len({*names}) == len(names) and not folders & {*names}, "two side files are in each other's way")
 
     @property
     def nbytes(self) -> int:
@@ -134,6 +140,10 @@ class Epoch(Record, frozen=True, kw_only=True):
     write_id: str
     time: float
     host: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(1 <= self.epoch <= _MOST and _TOKEN.fullmatch(self.write_id) is not None, "a number is malformed")
 
 
 class File(msgspec.Struct, frozen=True):
@@ -183,6 +193,7 @@ class Commit(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check(_is_count(self.version) and _is_count(self.epoch) and _is_count(self.changed), "a number is malformed")
+        _check(self.step is None or abs(self.step) <= _MOST, "a number is malformed")
         _check(_TOKEN.fullmatch(self.write_id) is not None, "its write_id is malformed")
         hashes = (self.parent, self.before, self.after)
         _check(all(not text or _HEX64.fullmatch(text) for text in hashes), "a hash is malformed")
@@ -237,12 +248,20 @@ class Head(Record, frozen=True, kw_only=True):
     anchor: str = ""  # path of the newest shortcut
     time: float = 0.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(_is_count(self.version), "its version is malformed")
+
 
 class Gc(Record, frozen=True, kw_only=True):
     """gc/B.json: the data of versions below B may be gone."""
 
     below: int
     time: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(_is_count(self.below), "its version is malformed")
 
 
 class Heartbeat(Record, frozen=True, kw_only=True):
@@ -259,6 +278,7 @@ class Heartbeat(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check(-1 <= self.version <= _MOST and -1 <= self.head <= _MOST and self.lease >= 0, "a number is malformed")
         _check(is_replica_name(self.name), f"{self.name!r:.100} is no name of a replica")
 
     @property

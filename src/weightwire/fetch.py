@@ -1,5 +1,6 @@
-"""Fetches a version's files from the bucket and verifies their hashes. Small ones stay in memory, in buffers that are used
-again; large ones go to a temporary file.
+"""Fetches a version's files from the bucket, and verifies their hashes.
+
+Small ones stay in memory, in buffers that are used again; large ones go to a temporary file.
 """
 
 from __future__ import annotations

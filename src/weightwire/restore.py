@@ -1,7 +1,7 @@
 """The weights of one version, from the bucket: an anchor or base first, then delta after delta.
 
-Writes into memory that the caller provides (a publisher's copy, a new replica, a checkpoint to be). Nobody must look at it
-before this has ended well.
+Writes into memory that the caller provides (a publisher's copy, a new replica, a checkpoint to be). Nobody must look
+at it before this has ended well.
 """
 
 from __future__ import annotations

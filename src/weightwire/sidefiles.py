@@ -1,4 +1,4 @@
-"""Which files of a checkpoint directory go along with the weights: config and tokenizer, not what a trainer keeps there.
+"""Which files of a checkpoint directory go along with the weights: config and tokenizer, not what is the trainer's own.
 
 Knows names and sizes only.
 """
@@ -21,7 +21,7 @@ _STEP = re.compile(r"(?:.*?(?:checkpoint|ckpt|step|iter|update)[-_]?)?([0-9]{1,1
 
 
 def side_files(checkpoint: Checkpoint, too_large: Callable[[str, int], None] | None = None) -> dict[str, Path]:
-    """What an inference server needs besides the weights: names, and where they lie. Who wants to hears of large ones."""
+    """What an inference server needs besides the weights: names, and where they lie."""
     found: dict[str, Path] = {}
     for path in filter(_is_wanted, checkpoint.side_files):
         size = (checkpoint.path / path).stat().st_size

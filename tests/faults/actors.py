@@ -1,7 +1,7 @@
 """A trainer and followers as processes of their own, to be killed at any moment; and what the trainer knows to be true.
 
-Started by `Actor`, which needs no more than weightwire: a crowd of them must not take long to start. What they know they
-write to files, and nothing is asked of them but signals. They die with whoever started them.
+Started by `Actor`, which needs no more than weightwire: a crowd of them must not take long to start. What they know
+they write to files, and nothing is asked of them but signals. They die with whoever started them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from weightwire import DTYPES, Tensor, digest, patch
 from weightwire.errors import BucketError, WeightwireError
 from weightwire.events import Event
 from weightwire.follower import Follower
-from weightwire.publication import Publication
 from weightwire.publisher import Publisher
+from weightwire.publisher.publication import Publication
 from weightwire.weights import read_weights
 
 __all__ = ["Actor", "Journal", "Line", "bits_at", "weights_at"]

@@ -3,9 +3,10 @@
     python tests/faults/kills.py --rounds 100              # with another seed each time
     python tests/faults/kills.py --rounds 100 --seed 4711  # the same victims and delays, if not the same moments
 
-One run goes through all rounds. In each someone is killed without warning while versions are published, and started again;
-then the trainer rests, and everybody must get to where it is. What must hold: whatever was acknowledged is in the bucket,
-and every checkpoint that a follower shows, also right after it was killed, has the bits of one step of the trainer.
+One run goes through all rounds. In each someone is killed without warning while versions are published, and started
+again; then the trainer rests, and everybody must get to where it is. What must hold: whatever was acknowledged is in
+the bucket, and every checkpoint that a follower shows, also right after it was killed, has the bits of one step of the
+trainer.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.actors import Actor, Journal, Line, bits_at
 from stores import SeaweedFS, running
-from weightwire.audit import audit
 from weightwire.bucket import Bucket, open_bucket
 from weightwire.commit import Commit, commit_path, unseal
+from weightwire.upkeep.audit import audit
 from weightwire.world import World
 
 __all__ = ["Rounds", "Violation", "bucket_of", "read_commits", "wait_for"]
@@ -131,7 +132,7 @@ class Rounds:
             actor.kill()
             self._check_killed(actor)
             if actor in self.followers and self._random.random() < 0.2:
-                shutil.rmtree(self.room / actor.name)
+                shutil.rmtree(self.room / actor.name, ignore_errors=True)
             actor.start()
             time.sleep(self._random.uniform(0.0, 1.5))
 

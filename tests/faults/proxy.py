@@ -1,4 +1,4 @@
-"""A road to an S3 server on which whatever is told goes wrong: replies get lost, requests do not arrive, or arrive late.
+"""A road to an S3 server on which what is told goes wrong: replies get lost, requests do not arrive, or arrive late.
 
 Speaks HTTP, so that a test can say which requests it means. Passes the client's `Host` on, as the signature covers it.
 """

@@ -27,14 +27,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where it is run as a script
+
 from faults.world import Faults, Process, SimBucket, SimLoop, SimWorld, Store
 from weightwire import digest, patch
 from weightwire.commit import Commit, unseal
 from weightwire.errors import BucketError, Fenced, NoRun, WeightwireError
 from weightwire.events import Event
-from weightwire.following import Following
-from weightwire.publication import Publication
-from weightwire.publishing import Publishing, Settings
+from weightwire.follower.following import Following
+from weightwire.publisher.publication import Publication
+from weightwire.publisher.publishing import Publishing, Settings
 from weightwire.replica import Replica
 from weightwire.upkeep import Retention, sweep
 from weightwire.weights import read_weights
@@ -335,7 +337,8 @@ class Simulation:
             SimBucket(self.store, process), SimWorld(process), Settings(threads=1), self.heard("successor")
         )
         await work.start()
-        assert work.copies is not None and work.state is not None
+        assert work.copies is not None
+        assert work.state is not None
         self.truth.check(head.after, work.copies.published, "the successor")
 
 

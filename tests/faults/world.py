@@ -1,4 +1,4 @@
-"""A world and a bucket with faults, all from one seed: virtual time, crashes, lost replies, requests that land hours late.
+"""A world and a bucket with faults, all from one seed: virtual time, crashes, lost replies, requests that land late.
 
 The code that runs in it is the real one. A process that crashes never comes back from the await it is in; what it had
 asked of the bucket may still happen.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -245,7 +246,5 @@ class SimBucket:
 
 
 def _anyhow(act: Callable[[], object]) -> None:
-    try:
+    with suppress(AlreadyExists):
         act()
-    except AlreadyExists:
-        pass

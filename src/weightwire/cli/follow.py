@@ -21,7 +21,7 @@ from weightwire.commit import Heartbeat
 from weightwire.errors import NoRun, Unavailable
 from weightwire.events import Event
 from weightwire.follower import Follower, Update
-from weightwire.listen import Door, parse_address
+from weightwire.follower.listen import Door, parse_address
 from weightwire.metrics import Metrics
 
 __all__ = ["follow"]

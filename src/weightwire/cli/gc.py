@@ -11,8 +11,8 @@ import typer
 
 from weightwire.cli.running import Url, duration, span, with_bucket
 from weightwire.cli.terminal import AsJson, byte_size, counted, print_rows, say, write_json
-from weightwire.retention import Removal, Retention
 from weightwire.upkeep import Sweep, sweep
+from weightwire.upkeep.retention import Removal, Retention
 from weightwire.world import World
 
 __all__ = ["gc"]

@@ -12,7 +12,7 @@ import typer
 from weightwire.cli.running import Url, ago, span, with_bucket
 from weightwire.cli.terminal import AsJson, byte_size, print_rows, say, stdout_is_watched, write_json
 from weightwire.commit import Stage
-from weightwire.report import Version, history
+from weightwire.upkeep.report import Version, history
 
 __all__ = ["log"]
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Self
 
 import typer
 
-from weightwire import cached
 from weightwire.bucket import Bucket, open_bucket
 from weightwire.chain import Chain, read_run
+from weightwire.cli import cached
 from weightwire.cli.running import with_bucket
 from weightwire.cli.stopping import stopping
 from weightwire.cli.terminal import AsJson, Threads, byte_size, note_if_slow, percent, progress_bar, say, write_json
@@ -181,10 +181,9 @@ def _note_too_large(name: str, size: int) -> None:
 
 
 class _Ear:
-    """Hears of a publish. `check` is asked when the weights have been read, and may still call it off."""
+    """Hears of a publish, and keeps warnings until it is known whether they matter."""
 
     def __init__(self) -> None:
-        self.check: Callable[[], None] | None = None
         self._held: list[str] = []
 
     def __call__(self, event: Event) -> None:
@@ -194,10 +193,6 @@ class _Ear:
                 _warn(event.message)
             else:
                 self._held.append(event.message)
-        elif event.stage == "encode" and self.check is not None:
-            self.check()
-        elif event.stage == "commit":
-            self.check = None
 
     def speak(self) -> None:
         for message in self._held:
@@ -205,7 +200,6 @@ class _Ear:
         self.forget()
 
     def forget(self) -> None:
-        self.check = None
         self._held.clear()
 
 
@@ -305,10 +299,13 @@ class _Desk:
 
     def publish(self, candidate: _Candidate, parent: Path) -> None:
         assert self._publisher is not None
-        began, self._ear.check = time.perf_counter(), candidate.check_whole
+        began = time.perf_counter()
         try:
             with progress_bar("publishing"):
-                version = self._publisher.publish(candidate.checkpoint, step=candidate.step).wait()
+                publication = self._publisher.publish(
+                    candidate.checkpoint, step=candidate.step, check=candidate.check_whole
+                )
+                version = publication.wait()
         except WeightwireError as problem:
             self._failed = problem
             self._ear.forget()

@@ -10,7 +10,7 @@ import msgspec
 from weightwire.cli.running import Url, ago, span, with_bucket
 from weightwire.cli.terminal import AsJson, byte_size, counted, print_facts, print_rows, stdout_is_watched, write_json
 from weightwire.commit import Stage
-from weightwire.report import ReplicaReport, Report, report
+from weightwire.upkeep.report import ReplicaReport, Report, report
 from weightwire.world import World
 
 __all__ = ["status"]

@@ -9,7 +9,6 @@ from typing import Annotated
 import msgspec
 import typer
 
-from weightwire.audit import Audit, audit
 from weightwire.cli.running import Url, with_bucket
 from weightwire.cli.terminal import (
     AsJson,
@@ -22,6 +21,7 @@ from weightwire.cli.terminal import (
     say,
     write_json,
 )
+from weightwire.upkeep.audit import Audit, audit
 from weightwire.weights import Checkpoint
 from weightwire.world import World
 

@@ -13,7 +13,6 @@ from contextlib import aclosing
 import numpy as np
 
 from weightwire.apply import apply_in_place
-from weightwire.auditing import Audit, Auditing, Problem, Progress, Way
 from weightwire.bucket import Bucket
 from weightwire.chain import Path, read_run
 from weightwire.commit import (
@@ -27,6 +26,7 @@ from weightwire.errors import BucketError, CorruptDelta, NotFound, UnsupportedFo
 from weightwire.fetch import Fetched, Fetcher
 from weightwire.restore import apply_version, restore, schema_of
 from weightwire.state import State, digest
+from weightwire.upkeep.auditing import Audit, Auditing, Problem, Progress, Way
 from weightwire.weights import Tensor, Weights
 from weightwire.world import World
 

@@ -6,27 +6,32 @@ Knows threads; the work itself is in `publishing`.
 from __future__ import annotations
 
 import json
+import logging
 import operator
 import os
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from weightwire.background import Background
 from weightwire.bucket import Bucket, open_bucket
-from weightwire.errors import WeightwireError
+from weightwire.errors import CheckpointError, WeightwireError
 from weightwire.events import Event, Listener, log_event
-from weightwire.publication import Publication
-from weightwire.publishing import Publishing, Settings
+from weightwire.publisher.publication import Publication
+from weightwire.publisher.publishing import Publishing, Settings
 from weightwire.sidefiles import side_files
 from weightwire.weights import Checkpoint, Tensor, Weights, read_weights
 from weightwire.world import World
 
-__all__ = ["Publisher"]
+__all__ = ["Publication", "Publisher"]
+
+_IN_A_HURRY = 30.0  # seconds that a program which has failed waits for what is still to be published
+_log = logging.getLogger("weightwire")
 
 
 class Publisher:
@@ -64,10 +69,10 @@ class Publisher:
         on_event: Listener = log_event,
     ) -> None:
         settings = Settings(
-            base=None if base is None else read_weights(base),
+            base=None if base is None else untie(read_weights(base))[0],
             source=source or (str(base) if isinstance(base, str | os.PathLike) else ""),
-            published=None if published is None else read_weights(published),
-            files=_side_files(base if files is None else files),
+            published=None if published is None else untie(read_weights(published))[0],
+            files=_side_files(base, files),
             anchor_every=anchor_every,
             blocking=blocking,
             insist=insist,
@@ -105,20 +110,26 @@ class Publisher:
         return self._work.state.hex if self._work.state else None
 
     def publish(
-        self, weights: Any, *, step: int | None = None, metrics: Mapping[str, float] | None = None
+        self,
+        weights: Any,
+        *,
+        step: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> Publication:
         """Captures weights, to be published as the next version. They may change as soon as this returns.
 
-        `weights` is what `diff` takes: a mapping of names to tensors, a torch module, a checkpoint. `step` and `metrics`
-        travel with the version. If the version before is still under way, these weights wait, and are replaced if newer
-        ones come meanwhile.
+        `weights` is what `diff` takes: a mapping of names to tensors, a torch module, a checkpoint. `step` and
+        `metrics` travel with the version. If the version before is still under way, these weights wait, and are
+        replaced if newer ones come meanwhile. `check` is called when the weights have been read, and may call it off
+        by raising a WeightwireError: for files that others may write to.
         """
         self._check_usable()
-        views, aliases = _untie(read_weights(weights))
+        views, aliases = untie(read_weights(weights), self._work.copies.published if self._work.copies else ())
         # What is no number is told now, to who gave it.
         numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
         step = None if step is None else operator.index(step)
-        publication = Publication(step=step, metrics=numbers, aliases=aliases)
+        publication = Publication(step=step, metrics=numbers, aliases=aliases, check=check)
         if self._blocking:
             return self._publish_now(publication, views)
         self._work.capture(publication, views)
@@ -134,6 +145,7 @@ class Publisher:
         version = self._last.wait(timeout)
         if replicas:
             left = None if until is None else max(0.0, until - time.monotonic())
+            self._check_usable()
             self._background.call(self._work.wait_for_replicas(version, replicas), left)
         return version
 
@@ -148,6 +160,7 @@ class Publisher:
             self._background.call(self._work.close(), timeout)
         finally:
             self._background.stop()
+            self._work.abandon()
         if self._last is not None and not self._last.raised:
             self._last.wait(0)
 
@@ -160,14 +173,12 @@ class Publisher:
         if kind is None:
             self.close()
             return
-        try:
-            self.close()
-        except (WeightwireError, TimeoutError):
-            pass  # what went wrong first is what counts
+        with suppress(WeightwireError, TimeoutError):  # what went wrong first is what counts
+            self.close(_IN_A_HURRY)
 
     def _publish_now(self, publication: Publication, views: Weights) -> Publication:
         self._last = publication
-        self._background.call(self._work.publish(publication, views))
+        self._background.call(self._work.publish_now(publication, views))
         publication.wait(0)
         return publication
 
@@ -178,7 +189,10 @@ class Publisher:
             raise self._work.failure
 
     def _heard(self, event: Event) -> None:
-        self._emit(event)
+        try:
+            self._emit(event)
+        except Exception:
+            _log.exception("a listener failed")  # that is no reason to lose a version
         if event.stage == "commit" and self._notify:
             self._background.tell(lambda: self._work.go_behind(self._wake_followers(event.version), "notify"))
 
@@ -187,7 +201,7 @@ class Publisher:
             try:
                 await self._world.work(_post, url, {"version": version})
             except (OSError, ValueError) as problem:
-                self._emit(Event("warning", version, message=f"{url}: could not be woken ({problem})"))
+                self._heard(Event("warning", version, message=f"{url}: could not be woken ({problem})"))
 
 
 def _post(url: str, body: Mapping[str, Any]) -> None:
@@ -197,25 +211,28 @@ def _post(url: str, body: Mapping[str, Any]) -> None:
         pass
 
 
-def _side_files(source: Any) -> dict[str, Path | bytes]:
-    """The side files of a checkpoint directory, or those that are given."""
+def _side_files(base: Any, files: Any) -> dict[str, Path | bytes]:
+    """Those that are given; else those of the base, where that is a directory."""
+    source = base if files is None and isinstance(base, str | os.PathLike) else files
     if isinstance(source, str | os.PathLike):
         return dict(side_files(Checkpoint(source)))
-    given = source if isinstance(source, Mapping) else {}
-    return {str(name): content for name, content in given.items() if isinstance(content, bytes)}
+    given: Mapping[str, Any] = source or {}
+    for name, content in given.items():
+        if not isinstance(content, bytes):
+            raise CheckpointError(f"side file {name!r}: is a {type(content).__name__}", hint="pass its bytes")
+    return dict(given)
 
 
-def _untie(weights: Weights) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors that are the very same memory under several names: the first of them, and whose memory the others share."""
-    kept: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    first: dict[tuple[object, ...], str] = {}
+def untie(weights: Weights, known: Container[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Of tensors that are the very same memory one each; and whose memory the others share.
+
+    It is the one whose name is `known`, else the first.
+    """
+    groups: dict[tuple[object, ...], list[str]] = {}
     for name in weights:
         tensor = weights[name]
-        place = (tensor.bits.__array_interface__["data"][0], tensor.nbytes, tensor.dtype, tensor.shape)
-        if tensor.nbytes and place in first:
-            aliases[name] = first[place]
-            continue
-        first[place] = name
-        kept[name] = tensor
-    return kept, aliases
+        place = tensor.bits.__array_interface__["data"][0] if tensor.nbytes else name
+        groups.setdefault((place, tensor.nbytes, tensor.dtype, tensor.shape), []).append(name)
+    chosen = {name: min(group, key=lambda one: one not in known) for group in groups.values() for name in group}
+    kept = {name: weights[name] for name in weights if chosen[name] == name}
+    return kept, {name: other for name, other in chosen.items() if name != other}

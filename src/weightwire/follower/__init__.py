@@ -21,7 +21,7 @@ from weightwire.bucket import Bucket, open_bucket
 from weightwire.commit import is_replica_name
 from weightwire.errors import NoRun, ReplicaError, WeightwireError
 from weightwire.events import Listener, log_event
-from weightwire.following import Following, Update
+from weightwire.follower.following import Following, Update
 from weightwire.replica import Replica
 from weightwire.weights import read_weights
 from weightwire.world import World

@@ -1,4 +1,4 @@
-"""How a publisher gets hold of a run: probes the bucket, starts the run or takes it over, and rebuilds what was published last.
+"""How a publisher gets hold of a run: probes the bucket, starts the run or takes it over, rebuilds the published state.
 
 Knows records and weights; publishes no version but a base.
 """
@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from weightwire.bucket import Bucket, probe
-from weightwire.capture import HostCopies
 from weightwire.chain import Path as ChainPath
 from weightwire.chain import read_run
 from weightwire.checkpoint import Schema
 from weightwire.commit import BASE, Run, SideFile, side_path
 from weightwire.errors import CheckpointError, NoRun, NotFound, SchemaChanged, UnsafeBucket, WeightwireError
 from weightwire.fetch import Fetcher
-from weightwire.publication import Publication
+from weightwire.publisher.capture import HostCopies
+from weightwire.publisher.publication import Publication
+from weightwire.publisher.writer import Writer, begin_run
 from weightwire.restore import copy_weights, restore, schema_of
 from weightwire.state import State, digest
 from weightwire.weights import Weights
 from weightwire.world import World
-from weightwire.writer import Writer, begin_run
 
 __all__ = ["Opened", "Opening", "Settings", "schema_of_weights"]
 
@@ -50,8 +50,8 @@ class Settings:
 class Opened:
     """A run that this publisher has taken over.
 
-    `copies.published` holds the weights of `state`, or nothing while there is none. `path` is the way to it from the newest
-    anchor.
+    `copies.published` holds the weights of `state`, or nothing while there is none. `path` is the way to it from the
+    newest anchor.
     """
 
     writer: Writer

@@ -25,13 +25,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from weightwire import durable
-from weightwire.absolute import make_absolute, merge_absolute
 from weightwire.checkpoint import CheckpointWriter, Schema
 from weightwire.delta import Delta
 from weightwire.errors import ForeignRun, ReplicaError, WeightwireError
+from weightwire.replica.absolute import make_absolute, merge_absolute
+from weightwire.replica.workdir import MODEL, Position, Work, different, to_json
 from weightwire.state import State, digest
 from weightwire.weights import Tensor, Weights
-from weightwire.workdir import MODEL, Position, Work, different, to_json
 from weightwire.workers import to_the_end
 
 __all__ = ["Position", "Rebuild", "Replica", "SideFiles"]

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from weightwire.apply import apply_in_place
 from weightwire.bucket import Bucket
-from weightwire.capture import HostCopies
+from weightwire.checkpoint import Schema
 from weightwire.commit import (
     ANCHOR,
     DELTA,
@@ -40,13 +40,14 @@ from weightwire.errors import (
 )
 from weightwire.events import Event, Listener
 from weightwire.make import anchor, diff
-from weightwire.opening import Opened, Opening, Settings, schema_of_weights
-from weightwire.publication import Publication
+from weightwire.publisher.capture import HostCopies
+from weightwire.publisher.opening import Opened, Opening, Settings, schema_of_weights
+from weightwire.publisher.publication import Publication
+from weightwire.publisher.writer import Writer, backoff, settle
 from weightwire.restore import copy_weights
 from weightwire.state import State
 from weightwire.weights import Weights
 from weightwire.world import World
-from weightwire.writer import Writer, backoff, settle
 
 __all__ = ["Publishing", "Settings"]
 
@@ -64,7 +65,11 @@ def _nothing(*args: object) -> None:
 
 
 class _Dropped(Exception):
-    """An upload that failed, given up before its commit was sent."""
+    """Something that failed, and was given up before any commit was sent."""
+
+    def __init__(self, problem: WeightwireError) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
 
 
 class Publishing:
@@ -80,6 +85,7 @@ class Publishing:
         self._settings = settings
         self._emit = emit
         self._opening = Opening(bucket, world, settings, self._warn)
+        self._aliases: Mapping[str, str] = {}
         self._wake = asyncio.Event()
         self._closing = False
         self._anchor_size = 0
@@ -114,6 +120,7 @@ class Publishing:
         began = self._world.clock()
         if self.copies is None:
             self.copies = self._opening.allocate(schema_of_weights(weights))
+        self._aliases = publication.aliases
         self.copies.capture(weights, publication)
         seconds, nbytes = self._world.clock() - began, sum(one.nbytes for one in weights.values())
         publication.stages = {"capture": Stage(round(seconds, 6), nbytes)}
@@ -128,10 +135,44 @@ class Publishing:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self.copies is not None and (taken := await self._world.work(self.copies.take)) is not None:
+            while self.copies is not None and self.copies.waiting:
+                # Before anything is taken: while this waits for the bucket, captures must not wait for this.
+                problem = await self._begin(schema_of_weights(self.copies.latest), self._aliases)
+                if (taken := await self._world.work(self.copies.take)) is None:
+                    continue
+                if problem is not None:
+                    self._give_up(taken, problem)
+                    self.copies.release_all()
+                    continue
                 await self.publish(taken, self.copies.latest, self.copies.release, self.copies.release_all)
             if self._closing and not self._wake.is_set():  # else something came just now
                 return
+
+    async def publish_now(self, publication: Publication, weights: Weights) -> None:
+        """The same for weights that need not be captured, since whoever has them waits."""
+        problem = await self._begin(schema_of_weights(weights), publication.aliases)
+        if problem is not None:
+            self._give_up(publication, problem)
+        else:
+            await self.publish(publication, weights)
+
+    async def _begin(self, schema: Schema, aliases: Mapping[str, str]) -> WeightwireError | None:
+        """Starts the run, unless that has been done. Returns what keeps it from it."""
+        if self.writer is not None or self.failure is not None:
+            return self.failure
+        try:
+            self._go_on(
+                await self._patiently(lambda: self._opening.begin(schema, aliases, self.copies), to_the_end=True)
+            )
+        except _Dropped as dropped:
+            return dropped.problem
+        except WeightwireError as problem:
+            return problem
+        return None
+
+    def _give_up(self, publication: Publication, problem: WeightwireError) -> None:
+        self._warn(f"step {publication.step}: not published ({problem.message}); the next one includes it")
+        publication.fail(problem)
 
     async def publish(
         self,
@@ -148,16 +189,11 @@ class Publishing:
         try:
             commit = await self._attempt(publication, weights, release)
         except _Dropped as dropped:
-            assert isinstance(dropped.__cause__, WeightwireError)
-            self._warn(
-                f"step {publication.step}: not published ({dropped.__cause__.message}); the next one includes it"
-            )
-            publication.fail(dropped.__cause__)
+            self._give_up(publication, dropped.problem)
         except Fenced as problem:
             self._stop(problem, publication)
         except WeightwireError as problem:
-            self._warn(problem.message)
-            publication.fail(problem)
+            self._give_up(publication, problem)
         except asyncio.CancelledError:
             # Perhaps its commit was sent, and will arrive: nothing else may ever be sent in its place.
             self._stop(WeightwireError("the publisher was interrupted", hint="make a new one"), publication)
@@ -169,20 +205,19 @@ class Publishing:
             self._stop(failure, publication)
         else:
             publication.succeed(commit.record)
+            release_all()
             await self._after(commit)
         finally:
             release_all()
 
     def _stop(self, failure: WeightwireError, publication: Publication) -> None:
         self.failure = failure
-        self._warn(failure.message)
         publication.fail(failure)
+        self._warn(failure.message)
 
     async def _attempt(self, publication: Publication, weights: Weights, release: Release) -> Sealed[Commit]:
-        if self.writer is None:
-            schema = schema_of_weights(weights)
-            self._go_on(await self._opening.begin(schema, publication.aliases, self.copies))
-        assert self.writer is not None and self.copies is not None
+        assert self.writer is not None
+        assert self.copies is not None
         weights = self.copies.check(weights)  # those of a blocking publisher were not captured, so not checked
         if self.state is None:
             return await self._attempt_anchor(self.writer, publication, weights)
@@ -193,6 +228,7 @@ class Publishing:
         assert copies is not None
         await self._world.work(copy_weights, weights, copies.published)
         copies.release_all()
+        publication.check()
         with tempfile.TemporaryFile() as spool:
             made, encoded = await self._encode_anchor(writer.next_version, spool)
             fields = {"kind": ANCHOR, "after": made.after}
@@ -215,6 +251,7 @@ class Publishing:
         async with self._stage("encode", writer.next_version) as encoding:
             delta = await self._world.work(diff, copies.published, weights, before=state, threads=threads, done=release)
             encoding.nbytes = delta.nbytes
+        publication.check()
         # Rolled forward by decoding what is being uploaded: what is committed has been proven to lead there.
         rolling = asyncio.create_task(self._world.work(apply_in_place, copies.published, delta, state, threads=threads))
         fields = {"kind": DELTA, "before": delta.before, "after": delta.after, "changed": delta.changed}
@@ -258,21 +295,27 @@ class Publishing:
         if self._anchor_is_due():
             await self._add_anchor(self.writer, commit)
 
+    def abandon(self) -> None:
+        """Fails what nobody will publish any more."""
+        left = self.copies.take() if self.copies is not None else None
+        if left is not None:
+            left.fail(self.failure or WeightwireError("the publisher was closed before this was published"))
+
     # --- uploads -------------------------------------------------------------------------------------------------
 
-    async def _patiently(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Again and again, until it works, or something newer is waiting to be published, or patience ends."""
+    async def _patiently(self, work: Callable[[], Awaitable[Result]], *, to_the_end: bool = False) -> Result:
+        """Again and again, until it works or patience ends; or, if not `to_the_end`, something newer is waiting."""
         began, tries = self._world.clock(), 0
         while True:
             try:
                 return await work()
             except (PermissionDenied, NotFound) as problem:
-                raise _Dropped from problem
+                raise _Dropped(problem) from problem
             except BucketError as problem:
                 tries += 1
-                newer = self.copies is not None and self.copies.waiting
+                newer = not to_the_end and self.copies is not None and self.copies.waiting
                 if newer or self._world.clock() - began > self._settings.patience:
-                    raise _Dropped from problem
+                    raise _Dropped(problem) from problem
                 self._warn(f"{problem.message}; trying again")
             await asyncio.sleep(backoff(self._world, tries))
 
@@ -301,7 +344,7 @@ class Publishing:
             made, _ = await self._encode_anchor(commit.record.version, spool)
         except BaseException as problem:
             spool.close()
-            if not isinstance(problem, WeightwireError | OSError):
+            if not isinstance(problem, WeightwireError | OSError | MemoryError):
                 raise
             self._warn(f"no anchor for version {commit.record.version} ({problem})")
             return
@@ -339,7 +382,11 @@ class Publishing:
     async def wait_for_replicas(self, version: int, count: int) -> None:
         """Until so many followers have said that they hold a version, or a later one."""
         while True:
-            reached = [one for one in await self._heartbeats() if one.version >= version]
+            try:
+                reached = [one for one in await self._heartbeats() if one.version >= version]
+            except BucketError as problem:
+                self._warn(f"{problem.message}; trying again")
+                reached = []
             if len(reached) >= count:
                 return
             await asyncio.sleep(0.2 + 0.1 * self._world.random.random())

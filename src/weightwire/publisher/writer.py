@@ -23,6 +23,8 @@ from weightwire.commit import (
     Head,
     Run,
     Sealed,
+    check_first,
+    check_run,
     commit_path,
     epoch_path,
     seal,
@@ -102,10 +104,14 @@ class Writer:
             self._check_not_replaced(self.head)
             fence = await self.prepare(kind=FENCE)
             path = commit_path(fence.record.version)
-            data = await settle(self.bucket, path, fence.data, self._world, self._warn)
+            # It may be given up: a fence that arrives late is one of an epoch that nobody publishes in.
+            data = await settle(self.bucket, path, fence.data, self._world, self._warn, tries=5)
             taken = unseal(data, Commit, self.chain.where(path))
             if self.head is not None:
                 self.chain.check_follows(self.head, taken)
+            else:
+                check_run(taken.record, self.run.run, self.chain.where(path))
+                check_first(taken.record, self.chain.where(path))
             self.head = self.chain.remember(taken)
             if data == fence.data:
                 return
@@ -165,7 +171,7 @@ class Writer:
     def _check_not_replaced(self, head: Sealed[Commit] | None) -> None:
         if head is not None and head.record.epoch > self.epoch:
             raise Fenced(
-                f"{self.bucket.url}: another publisher (epoch {head.record.epoch}) started at the same time and was first",
+                f"{self.bucket.url}: another publisher (epoch {head.record.epoch}) started at the same time",
                 hint="only one publisher may write a run: stop one of the two",
             )
 

@@ -39,7 +39,7 @@ from weightwire.errors import (
     RunError,
     UnsupportedFormat,
 )
-from weightwire.retention import (
+from weightwire.upkeep.retention import (
     DAY,
     Announced,
     Lease,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from weightwire.commit import Commit, Stage
@@ -17,14 +17,15 @@ __all__ = ["Publication"]
 class Publication:
     """Returned by `Publisher.publish`, while the work goes on in the background.
 
-    `version` and `commit` once it is committed, `superseded_by` if a newer capture took its place before it was, `error` if it failed:
-    its changes are then part of the next one.
+    `version` and `commit` once it is committed, `superseded_by` if a newer capture took its place before it was,
+    `error` if it failed: its changes are then part of the next one.
     """
 
     step: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     stages: Mapping[str, Stage] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[], None] = lambda: None
     version: int | None = None
     commit: Commit | None = None
     superseded_by: Publication | None = None

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
@@ -86,6 +87,7 @@ class Following:
         self._fetcher = Fetcher(bucket, world, replica.directory)
         self._patches: list[Delta] | None = None  # since the update taken last; None: all must be loaded anew
         self._taken: int | None = None
+        self._to_be_loaded = False  # that the update taken last had no patch
         self._using = asyncio.Lock()  # the replica
         self._wake = asyncio.Event()
         self._more = asyncio.Event()  # there is something to take
@@ -127,10 +129,8 @@ class Following:
         seconds = min(max(self._period / 5, idle / 50, fastest), _SLOWEST)
         if failed:
             seconds = min(seconds * 2.0 ** min(failed, 10), _SLOWEST)
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), seconds * (0.75 + self._world.random.random() / 2))
-        except TimeoutError:
-            pass
         self._wake.clear()
 
     def _note(self, problem: WeightwireError) -> None:
@@ -298,7 +298,8 @@ class Following:
         """Caught up: makes `current` anew where that is cheap, or overdue."""
         nbytes = sum(tensor.nbytes for tensor in self.replica.weights.values())
         if nbytes <= _SMALL or self.replica.journal_bytes > nbytes // 4:
-            await self.checkpoint()
+            async with self._using:
+                await self._world.work(self.replica.checkpoint)
 
     def _observe(self, commit: Sealed[Commit]) -> None:
         """How often versions come, by the publisher's own clock."""
@@ -320,7 +321,7 @@ class Following:
                 patch = self._patches[0] if len(self._patches) == 1 else None
                 if patch is None:
                     patch = await self._world.work(self.replica.merge, self._patches)
-            self._patches, self._taken = [], self.version
+            self._patches, self._taken, self._to_be_loaded = [], self.version, patch is None
             record = self.commit.record
             return Update(record.version, record.step, record.after, patch, record.metrics, record.time)
 
@@ -328,16 +329,20 @@ class Following:
         """Until there is something to take, or some time has gone by."""
         if self._taken != self.version:
             return
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._more.wait(), timeout)
-        except TimeoutError:
-            pass
         self._more.clear()
 
     async def checkpoint(self) -> FilePath:
-        """Makes `current` the version that is held; returns where it is."""
+        """Makes `current` the version that is held; returns where it is.
+
+        Whoever was told to load all weights has them from here: the next patch starts where this is.
+        """
         async with self._using:
-            return await self._world.work(self.replica.checkpoint)
+            path = await self._world.work(self.replica.checkpoint)
+            if self._to_be_loaded:
+                self._patches, self._taken, self._to_be_loaded = [], self.version, False
+            return path
 
     # --- heartbeats ----------------------------------------------------------------------------------------------
 
@@ -345,10 +350,8 @@ class Following:
         while True:
             self._unsaid.clear()
             await self.beat()
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._unsaid.wait(), _LEASE / 4)
-            except TimeoutError:
-                pass
 
     async def beat(self) -> None:
         """Says how far this follower is. Without the right to write it follows all the same."""

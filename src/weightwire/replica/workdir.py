@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from weightwire import durable
-from weightwire.absolute import write_absolute
 from weightwire.container import read_header
 from weightwire.delta import Delta
 from weightwire.errors import ReplicaError
+from weightwire.replica.absolute import write_absolute
 from weightwire.state import State, TensorState, add, digest
 from weightwire.weights import Tensor, Weights
 
