@@ -295,8 +295,11 @@ class Contest:
         self._state = weightwire.digest(self._target.bf16)
 
     def round(self) -> Times:
+        # The store writes whole files to the disk that the replica is on; elsewhere it has a machine of its own.
+        os.sync()
         times = self._trainer.publish(self._follower)
-        return times | self._send_whole() | self._code()
+        times |= self._code()
+        return times | self._send_whole()
 
     def _send_whole(self) -> Times:
         live = self._trainer.training.live

@@ -96,7 +96,7 @@ class TestReport:
 
     def test_of_the_newest_epoch_that_is_one(self, bucket: Clocked) -> None:
         ours = reported(bucket).run
-        bucket.write(epoch_path(8), seal(Epoch(run=ours, epoch=8, write_id="x", time=5, host="new")).data)
+        bucket.write(epoch_path(8), seal(Epoch(run=ours, epoch=8, write_id="0" * 32, time=5, host="new")).data)
         bucket.write(epoch_path(9), b"nonsense")
         found = reported(bucket).publisher
         assert found is not None
