@@ -10,7 +10,7 @@ import hashlib
 import os
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +21,9 @@ from weightwire.errors import BucketError, CorruptDelta, NotFound, OutputError
 from weightwire.world import World
 
 __all__ = ["Fetched", "Fetcher"]
+
+Heard = Callable[[str, int, int, float], None]
+"""Hears of each file: the stage ("fetch", "verify"), the version, bytes and seconds."""
 
 _IN_MEMORY = 64 << 20
 _PIECE = 32 << 20  # of what goes to a file
@@ -46,8 +49,9 @@ class Fetched:
 class Fetcher:
     """Reads files of a run. `spool` is a directory for what is too large to be held in memory."""
 
-    def __init__(self, bucket: Bucket, world: World, spool: Path | None = None) -> None:
+    def __init__(self, bucket: Bucket, world: World, spool: Path | None = None, heard: Heard | None = None) -> None:
         self._bucket = bucket
+        self._heard = heard or (lambda stage, version, nbytes, seconds: None)
         self._world = world
         self._spool = spool
         self._buffers: list[bytearray] = []
@@ -102,8 +106,13 @@ class Fetcher:
         return bytearray(size)
 
     async def _to_memory(self, file: File, where: str, view: memoryview) -> Delta:
+        clock = self._world.clock
+        began = clock()
         await self._bucket.read_into(file.path, view)
+        fetched = clock()
         await self._world.work(_check_bytes, view, file, where)
+        self._heard("fetch", file.version, file.size, fetched - began)
+        self._heard("verify", file.version, file.size, clock() - fetched)
         return await self._world.work(Delta.from_bytes, view, where)
 
     async def _to_file(self, file: File, where: str) -> BinaryIO:
@@ -111,13 +120,19 @@ class Fetcher:
             spool: BinaryIO = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 (closed with what was fetched)
         except OSError as problem:
             raise _no_room(where, problem) from problem
+        clock, fetching = self._world.clock, 0.0
+        began = clock()
         whole = hashlib.sha256()
         buffer = memoryview(bytearray(min(_PIECE, file.size)))
         for begin in range(0, file.size, _PIECE):
             piece = buffer[: min(_PIECE, file.size - begin)]
+            asked = clock()
             await self._bucket.read_into(file.path, piece, begin)
+            fetching += clock() - asked
             await self._world.work(_keep, spool, piece, whole, where)
         await self._world.work(_check_hash, whole, file, where)
+        self._heard("fetch", file.version, file.size, fetching)
+        self._heard("verify", file.version, file.size, clock() - began - fetching)
         return spool
 
 

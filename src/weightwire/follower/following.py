@@ -84,7 +84,7 @@ class Following:
         self._emit = emit
         self._base = base
         self._threads = threads
-        self._fetcher = Fetcher(bucket, world, replica.directory)
+        self._fetcher = Fetcher(bucket, world, replica.directory, self._tell)
         self._patches: list[Delta] | None = None  # since the update taken last; None: all must be loaded anew
         self._taken: int | None = None
         self._to_be_loaded = False  # that the update taken last had no patch
@@ -154,6 +154,7 @@ class Following:
         chain = await self._open()
         if self.replica.position is None:  # it never held anything, or has just been lost
             self.commit, self._patches = None, None
+        self._fetcher.lost.clear()  # what was gone may be back
         moved = False
         for attempt in range(_PATIENCE):
             try:
@@ -176,6 +177,8 @@ class Following:
         run = await read_run(self.bucket)
         chain = Chain(self.bucket, run)
         held = self.replica.position
+        if self.replica.trouble:
+            self._emit(Event("warning", at=self._world.time(), message=self.replica.trouble))
         if held is not None and held.run != run.run:
             self._emit(
                 Event("warning", message=f"this replica is of run {held.run[:12]}; rebuilding it for {run.run[:12]}")
@@ -206,7 +209,7 @@ class Following:
             return False
         if near is not None and self._is_cheap(near, chain.run):
             self.head = max(self.head, near[-1].record.version)
-            self._tell("discover", near[-1].record.version, 0, began)
+            self._tell("discover", near[-1].record.version, 0, self._world.clock() - began)
             await self._apply_all(near)
             return True
         head = await chain.read_head(self.version if self.version is not None else -1)
@@ -215,7 +218,7 @@ class Following:
         self.head = head.record.version
         path = await chain.plan(head, self.commit, self._fetcher.lost, await chain.gone_below())
         await self._check_history(chain, path)
-        self._tell("discover", self.head, 0, began)
+        self._tell("discover", self.head, 0, self._world.clock() - began)
         if path.start is None:
             await self._apply_all(path.commits)
         else:
@@ -254,7 +257,7 @@ class Following:
             if self._patches is not None:
                 self._patches.append(patch)
                 await self._bound_patches()
-        self._tell("apply", commit.record.version, fetched.nbytes, began)
+        self._tell("apply", commit.record.version, fetched.nbytes, self._world.clock() - began)
         self._observe(commit)
         self._unsaid.set()
         self._more.set()
@@ -283,7 +286,7 @@ class Following:
                 self.commit, self._patches = target, None
         finally:
             await self._world.work(rebuild.__exit__, None, None, None)
-        self._tell("apply", target.record.version, path.nbytes, began)
+        self._tell("apply", target.record.version, path.nbytes, self._world.clock() - began)
         self._observe(target)
         self._unsaid.set()
         self._more.set()
@@ -378,7 +381,6 @@ class Following:
         except BucketError:
             pass  # the next one may get through
 
-    def _tell(self, stage: str, version: int, nbytes: int, began: float) -> None:
-        seconds = self._world.clock() - began
+    def _tell(self, stage: str, version: int, nbytes: int, seconds: float) -> None:
         self._stages[stage] = Stage(round(seconds, 6), nbytes)
         self._emit(Event(stage, version, nbytes, seconds, self._world.time()))
