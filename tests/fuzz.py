@@ -524,6 +524,13 @@ def check_result(block: Block, positions: bytes | None, values: bytearray) -> No
     _kernel.swap_block(copied, where, what, dtype.unit, dtype.unit, 0)
     if copied.tobytes() != old.tobytes():
         raise Failure("a patch was not undone")
+    copied = base_of(block)
+    where, what = _kernel.take_block(copied, target, dtype.unit)
+    if copied.tobytes() != target.tobytes():
+        raise Failure("what was taken is not what was there")
+    _kernel.swap_block(copied, where, what, dtype.unit, dtype.unit, 0)
+    if copied.tobytes() != old.tobytes():
+        raise Failure("what was taken was not undone")
     again = _kernel.encode_block(old, target, *floats, dtype.unit, 0)[0]
     if again:
         copied = base_of(block)

@@ -86,6 +86,33 @@ def test_applying_a_fresh_block_asks_for_no_base(implementation: str) -> None:
     assert (target == new).all()
 
 
+@pytest.mark.parametrize("how", ["few", "all"])
+def test_taking_is_undone_by_swapping(implementation: str, how: str) -> None:
+    layout = Layout.of(BF16, (3, 1400, 1000))  # two blocks
+    old = np.zeros(layout.count, "<u2")
+    new = change(old, BF16, how)
+    target = old.copy()
+    begin, end = layout.span(1)
+    patch = codec.take(target, new, layout, 1)
+    assert (patch.positions is None) == (how == "all")
+    assert (target[:begin] == old[:begin]).all()
+    assert (target[begin:end] == new[begin:end]).all()
+    assert codec.take(target, new, layout, 1) == codec.Patch(b"", bytearray())
+    codec.swap(target, patch, layout, 1)
+    assert (target == old).all()
+
+
+def test_a_block_alone_is_encoded_the_same() -> None:
+    layout = Layout.of(BF16, (4200, 1024), (1, 4200))
+    assert layout.blocks == 2
+    old = np.tile(base(BF16, 1024), 4199)
+    new = change(old, BF16, "likely")
+    for index in range(2):
+        begin, end = layout.span(index)
+        alone = codec.encode(old[begin:end], new[begin:end], layout.alone(index), 0)
+        assert alone == codec.encode(old, new, layout, index)
+
+
 def test_decoding_writes_nothing(implementation: str) -> None:
     layout = flat(BF16, 1000)
     old = base(BF16, 1000)

@@ -17,6 +17,7 @@ from samples import (
     LAYOUTS,
     Units,
     base,
+    below,
     change,
     lines_of,
     units_of,
@@ -325,7 +326,106 @@ def test_a_patch_that_fails_leaves_its_target_as_it_was(dtype: Dtype, steps: int
             assert target.tobytes() == old.tobytes()
 
 
+# What is taken over from another buffer
+
+
+UNITS = (1, 2, 4, 8)
+AROUND = sorted({n + d for n in (64, 128, 256, 512, 4096, 8192) for d in (-1, 0, 1)} | {0, 1, 5, 1000, 20_000})
+
+
+def check_take(old: Units, new: Units, offset: int = 0) -> tuple[bytes | None, bytearray]:
+    """Both make the same of it with every width of vectors, touch nothing around it, and it can be undone."""
+    unit, nbytes = old.dtype.itemsize, old.nbytes
+    target = old.copy()
+    expected = spec.take_block(target, new, unit)
+    assert target.tobytes() == new.tobytes()
+    for width in vector_widths():
+        with vectors_of(width):
+            around = bytearray(offset) + old.tobytes() + b"?" * 64
+            source = memoryview(bytes(offset) + new.tobytes())[offset:]
+            place = memoryview(around)[offset : offset + nbytes]
+            assert _kernel.take_block(place, source, unit) == expected
+            assert around == bytearray(offset) + new.tobytes() + b"?" * 64
+            assert _kernel.take_block(place, source, unit) == (b"", bytearray())
+            _kernel.swap_block(place, expected[0], bytearray(expected[1]), unit, unit, 0)
+            assert place.tobytes() == old.tobytes()
+    return expected
+
+
+def some_changed(old: Units, share: float, seed: int) -> Units:
+    """Each unit differs, in one bit or in all, with this chance."""
+    chosen = below(seed, len(old), 1000) < 1000 * share
+    bits = np.where(below(seed + 1, len(old), 2) == 0, ~old.dtype.type(0), old.dtype.type(1))
+    return np.where(chosen, old ^ bits, old).astype(old.dtype)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("count", AROUND)
+def test_taking(unit: int, count: int) -> None:
+    old = words(count, count).astype(f"<u{unit}")
+    for seed, share in enumerate((0, 0.002, 0.01, 0.1, 0.3, 0.5, 0.9, 0.999, 1)):
+        new = some_changed(old, share, seed)
+        positions, values = check_take(old, new)
+        at = np.flatnonzero(old != new)
+        assert positions is None or positions == at.astype("<u4").tobytes()
+        assert values == (old if positions is None else old[at]).tobytes()
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("offset", [1, 3, 7, 31, 63])
+def test_taking_at_odd_addresses(unit: int, offset: int) -> None:
+    for count in (1, 63, 65, 4096, 5003):
+        old = words(count, count).astype(f"<u{unit}")
+        for share in (0.01, 0.2, 1):
+            check_take(old, some_changed(old, share, offset), offset)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_what_takes_less_room_is_kept(unit: int) -> None:
+    """Old units and their positions, or all old units; whatever is where."""
+    count = 9000
+    most = count * unit // (unit + 4)
+    old = np.zeros(count, f"<u{unit}")
+    for changed, where in ((most, slice(None)), (most + 1, slice(None)), (most + 1, slice(None, None, -1))):
+        new = old.copy()
+        new[where][:changed] += new.dtype.type(1)
+        positions, values = check_take(old, new)
+        assert (positions is None) == (changed > most)
+        assert len(values) == unit * (count if positions is None else changed)
+        assert len(positions or b"") + len(values) <= count * unit
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_taking_one_unit_wherever_it_is(unit: int) -> None:
+    old = np.zeros(4300, f"<u{unit}")
+    for at in (0, 1, 63, 64, 127, 4095, 4096, 4159, 4160, 4299):
+        new = old.copy()
+        new[at] = 1
+        assert check_take(old, new)[0] == np.uint32(at).tobytes()
+
+
+def test_taking_what_changes_line_by_line() -> None:
+    """Whole chunks that are the same between others, when few are listed and when all are kept."""
+    for every in (2, 5):
+        old = np.zeros(64 * 4096, "<u2")
+        new = old.copy()
+        new.reshape(-1, 4096)[::every] = 7
+        check_take(old, new)
+
+
+def test_taking_most_of_the_largest_block() -> None:
+    old = np.zeros(1 << 22, "u1")
+    new = old.copy()
+    new[:: 3 << 10] = 1
+    check_take(old, new)
+    new[1 << 20 :] = 1
+    check_take(old, new)
+
+
 # What the kernel refuses: mistakes of ours, never of a file
+
+
+LENT = bytearray(100)
 
 
 @pytest.mark.parametrize(
@@ -355,6 +455,16 @@ def test_a_patch_that_fails_leaves_its_target_as_it_was(dtype: Dtype, steps: int
         lambda: _kernel.swap_block(bytearray(4), b"\0\0\0\0", bytearray(2), 1, 1, 0),  # one position, two values
         lambda: _kernel.swap_block(bytearray(4), None, bytearray(3), 1, 1, 0),
         lambda: _kernel.swap_block(b"read", None, bytearray(4), 1, 1, 0),  # read-only
+        lambda: _kernel.take_block(bytearray(4), bytes(5), 1),  # different lengths
+        lambda: _kernel.take_block(bytearray(4), bytes(3), 1),
+        lambda: _kernel.take_block(bytearray(5), bytes(5), 2),  # half a unit
+        lambda: _kernel.take_block(bytearray(6), bytes(6), 3),  # no such width
+        lambda: _kernel.take_block(bytearray(6), bytes(6), 0),
+        lambda: _kernel.take_block(b"read", bytes(4), 1),  # read-only
+        lambda: _kernel.take_block(bytearray((1 << 22) + 1), bytes((1 << 22) + 1), 1),  # too many units
+        lambda: _kernel.take_block(LENT, LENT, 1),  # itself
+        lambda: _kernel.take_block(memoryview(LENT)[:50], memoryview(LENT)[49:99], 1),
+        lambda: _kernel.take_block(memoryview(LENT)[49:99], memoryview(LENT)[:50], 1),
         lambda: _kernel.digest(b"123", 2, 0),
         lambda: _kernel.digest(b"123", 3, 0),
     ],
@@ -379,6 +489,9 @@ def test_buffers_are_released() -> None:
     with pytest.raises(ValueError, match="unknown encoding"):
         _kernel.patch_block(b"\xff", old, False, 1, 0, 0, 0, 1, 0)
     _kernel.digest(old, 1, 0)
+    _kernel.take_block(old, bytearray(100), 1)
+    with pytest.raises(TypeError):
+        _kernel.take_block(old, old, 1)
     for lent in (old, new, data, values):
         lent.append(0)
 
@@ -411,6 +524,8 @@ def round():
         except ValueError:
             refused += 1
         _kernel.encode_block(base, new, 2, 8, 7, line, 8, 0)
+        for source in (new, old ^ 1, old):
+            _kernel.take_block(old.copy(), source, 2)
     return refused
 
 for _ in range(10):

@@ -119,6 +119,18 @@ def test_units_of_a_packed_dtype_are_its_bytes(shape: tuple[int, ...], count: in
     assert Layout.of(F4, shape).count == count
 
 
+@pytest.mark.parametrize("rows", [None, (1, 10_000)])
+def test_a_block_alone(rows: tuple[int, int] | None) -> None:
+    """Where it is kept without its neighbours, nothing else about it changes."""
+    layout = Layout.of(BF16, (10_000, 1024), rows)
+    for index in range(layout.blocks):
+        begin, end = layout.span(index)
+        alone = layout.alone(index)
+        assert (alone.blocks, alone.span(0)) == (1, (0, end - begin))
+        assert alone.word_index(0) == layout.word_index(begin)
+        assert (alone.dtype, alone.line, alone.word) == (layout.dtype, layout.line, layout.word)
+
+
 def test_blocks_of_rows() -> None:
     layout = Layout.of(F32, (10_000, 1024))  # blocks of 3,334 rows
     assert layout.block == 3334 * 1024

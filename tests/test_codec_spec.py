@@ -49,6 +49,20 @@ def test_any_buffer_will_do(kind: type) -> None:
     assert spec.decode_block(as_array, old, 100, 2, 8, 7, 0) == spec.decode_block(kind(data), old, 100, 2, 8, 7, 0)
 
 
+def test_the_target_becomes_the_source() -> None:
+    target = bytearray(b"abcdefgh")
+    assert spec.take_block(target, b"abcDefgh", 1) == (b"\3\0\0\0", bytearray(b"d"))
+    assert target == b"abcDefgh"
+    assert spec.take_block(target, b"abcDefgh", 1) == (b"", bytearray())
+    # Shorter than two of them with their positions.
+    assert spec.take_block(target, b"ABcDefgh", 1) == (None, bytearray(b"abcDefgh"))
+    assert target == b"ABcDefgh"
+    with pytest.raises(TypeError):
+        spec.take_block(target, b"ABcDefg", 1)
+    with pytest.raises(TypeError):
+        spec.take_block(memoryview(target)[:4], memoryview(target)[3:7], 1)
+
+
 def test_everything_may_be_replaced_at_once() -> None:
     target, values = bytearray(b"abcdefgh"), bytearray(b"ABCDEFGH")
     before = spec.digest(target, 8, 3)

@@ -14,9 +14,9 @@ import weightwire.publisher.writer
 import weightwire.upkeep
 from faults.simulation import attempt, simulate
 from faults.world import Deadlock, SimLoop
-from weightwire.apply import Applied
 from weightwire.bucket import Bucket
 from weightwire.errors import AlreadyExists, BucketError
+from weightwire.publisher.roll import Rolled
 from weightwire.publisher.writer import Writer, settle
 from weightwire.world import World
 
@@ -80,7 +80,7 @@ class TestItWouldNotice:
         assert first_failure(range(40))
 
     def test_a_dropped_upload_that_is_not_taken_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Applied, "undo", lambda self: None)
+        monkeypatch.setattr(Rolled, "undo", lambda self: None)
         assert first_failure(range(60))
 
 

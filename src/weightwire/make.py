@@ -6,7 +6,7 @@ weights, writes nothing but a spool that it is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any
@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from weightwire import codec
-from weightwire.codec import Lanes, Layout
+from weightwire.codec import EncodedBlock, Lanes, Layout
 from weightwire.codec.coo import BlockChanges, encode_coo
 from weightwire.delta import ANCHOR, DELTA, Delta, Entry, Packed, Part, Spool, pack
 from weightwire.errors import CheckpointError
@@ -22,10 +22,13 @@ from weightwire.state import State, TensorState, add
 from weightwire.weights import Tensor, Weights, read_weights
 from weightwire.workers import Progress, in_order
 
-__all__ = ["BlockDone", "anchor", "diff"]
+__all__ = ["BlockDone", "ChangedBlock", "anchor", "diff", "diff_of_blocks"]
 
 BlockDone = Callable[[str, int], None]
 """Told that a block, of a tensor of this name, has been read for the last time; by whichever thread read it."""
+
+ChangedBlock = tuple[str, int, Callable[[], EncodedBlock]]
+"""A tensor's name, the index of one of its blocks, and what encodes that."""
 
 
 def diff(
@@ -64,6 +67,24 @@ def anchor(
     return _make({}, read_weights(weights), ANCHOR, None, False, _Way(threads, progress, spool, done))
 
 
+def diff_of_blocks(
+    weights: Weights,
+    changed: Iterable[ChangedBlock],
+    *,
+    before: State,
+    threads: int | None = None,
+    spool: IO[bytes] | None = None,
+) -> Delta:
+    """The delta to `weights` from others of the same names and kinds, given the blocks that may have changed.
+
+    The same bytes as those of `diff`, for who does not have the old weights as a whole.
+    """
+    _check_known(before, weights)
+    makings = {name: _Making(name, tensor, tensor) for name, tensor in weights.items()}
+    jobs = [_Job(name, partial(_encode_known, encode), index) for name, index, encode in changed]
+    return _make_of(makings, jobs, DELTA, before, _Way(threads, None, spool, None))
+
+
 @dataclass(frozen=True)
 class _Way:
     """How a delta is made; none of it shows in the result."""
@@ -100,6 +121,11 @@ def _digest_old(old: Tensor, layout: Layout, index: int) -> _Done:
     return _Done(base=codec.digest(old.bits, layout, index))
 
 
+def _encode_known(encode: Callable[[], EncodedBlock]) -> _Done:
+    block = encode()
+    return _Done(lanes=block.digest, data=block.data, changed=block.changed)
+
+
 def _encode_fresh(new: Tensor, layout: Layout, index: int) -> _Done:
     block = codec.encode(None, new.bits, layout, index)
     begin, end = layout.span(index)
@@ -131,7 +157,7 @@ class _Making:
     base: Lanes = (0, 0)
     lanes: Lanes = (0, 0)
     changed: int = 0
-    parts: list[Part] = field(default_factory=list)
+    parts: dict[int, Part] = field(default_factory=dict)  # of blocks that changed
     found: list[BlockChanges] = field(default_factory=list)
 
     @property
@@ -156,11 +182,12 @@ class _Making:
         for index in range(layout.blocks):
             yield _Job(self.name, partial(work, layout=layout, index=index), index)
 
-    def gather(self, done: _Done, keep: Callable[[bytes], Part]) -> None:
+    def gather(self, block: int | None, done: _Done, keep: Callable[[bytes], Part]) -> None:
         self.base = add(self.base, done.base)
         self.lanes = add(self.lanes, done.lanes)
         self.changed += done.changed
-        self.parts.append(keep(done.data))
+        if block is not None and done.data:
+            self.parts[block] = keep(done.data)
         if done.found:
             self.found.append(done.found)
 
@@ -170,7 +197,9 @@ class _Making:
         if new is None or not (self.fresh or self.changed):
             return None
         layout = _layout(new)
-        parts = [keep(encode_coo(self.found, layout))] if self.found else self.parts[-layout.blocks :]
+        parts: Sequence[Part] = [self.parts.get(index, b"") for index in range(layout.blocks)]
+        if self.found:
+            parts = [keep(encode_coo(self.found, layout))]
         entry = Entry(
             name=self.name,
             dtype=new.dtype,
@@ -199,10 +228,14 @@ def _layout(tensor: Tensor) -> Layout:
 def _make(old: Weights, new: Weights, kind: str, before: State | None, coo: bool, way: _Way) -> Delta:
     if before is not None:
         _check_known(before, old)
-    keep: Callable[[bytes], Part] = Spool(way.spool).keep if way.spool else lambda data: data
     # In the order of `new`; what is only in `old` comes last.
     makings = {name: _Making(name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))}
     jobs = [job for making in makings.values() for job in making.jobs(before is not None, coo)]
+    return _make_of(makings, jobs, kind, before, way)
+
+
+def _make_of(makings: Mapping[str, _Making], jobs: Sequence[_Job], kind: str, before: State | None, way: _Way) -> Delta:
+    keep: Callable[[bytes], Part] = Spool(way.spool).keep if way.spool else lambda data: data
 
     def work(job: _Job) -> _Done:
         result = job.run()
@@ -211,7 +244,7 @@ def _make(old: Weights, new: Weights, kind: str, before: State | None, coo: bool
         return result
 
     for job, done in zip(jobs, in_order(work, jobs, way.threads), strict=True):
-        makings[job.name].gather(done, keep)
+        makings[job.name].gather(job.new_block, done, keep)
         if way.progress:
             way.progress(done.nbytes)
     known = before or State(
@@ -220,7 +253,7 @@ def _make(old: Weights, new: Weights, kind: str, before: State | None, coo: bool
     packed = [one for making in makings.values() if (one := making.packed(known, keep))]
     removed = [name for name, making in makings.items() if making.new is None]
     after = known.replace({one.entry.name: one.entry.state for one in packed}, removed)
-    partial_file = any(tensor.rows for weights in (old, new) for tensor in weights.values())
+    partial_file = any(tensor and tensor.rows for one in makings.values() for tensor in (one.old, one.new))
     return pack(
         packed,
         kind=kind,

@@ -31,6 +31,7 @@ __all__ = [
     "encode",
     "encoding",
     "swap",
+    "take",
 ]
 
 
@@ -59,6 +60,7 @@ class Kernel(Protocol):
     def swap_block(
         self, target: Any, positions: Any, values: Any, unit: int, word: int, start: int, /
     ) -> tuple[int, int]: ...
+    def take_block(self, target: Any, source: Any, unit: int, /) -> tuple[bytes | None, bytearray]: ...
     def digest(self, data: Any, word: int, start: int, /) -> tuple[int, int]: ...
 
 
@@ -155,6 +157,12 @@ def swap(target: Units, patch: Patch, layout: Layout, index: int) -> Lanes:
         layout.word,
         layout.word_index(begin),
     )
+
+
+def take(target: Units, source: Units, layout: Layout, index: int) -> Patch:
+    """Makes one block of the target equal to the source's; returns what to `swap` in to undo it."""
+    begin, end = layout.span(index)
+    return Patch(*KERNEL.take_block(target[begin:end], source[begin:end], layout.dtype.unit))
 
 
 def digest(units: Units, layout: Layout, index: int) -> Lanes:

@@ -11,6 +11,7 @@
 #endif
 
 #include "kernel/blocks.h"
+#include "kernel/take.h"
 
 enum { MOST = 1 << 22 }; /* units in a block: ranks and distances need room to spare in 32 bits */
 
@@ -255,6 +256,64 @@ done:
     return result;
 }
 
+/* Makes the target equal to the source. All that can fail is done while there is a way back. */
+static PyObject *take_block(uint8_t *target, const uint8_t *source, size_t count, unsigned unit) {
+    Taken taken = {0};
+    size_t most = taken_most(count, unit);
+    PyObject *positions = NULL, *values = NULL, *result = NULL;
+    int good;
+    Py_BEGIN_ALLOW_THREADS;
+    good = HOT(take, target, source, count, most, unit, &taken);
+    Py_END_ALLOW_THREADS;
+    int listed = taken.count <= most;
+    size_t size = (listed ? taken.count : count) * unit;
+    if (good) {
+        positions = listed ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(4 * taken.count)) : Py_NewRef(Py_None);
+        values = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)size);
+        if (positions && values) result = Py_BuildValue("OO", positions, values);
+    } else {
+        PyErr_NoMemory();
+    }
+    uint8_t *position = result && listed ? (uint8_t *)PyBytes_AsString(positions) : NULL;
+    uint8_t *value = result ? (uint8_t *)PyByteArray_AsString(values) : NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    if (!result) {
+        put_taken(&taken, target, unit);
+    } else if (!listed) {
+        take_rest(&taken, target, source, count, unit, value);
+    } else if (taken.count) {
+        memcpy(position, taken.position, 4 * taken.count);
+        memcpy(value, taken.value, size);
+    }
+    Py_END_ALLOW_THREADS;
+    taken_free(&taken);
+    Py_XDECREF(positions);
+    Py_XDECREF(values);
+    return result;
+}
+
+static PyObject *py_take_block(PyObject *self, PyObject *args) {
+    PyObject *result = NULL;
+    Py_buffer target = {0}, source = {0};
+    Classing k = {0};
+    (void)self;
+    if (!PyArg_ParseTuple(args, "w*y*I", &target, &source, &k.unit)) return NULL;
+    if (!known_layout(&k, k.unit, target.len)) goto done;
+    Py_ssize_t count = target.len / (Py_ssize_t)k.unit;
+    uintptr_t t = (uintptr_t)target.buf, s = (uintptr_t)source.buf;
+    if (!fits(&source, count, k.unit, "source")) goto done;
+    if (count > MOST)
+        PyErr_SetString(PyExc_TypeError, "no such block");
+    else if (t < s + (size_t)source.len && s < t + (size_t)target.len)
+        PyErr_SetString(PyExc_TypeError, "target and source overlap");
+    else
+        result = take_block(target.buf, source.buf, (size_t)count, k.unit);
+done:
+    PyBuffer_Release(&target);
+    PyBuffer_Release(&source);
+    return result;
+}
+
 static PyObject *py_digest(PyObject *self, PyObject *args) {
     Py_buffer data = {0};
     Indexing where;
@@ -294,6 +353,8 @@ static PyMethodDef methods[] = {
      "digest lanes"},
     {"swap_block", py_swap_block, METH_VARARGS,
      "swap_block(target, positions|None, values, unit, word, start) -> digest lanes; values become the old ones"},
+    {"take_block", py_take_block, METH_VARARGS,
+     "take_block(target, source, unit) -> positions|None, old values; the target becomes the source"},
     {"digest", py_digest, METH_VARARGS, "digest(data, word, start) -> digest lanes"},
     {"vectors", py_vectors, METH_VARARGS, "vectors(most) -> how wide the vectors in use are from now on: 512, 256 or 0 bits"},
     {NULL, NULL, 0, NULL}};

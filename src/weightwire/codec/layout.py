@@ -5,7 +5,7 @@ docs/FORMAT.md, "Layout". A block holds at most 2^22 units, so positions inside 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weightwire.dtypes import Dtype
 
@@ -48,6 +48,11 @@ class Layout:
     def span(self, index: int) -> tuple[int, int]:
         """The units of a block."""
         return index * self.block, min(self.count, (index + 1) * self.block)
+
+    def alone(self, index: int) -> Layout:
+        """The layout of one block, for who holds no more than that: its block 0 is encoded and digested the same."""
+        begin, end = self.span(index)
+        return replace(self, count=end - begin, start=self.word_index(begin))
 
     def word_index(self, unit: int) -> int:
         """The digest's index of the word that starts with this unit."""

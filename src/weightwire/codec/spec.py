@@ -12,7 +12,7 @@ from weightwire.codec.classes import Units
 from weightwire.codec.digest import Words, digest_words
 from weightwire.dtypes import Dtype
 
-__all__ = ["decode_block", "digest", "encode_block", "patch_block", "swap_block"]
+__all__ = ["decode_block", "digest", "encode_block", "patch_block", "swap_block", "take_block"]
 
 Buffer = bytes | bytearray | memoryview | Units
 
@@ -77,6 +77,21 @@ def swap_block(
     units[at] = incoming
     incoming[:] = outgoing
     return _less(digest_words(_words(target, word)[touched], places), removed)
+
+
+def take_block(target: Buffer, source: Buffer, unit: int) -> tuple[bytes | None, bytearray]:
+    """Makes the target equal to the source; returns where they differed and the old units there.
+
+    Where all old units take less room than that, these alone: positions are then None.
+    """
+    units, incoming = _units(target, unit), _units(source, unit)
+    if len(units) != len(incoming) or np.may_share_memory(units, incoming):
+        raise TypeError("target and source are of different sizes, or overlap")
+    at = np.flatnonzero(units != incoming)
+    listed = len(at) * (unit + 4) <= len(units) * unit
+    outgoing = units[at] if listed else units.copy()
+    units[at] = incoming[at]
+    return at.astype("<u4").tobytes() if listed else None, bytearray(outgoing.tobytes())
 
 
 def digest(data: Buffer, word: int, start: int) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -102,7 +103,7 @@ class Follower:
 
     def start(self) -> None:
         """Follows in the background from now on."""
-        if self._running is None:
+        if self._running is None and not self._closed:
             self._running = self._background.start(self._work.run())
 
     def wake(self) -> None:
@@ -169,10 +170,11 @@ class Follower:
 def _own_name(directory: Path) -> str:
     """The same after every restart: kept in the replica."""
     path = directory / "name"
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
+    name = ""
+    with suppress(OSError, UnicodeDecodeError):
+        name = path.read_text(encoding="ascii").strip()
+    if not is_replica_name(name):  # none yet, or what a power cut left of it
         host = re.sub(r"[^A-Za-z0-9.-]", "-", platform.node()).strip(".-")[:60] or "replica"
         name = f"{host}-{secrets.token_hex(3)}"
         path.write_text(name + "\n", encoding="ascii")
-        return name
+    return name

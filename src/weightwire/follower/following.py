@@ -294,7 +294,10 @@ class Following:
     async def _side_file(self, file: SideFile) -> bytes:
         data = await self.bucket.get(file.path)
         if hashlib.sha256(data).hexdigest() != file.sha256:
-            raise CorruptDelta(f"{self.bucket.url}/{file.path}: its bytes are not those that were published")
+            raise CorruptDelta(
+                f"{self.bucket.url}/{file.path}: its bytes are not those that were published",
+                hint="run `weightwire verify`",
+            )
         return data
 
     async def _settle_down(self) -> None:

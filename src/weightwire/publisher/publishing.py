@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import asynccontextmanager
 from typing import Any, BinaryIO, TypeVar
 
-from weightwire.apply import apply_in_place
 from weightwire.bucket import Bucket
 from weightwire.checkpoint import Schema
 from weightwire.commit import (
@@ -39,10 +38,11 @@ from weightwire.errors import (
     WeightwireError,
 )
 from weightwire.events import Event, Listener
-from weightwire.make import anchor, diff
+from weightwire.make import anchor
 from weightwire.publisher.capture import HostCopies
 from weightwire.publisher.opening import Opened, Opening, Settings, schema_of_weights
 from weightwire.publisher.publication import Publication
+from weightwire.publisher.roll import roll
 from weightwire.publisher.writer import Writer, backoff, settle
 from weightwire.restore import copy_weights
 from weightwire.state import State
@@ -249,20 +249,23 @@ class Publishing:
         copies, threads = self.copies, self._settings.threads
         assert copies is not None
         async with self._stage("encode", writer.next_version) as encoding:
-            delta = await self._world.work(diff, copies.published, weights, before=state, threads=threads, done=release)
+            # First the copy is moved forward, so that what was captured is free again; what it was is remembered.
+            rolled = await self._world.work(roll, copies.published, weights, threads=threads, done=release)
+            try:
+                publication.check()
+                delta = await self._world.work(rolled.diff, state, threads=threads)
+            except BaseException:
+                await self._world.work(rolled.undo)
+                raise
             encoding.nbytes = delta.nbytes
-        publication.check()
-        # Rolled forward by decoding what is being uploaded: what is committed has been proven to lead there.
-        rolling = asyncio.create_task(self._world.work(apply_in_place, copies.published, delta, state, threads=threads))
         fields = {"kind": DELTA, "before": delta.before, "after": delta.after, "changed": delta.changed}
         try:
             commit = await self._prepare(writer, publication, delta, encoding.stage, fields)
         except BaseException:
-            await self._world.work((await rolling).undo)
+            await self._world.work(rolled.undo)
             raise
-        rolled = await rolling
         await self._send(writer, commit)
-        self.state = rolled.state
+        self.state = delta.advance(state)
         self._since_anchor += commit.record.nbytes
         self._versions_since_anchor += 1
         return commit

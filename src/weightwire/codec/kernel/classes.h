@@ -152,6 +152,31 @@ static void scan_free(Scan *s) {
     scratch_free(s->line);
 }
 
+/* A target that becomes its source: what differed so far, and what was there before. */
+typedef struct {
+    uint32_t *position;
+    uint8_t *value;
+    size_t count, room;
+    size_t reached; /* units of the target that are those of the source */
+} Taken;
+
+static int taken_reserve(Taken *t, size_t more, unsigned unit) {
+    if (t->count + more <= t->room) return 1;
+    size_t room = 2 * t->room + 2 * CHUNK;
+    uint32_t *position = scratch_grow(t->position, room * sizeof *position);
+    if (position) t->position = position;
+    uint8_t *value = scratch_grow(t->value, room * unit);
+    if (value) t->value = value;
+    if (!position || !value) return 0;
+    t->room = room;
+    return 1;
+}
+
+static void taken_free(Taken *t) {
+    scratch_free(t->position);
+    scratch_free(t->value);
+}
+
 #define AHEAD 1024 /* bytes to fetch ahead: the machine does so by itself, but not across pages */
 
 #define FAR (UINT32_C(1) << 31) /* more than a block has weights */

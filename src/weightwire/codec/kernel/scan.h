@@ -27,10 +27,13 @@ TARGET static inline NAME(Group) NAME(classify16)(const uint8_t *p, const Classi
     return _mm512_mask_mov_epi8(c, _mm512_testn_epi8_mask(e, e), _mm512_set1_epi8(ZERO_CLASS));
 }
 
-TARGET static inline uint64_t NAME(differ16)(const uint8_t *a, const uint8_t *b) {
-    uint64_t low = _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
-    uint64_t high = _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(a + 64), _mm512_loadu_si512(b + 64));
-    return high << 32 | low;
+/* Which units of 64 bytes differ. */
+INLINE uint64_t NAME(differ_line)(const uint8_t *a, const uint8_t *b, const unsigned unit) {
+    __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
+    return unit == 1   ? _mm512_cmpneq_epi8_mask(x, y)
+           : unit == 2 ? _mm512_cmpneq_epi16_mask(x, y)
+           : unit == 4 ? _mm512_cmpneq_epi32_mask(x, y)
+                       : _mm512_cmpneq_epi64_mask(x, y);
 }
 
 TARGET static inline NAME(Group) NAME(load_group)(const uint8_t *classes) { return _mm512_loadu_si512(classes); }
@@ -62,15 +65,28 @@ TARGET static inline NAME(Group) NAME(classify16)(const uint8_t *p, const Classi
     return (NAME(Group)){NAME(half16)(p, k), NAME(half16)(p + 64, k)};
 }
 
-TARGET static inline uint32_t NAME(differ_half16)(const uint8_t *a, const uint8_t *b) {
-    __m256i x = _mm256_cmpeq_epi16(_mm256_loadu_si256((const __m256i *)a), _mm256_loadu_si256((const __m256i *)b));
-    __m256i y = _mm256_cmpeq_epi16(
-        _mm256_loadu_si256((const __m256i *)(a + 32)), _mm256_loadu_si256((const __m256i *)(b + 32)));
-    return ~(uint32_t)_mm256_movemask_epi8(_mm256_permute4x64_epi64(_mm256_packs_epi16(x, y), 0xD8));
+/* Which units of 32 bytes are the same: all bits of those. */
+INLINE __m256i NAME(same)(const uint8_t *a, const uint8_t *b, const unsigned unit) {
+    __m256i x = _mm256_loadu_si256((const __m256i *)a), y = _mm256_loadu_si256((const __m256i *)b);
+    return unit == 1   ? _mm256_cmpeq_epi8(x, y)
+           : unit == 2 ? _mm256_cmpeq_epi16(x, y)
+           : unit == 4 ? _mm256_cmpeq_epi32(x, y)
+                       : _mm256_cmpeq_epi64(x, y);
 }
 
-TARGET static inline uint64_t NAME(differ16)(const uint8_t *a, const uint8_t *b) {
-    return (uint64_t)NAME(differ_half16)(a + 64, b + 64) << 32 | NAME(differ_half16)(a, b);
+/* Which units of 64 bytes differ. */
+INLINE uint64_t NAME(differ_line)(const uint8_t *a, const uint8_t *b, const unsigned unit) {
+    __m256i x = NAME(same)(a, b, unit), y = NAME(same)(a + 32, b + 32, unit);
+    if (unit == 2) {
+        return ~(uint32_t)_mm256_movemask_epi8(_mm256_permute4x64_epi64(_mm256_packs_epi16(x, y), 0xD8));
+    } else if (unit == 4) {
+        int low = _mm256_movemask_ps(_mm256_castsi256_ps(x)), high = _mm256_movemask_ps(_mm256_castsi256_ps(y));
+        return 0xFFFF ^ (unsigned)(high << 8 | low);
+    } else if (unit == 8) {
+        int low = _mm256_movemask_pd(_mm256_castsi256_pd(x)), high = _mm256_movemask_pd(_mm256_castsi256_pd(y));
+        return 0xFF ^ (unsigned)(high << 4 | low);
+    }
+    return ~((uint64_t)(uint32_t)_mm256_movemask_epi8(y) << 32 | (uint32_t)_mm256_movemask_epi8(x));
 }
 
 TARGET static inline NAME(Group) NAME(load_group)(const uint8_t *classes) {
@@ -130,13 +146,22 @@ INLINE NAME(Group) NAME(classify)(const uint8_t *p, unsigned count, const Classi
 
 /* Which of `count` units differ. */
 INLINE uint64_t NAME(differ)(const uint8_t *a, const uint8_t *b, unsigned count, const unsigned unit) {
-#if VECTORS
-    if (unit == 2 && count == 64) return NAME(differ16)(a, b);
-#endif
     uint64_t mask = 0;
+#if VECTORS
+    if (count == 64) {
+        for (unsigned i = 0; i < unit; i++) mask |= NAME(differ_line)(a + 64 * i, b + 64 * i, unit) << (64 / unit * i);
+        return mask;
+    }
+#endif
     if (!memcmp(a, b, (size_t)count * unit)) return 0;
-    for (unsigned i = 0; i < count; i++)
-        mask |= (uint64_t)(load(a + (size_t)i * unit, unit) != load(b + (size_t)i * unit, unit)) << i;
+    for (unsigned i = 0, some = 8 / unit; i < count;) {
+        if (count - i >= some && load(a + (size_t)i * unit, 8) == load(b + (size_t)i * unit, 8)) {
+            i += some;
+            continue;
+        }
+        for (unsigned end = count - i < some ? count : i + some; i < end; i++)
+            mask |= (uint64_t)(load(a + (size_t)i * unit, unit) != load(b + (size_t)i * unit, unit)) << i;
+    }
     return mask;
 }
 
@@ -473,6 +498,8 @@ TARGET static int NAME(land)(
         default: return NAME(land_units)(old, lines, k, cursors, used, out, 8);
     }
 }
+
+#include "taking.h"
 
 #undef NAME
 #undef TARGET
