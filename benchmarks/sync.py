@@ -380,10 +380,9 @@ def seconds_row(measure: str, rounds: list[Times], what: str, bar: Bar | None = 
 def total_rows(polled: list[Times], pushed: list[Times], nbytes: int, rate: float | None) -> list[Row]:
     """The codec's bar is for a line that is no limit, the whole file's for one that is; its load does not count."""
     codec = Spread.of(pushed, lambda times: times["codec: encode"] + times["codec: apply"]).median
-    whole = Spread.of(pushed, whole_seconds).median
-    if rate is not None:
-        # A store that is too busy to fill the line makes the whole file look worse than it is.
-        whole = min(whole, 2 * nbytes / rate)
+    measured = Spread.of(pushed, whole_seconds).median
+    # A store that is too busy to fill the line makes the whole file look worse than it is.
+    whole = measured if rate is None else min(measured, 2 * nbytes / rate)
     judge = nbytes >= JUDGED_FROM
     soon = Bar(TIMES_CODEC * codec + BEYOND_CODEC) if judge and rate is None else None
     faster = TIMES_FASTER if judge and rate else None
@@ -394,7 +393,7 @@ def total_rows(polled: list[Times], pushed: list[Times], nbytes: int, rate: floa
         )
         rows.append(seconds_row(f"{how}: publish to applied, s", rounds, "publish to applied"))
         seconds = Spread.of(rounds, itemgetter("publish to applied")).median
-        note = f"{whole:.2f} / {seconds:.3f} s, medians{'' if rate is None else '; the whole file at best'}"
+        note = f"{whole:.2f} / {seconds:.3f} s; the whole file took {measured:.2f} s"
         rows.append(Row(f"{how}: whole file / publish to applied", whole / seconds, "{:.1f}", faster, note))
     return rows
 

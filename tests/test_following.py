@@ -17,17 +17,19 @@ from faults.world import Faults, Process, SimBucket, SimLoop, SimWorld, Store
 from records import sha
 from samples import base as bits_for
 from story import Bits, bits_of
-from troubled import Act, Troubled, denied, failed
+from troubled import Act, Trouble, Troubled, denied, failed
 from weightwire import DTYPES, Update, digest, patch
 from weightwire.commit import (
     HEAD,
     RUN,
     Commit,
+    Gc,
     Head,
     Heartbeat,
     Run,
     Shortcut,
     commit_path,
+    gc_path,
     heartbeat_path,
     seal,
     shortcut_path,
@@ -54,9 +56,12 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
+def random_bits(seed: int = 1) -> Any:
+    return bits_for(DTYPES["F16"], 51200, seed=seed).view(np.float16).reshape(400, 128)
+
+
 def initial() -> Arrays:
-    embed = bits_for(DTYPES["F16"], 51200).view(np.float16).reshape(400, 128)
-    return {"embed": embed, "norm": np.linspace(0, 1, 5, dtype=np.float32)}
+    return {"embed": random_bits(), "norm": np.linspace(0, 1, 5, dtype=np.float32)}
 
 
 class Scene:
@@ -72,7 +77,7 @@ class Scene:
         self.every = 997  # of how many weights one changes in a step
         self._settings = settings
         self._publishing: Publishing | None = None
-        self._steps = 0
+        self.steps = 0
         self._running: asyncio.Task[None] | None = None
         self.open()
 
@@ -89,7 +94,7 @@ class Scene:
             await self._publishing.start()
         for _ in range(versions):
             self.train()
-            publication = Publication(step=self._steps)
+            publication = Publication(step=self.steps)
             await self._publishing.publish_now(publication, read_weights(self.weights))
             assert publication.version is not None
             self.bits[publication.version] = bits_of(self.weights)
@@ -99,9 +104,9 @@ class Scene:
         return publication.version or 0
 
     def train(self) -> None:
-        self._steps += 1
-        self.weights["embed"].reshape(-1).view(np.uint16)[self._steps % self.every :: self.every] += 1
-        self.weights["norm"][self._steps % 5] += 1
+        self.steps += 1
+        self.weights["embed"].reshape(-1).view(np.uint16)[self.steps % self.every :: self.every] += 1
+        self.weights["norm"][self.steps % 5] += 1
 
     # The store, behind everybody's back
 
@@ -276,8 +281,9 @@ class TestRequests:
         async def act(scene: Scene) -> None:
             await scene.publish()
             await scene.look()
-            scene.every = 1
-            await scene.publish(4)
+            for seed in range(2, 6):
+                scene.weights["embed"][:] = random_bits(seed)
+                await scene.publish()
             assert await scene.look() == ["anchors/5"]
             scene.check(5)
 
@@ -361,9 +367,8 @@ class TestAnchors:
             [path] = [path for path in scene.store.objects if path.startswith("shortcuts/5/")]
             good = unseal(scene.read(path), Shortcut, "").record
             scene.remove("shortcuts/")
-            lies = [Shortcut(run=good.run, version=5, kind="anchor", after=sha("lie"), files=good.files)]
-            for lie in lies:
-                scene.write(shortcut_path(lie), seal(lie).data)
+            lie = Shortcut(run=good.run, version=5, kind="anchor", after=sha("lie"), files=good.files)
+            scene.write(shortcut_path(lie), seal(lie).data)
             scene.write("shortcuts/6/anchor-0123456789abcdef.json", b"hello")
             scene.write("shortcuts/7/anchor-0123456789abcdef.json", seal(good).data)
             assert (await scene.look())[0] == "anchors/1"
@@ -380,20 +385,28 @@ class TestAnchors:
 
         play(act, anchor_every=4)
 
-    def test_are_all_there_is_after_retention(self, play: Play) -> None:
-        """What a gc record says may be gone is not even asked for."""
-
+    def test_lead_past_what_retention_has_deleted(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()
             await scene.look()
             await scene.publish(9)
             for version in range(1, 9):
-                scene.remove(f"deltas/{version}/")
-                scene.remove(f"anchors/{version}/")
-                scene.remove(f"shortcuts/{version}/")
-            assert await scene.look() == ["deltas/2", "deltas/3", "deltas/4", "deltas/5", "anchors/9", "deltas/10"]
+                for folder in ("deltas", "anchors", "shortcuts"):
+                    scene.remove(f"{folder}/{version}/")
+            assert (await scene.look())[-2:] == ["anchors/9", "deltas/10"]
             scene.check(10)
             assert (await scene.take()).patch is None
+
+        play(act, anchor_every=4)
+
+    def test_that_retention_is_about_to_delete_are_no_way(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish(7)
+            scene.write(gc_path(6), seal(Gc(run=scene.run_id, below=6)).data)
+            scene.bucket.asked.clear()
+            with pytest.raises(DataGone, match="no anchor leads to version 7"):
+                await scene.look()
+            assert scene.fetched() == []
 
         play(act, anchor_every=4)
 
@@ -423,9 +436,8 @@ class TestAnchors:
             scene.replica.close()
             other = Scene(scene.into.with_name("other"), anchor_every=20)
             other.store.objects.update(before)
-            for version in (3, 2):
+            for version in (2, 3):
                 other.remove(commit_path(version))
-                other.store.created.pop(commit_path(version), None)
             other.every = 50
             await other.publish(90)
             other.replica.close()
@@ -471,7 +483,7 @@ class TestARebuild:
             await scene.publish()
             await scene.look()
             await scene.publish(90)
-            for seconds in (0.5, 1.0, 2.0, 4.0):
+            for seconds in (0.3, 0.6, 0.9, 1.2):
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(scene.work.look(), seconds)
                 scene.check(1)
@@ -534,7 +546,7 @@ def lose(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
 class TestALostReplica:
     """Until it is rebuilt, there is nothing to take and nothing to load."""
 
-    @pytest.mark.xfail(reason="take() merges patches of a replica that is gone")
+    @pytest.mark.xfail(raises=ReplicaError, reason="take() merges patches of a replica that is gone")
     def test_gives_nothing(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()
@@ -550,7 +562,7 @@ class TestALostReplica:
 
         play(act)
 
-    @pytest.mark.xfail(reason="wait_for_more() returns at once while nothing is held")
+    @pytest.mark.xfail(raises=AssertionError, reason="wait_for_more() returns at once while nothing is held")
     def test_lets_engines_wait(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
         """And does not keep a core busy."""
 
@@ -573,7 +585,7 @@ class TestALostReplica:
 
         play(act)
 
-    @pytest.mark.xfail(reason="without a replica it forgets what it had reached")
+    @pytest.mark.xfail(raises=pytest.fail.Exception, reason="without a replica it forgets what it had reached")
     def test_never_goes_back(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
         """Though the bucket was rolled back in the meantime."""
 
@@ -593,28 +605,28 @@ class TestALostReplica:
 
 
 class TestAnInterrupt:
-    @pytest.mark.xfail(reason="the replica has moved on, and the follower does not know")
+    @pytest.mark.xfail(raises=ReplicaError, reason="the replica has moved on, and the follower does not know")
     def test_while_a_version_is_applied_costs_nothing(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
         """As Ctrl-C in once(), after which it is called again."""
 
         async def act(scene: Scene) -> None:
             await scene.publish()
             await scene.look()
-            await scene.take()
             await scene.publish(2)
             looking = asyncio.create_task(scene.work.look())
-            real = scene.replica.advance
 
-            def advance(*args: Any) -> Any:
-                monkeypatch.undo()
-                try:
-                    return real(*args)
-                finally:
-                    looking.cancel()  # the thread has done its work, and nobody is there to hear of it
+            async def work(self: SimWorld, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+                """A thread is waited for; whoever was cancelled meanwhile does not hear what became of it."""
+                result = function(*args, **kwargs)
+                if function == scene.replica.advance:
+                    looking.cancel()
+                    await asyncio.sleep(0)
+                return result
 
-            monkeypatch.setattr(scene.replica, "advance", advance)
-            with pytest.raises(asyncio.CancelledError):
-                await looking
+            with monkeypatch.context() as patched:
+                patched.setattr(SimWorld, "work", work)
+                with pytest.raises(asyncio.CancelledError):
+                    await looking
             await scene.look()
             scene.check(3)
 
@@ -624,12 +636,12 @@ class TestAnInterrupt:
 class Looks:
     """When the bucket was asked for the next commit."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, what: Trouble | None = None) -> None:
         self.times: list[float] = []
 
         async def note(do: Act) -> Any:
             self.times.append(now())
-            return await do()
+            return await (what(do) if what else do())
 
         scene.bucket.trouble("get", "commits/", note, ALWAYS)
 
@@ -676,14 +688,24 @@ class TestPolling:
             looks = Looks(scene)
             await asyncio.sleep(100)
             assert 1 < max(looks.gaps()) < 4
-            await asyncio.sleep(86400)
-            recent = looks.gaps()[-100:]
+            await asyncio.sleep(3000)
+            recent = looks.gaps()[-40:]
             assert 30 * 0.75 <= min(recent) <= max(recent) <= 30 * 1.25 + 0.3
-            await scene.publish()
-            await until(lambda: scene.work.version == 4, 40)
-            looks.times.clear()
-            await asyncio.sleep(10)
-            assert len(looks.times) > 0
+
+        play(act)
+
+    def test_is_quick_again_when_versions_come(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish(3)
+            scene.start()
+            await asyncio.sleep(3000)
+            publishing = asyncio.create_task(scene.publish(30, pause=5))
+            await until(lambda: scene.work.version == 20)
+            looks = Looks(scene)
+            await until(lambda: scene.work.version == 25)
+            apart = [gap for gap in looks.gaps() if gap > 0.5]
+            assert max(apart) < 3
+            await publishing
 
         play(act)
 
@@ -695,7 +717,7 @@ class TestPolling:
             await until(lambda: scene.work.version == 1)
             looks = Looks(scene)
             await asyncio.sleep(20)
-            assert 5 < len(looks.gaps())
+            assert len(looks.gaps()) > 5
             assert min(looks.gaps()) >= 1.5
 
         play(act)
@@ -705,25 +727,16 @@ class TestPolling:
             await scene.publish()
             scene.start()
             await until(lambda: scene.work.version == 1)
-            scene.bucket.trouble("get", RUN, failed, ALWAYS)
-            looks = Looks(scene)
-
-            async def fail(do: Act) -> Any:
-                looks.times.append(now())
-                raise Unavailable("the request failed")
-
-            scene.bucket.calm()
-            scene.bucket.trouble("get", "commits/", fail, ALWAYS)
+            looks = Looks(scene, failed)
             await asyncio.sleep(600)
             gaps = looks.gaps()
             assert gaps[0] < 1
-            assert gaps[2] > gaps[0]
+            assert gaps[2] > 2 * gaps[0]
             assert 30 * 0.75 <= min(gaps[-5:]) <= max(gaps[-5:]) <= 30 * 1.25 + 0.3
             assert len(scene.warnings) == 1
             scene.bucket.calm()
             await scene.publish()
-            await until(lambda: scene.work.version == 2, 40)
-            assert scene.work.trouble == ""
+            await until(lambda: scene.work.version == 2 and not scene.work.trouble, 40)
 
         play(act)
 
@@ -731,7 +744,7 @@ class TestPolling:
         async def act(scene: Scene) -> None:
             await scene.publish(3)
             scene.start()
-            await asyncio.sleep(86400)
+            await asyncio.sleep(3000)
             await scene.publish()
             assert scene.work.version == 3
             scene.work.wake()
@@ -743,7 +756,7 @@ class TestPolling:
         async def act(scene: Scene) -> None:
             await scene.publish(3)
             scene.start()
-            await asyncio.sleep(86400)
+            await asyncio.sleep(3000)
 
             async def late(do: Act) -> Any:
                 """Someone publishes, and says so, when it is too late for this look to see it."""
@@ -787,10 +800,10 @@ class TestPatches:
             await scene.look()
             await scene.take()
             engine = {name: array.copy() for name, array in scene.weights.items()}
-            scene.every = 8
+            scene.every = 16
             most = sum(array.nbytes for array in engine.values()) // 4
             for _ in range(4):
-                scene._steps = 0
+                scene.steps = 0
                 await scene.publish()
                 await scene.look()
                 assert scene.work._patches is not None
@@ -833,7 +846,6 @@ class TestPatches:
                 await scene.publish()
                 await scene.look()
                 update = await scene.take()
-                await scene.publish(0) if False else None
                 assert update.patch is not None
                 patch(engine, update.patch)
                 assert bits_of(engine) == scene.bits[version]
@@ -868,13 +880,12 @@ class TestCurrent:
             await scene.look()
             await scene.work.checkpoint()
             made, most = [1], sum(array.nbytes for array in scene.weights.values()) // 4
-            for version in range(2, 20):
+            for _ in range(18):
                 await scene.publish()
                 await scene.look()
                 assert scene.replica.journal_bytes <= most
-                name = os.readlink(scene.into / "current").split("/")[1]
-                made += [int(name.split("-")[0])] if int(name.split("-")[0]) != made[-1] else []
-            assert 2 <= len(made) <= 6
+                made.append(int((scene.into / "current").resolve().name.split("-")[0]))
+            assert 2 <= len({*made}) <= 6
             assert bits_of(scene.into / "current") == scene.bits[made[-1]]
 
         play(act)
@@ -908,34 +919,18 @@ class TestHeartbeats:
 
     def test_say_what_is_wrong(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
-            await scene.publish(2)
+            await scene.publish(3)
+            good = scene.store.objects.pop(commit_path(3))
             scene.start()
             await until(lambda: scene.work.version == 2)
-            await scene.publish()
-            before = scene.read(commit_path(3))
-            await asyncio.sleep(10)
-            await scene.publish()
-            scene.bucket.calm()
-            await until(lambda: scene.work.version == 4)
-            good = await spoil(scene)
+            scene.write(commit_path(3), b"hello")
             await until(lambda: scene.work.trouble)
             await asyncio.sleep(20)
-            assert scene.beat.trouble == scene.work.trouble
-            assert scene.beat.version == 4
-            scene.write(commit_path(5), good)
-            await until(lambda: scene.work.version == 5)
+            assert (scene.beat.version, scene.beat.trouble) == (2, scene.work.trouble)
+            scene.store.objects[commit_path(3)] = good
+            await until(lambda: scene.work.version == 3)
             await asyncio.sleep(20)
-            assert (scene.beat.version, scene.beat.trouble) == (5, "")
-            assert before
-
-        async def spoil(scene: Scene) -> bytes:
-            """The next version, before the follower has seen it."""
-            scene.bucket.trouble("get", commit_path(5), failed, ALWAYS)
-            await scene.publish()
-            good = scene.read(commit_path(5))
-            scene.write(commit_path(5), b"hello")
-            scene.bucket.calm()
-            return good
+            assert (scene.beat.version, scene.beat.trouble) == (3, "")
 
         play(act)
 
@@ -970,7 +965,7 @@ class TestHeartbeats:
 
         play(act)
 
-    @pytest.mark.xfail(reason="there are none before the run has been opened")
+    @pytest.mark.xfail(raises=KeyError, reason="there are none before the run has been opened")
     def test_of_one_that_cannot_begin(self, play: Play) -> None:
         """A replica ahead of the bucket keeps serving, and whoever looks sees why it does not move."""
 
@@ -1007,7 +1002,7 @@ class TestDataThatIsGone:
 
         play(act)
 
-    @pytest.mark.xfail(reason="a file that rotted is no reason to look for another way")
+    @pytest.mark.xfail(raises=CorruptDelta, reason="a file that rotted is no reason to look for another way")
     def test_and_what_rotted_is_as_good_as_gone(self, play: Play) -> None:
         """Where an anchor leads past it."""
 
