@@ -305,16 +305,16 @@ class TestShortcuts:
     def test_to_another_state(self, bucket: Clocked) -> None:
         _, shortcut = self.shortcut(bucket, 4)
         wrong = msgspec.structs.replace(shortcut, after="0" * 64)
-        bucket.write(shortcut_path(wrong), seal(wrong).data)
+        bucket.write(shortcut_path(seal(wrong)), seal(wrong).data)
         found = audited(bucket)
-        assert only(found) == f"{shortcut_path(wrong)}: leads to another state than the commit of its version"
+        assert only(found) == f"{shortcut_path(seal(wrong))}: leads to another state than the commit of its version"
 
     def test_to_a_version_that_does_not_exist(self, bucket: Clocked) -> None:
         _, shortcut = self.shortcut(bucket, 4)
         files = (File(data_path("anchor", 20, 1, 0, "0" * 64), 5, "0" * 64),)
         wrong = msgspec.structs.replace(shortcut, version=20, files=files)
-        bucket.write(shortcut_path(wrong), seal(wrong).data)
-        assert only(audited(bucket)) == f"{shortcut_path(wrong)}: leads to a version that does not exist"
+        bucket.write(shortcut_path(seal(wrong)), seal(wrong).data)
+        assert only(audited(bucket)) == f"{shortcut_path(seal(wrong))}: leads to a version that does not exist"
 
     def test_under_another_name(self, bucket: Clocked) -> None:
         path, shortcut = self.shortcut(bucket, 4)
@@ -330,7 +330,7 @@ class TestShortcuts:
     def test_of_another_run(self, bucket: Clocked) -> None:
         _, shortcut = self.shortcut(bucket, 4)
         foreign = msgspec.structs.replace(shortcut, run="0" * 32)
-        bucket.write(shortcut_path(foreign), seal(foreign).data)
+        bucket.write(shortcut_path(seal(foreign)), seal(foreign).data)
         assert "belongs to run 0000" in only(audited(bucket))
 
 
@@ -411,7 +411,7 @@ class TestRebuild:
         file = File(data_path("anchor", 4, 9, 0, sha256), len(lying), sha256)
         shortcut = Shortcut(run=commit.run, version=4, kind="anchor", after=commit.after, files=(file,))
         bucket.write(file.path, lying)
-        bucket.write(shortcut_path(shortcut), seal(shortcut).data)
+        bucket.write(shortcut_path(seal(shortcut)), seal(shortcut).data)
 
         assert audited(bucket).fine
         found = audited(bucket, rebuild=True)
@@ -512,7 +512,7 @@ class TestParts:
         commit = read(bucket, 2).record
         files = self.upload(bucket, "anchor", 2, parts)
         shortcut = Shortcut(run=commit.run, version=2, kind="anchor", after=commit.after, files=files)
-        bucket.write(shortcut_path(shortcut), seal(shortcut).data)
+        bucket.write(shortcut_path(seal(shortcut)), seal(shortcut).data)
         return shortcut
 
     def test_are_fine(self, ranks: Clocked) -> None:
@@ -524,7 +524,9 @@ class TestParts:
         shortcut = self.add_anchor(ranks, self.parts(weights))
         assert audited(ranks).fine
         found = audited(ranks, rebuild=True)
-        assert only(found) == (f"{shortcut.files[0].path}: leads to another state than {shortcut_path(shortcut)} says")
+        assert only(found) == (
+            f"{shortcut.files[0].path}: leads to another state than {shortcut_path(seal(shortcut))} says"
+        )
 
     def test_of_which_one_is_missing(self, ranks: Clocked) -> None:
         path = ranks.paths("deltas/2/")[1]

@@ -426,9 +426,9 @@ class TestPaths:
 
     def test_a_shortcut_is_named_by_what_it_says(self) -> None:
         commit = chain_of(4)[3]
-        path = shortcut_path(shortcut_to(commit))
+        path = shortcut_path(seal(shortcut_to(commit)))
         assert path == f"shortcuts/3/anchor-{seal(shortcut_to(commit)).sha256[:16]}.json"
-        assert path != shortcut_path(shortcut_to(commit, size=5))
+        assert path != shortcut_path(seal(shortcut_to(commit, size=5)))
 
     def test_commits_sort_by_version(self) -> None:
         paths = [commit_path(version) for version in (0, 9, 10, 99, 100, 2**53 - 1)]

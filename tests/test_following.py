@@ -23,19 +23,17 @@ from weightwire.commit import (
     HEAD,
     RUN,
     Commit,
-    Gc,
     Head,
     Heartbeat,
     Run,
     Shortcut,
     commit_path,
-    gc_path,
     heartbeat_path,
     seal,
     shortcut_path,
     unseal,
 )
-from weightwire.errors import BrokenChain, CorruptDelta, DataGone, ReplicaError, Unavailable, WeightwireError
+from weightwire.errors import BrokenChain, DataGone, ReplicaError, Unavailable, WeightwireError
 from weightwire.events import Event
 from weightwire.follower import following
 from weightwire.follower.following import Following
@@ -368,7 +366,7 @@ class TestAnchors:
             good = unseal(scene.read(path), Shortcut, "").record
             scene.remove("shortcuts/")
             lie = Shortcut(run=good.run, version=5, kind="anchor", after=sha("lie"), files=good.files)
-            scene.write(shortcut_path(lie), seal(lie).data)
+            scene.write(shortcut_path(seal(lie)), seal(lie).data)
             scene.write("shortcuts/6/anchor-0123456789abcdef.json", b"hello")
             scene.write("shortcuts/7/anchor-0123456789abcdef.json", seal(good).data)
             assert (await scene.look())[0] == "anchors/1"
@@ -399,55 +397,42 @@ class TestAnchors:
 
         play(act, anchor_every=4)
 
-    def test_that_retention_is_about_to_delete_are_no_way(self, play: Play) -> None:
-        async def act(scene: Scene) -> None:
-            await scene.publish(7)
-            scene.write(gc_path(6), seal(Gc(run=scene.run_id, below=6)).data)
-            scene.bucket.asked.clear()
-            with pytest.raises(DataGone, match="no anchor leads to version 7"):
-                await scene.look()
-            assert scene.fetched() == []
-
-        play(act, anchor_every=4)
-
-    def test_that_rot_do_not_stop_what_is_held(self, play: Play) -> None:
+    def test_that_rot_are_passed_over(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             scene.every = 50
             await scene.publish()
             await scene.look()
             await scene.publish(90)
-            for path in [path for path in scene.store.objects if path.startswith("anchors/81/")]:
-                scene.write(path, bytes(len(scene.read(path))))
-            with pytest.raises(CorruptDelta, match="anchors/81/"):
-                await scene.look()
-            scene.check(1)
+            [path] = [path for path in scene.store.objects if path.startswith("anchors/81/")]
+            scene.write(path, bytes(len(scene.read(path))))
+            fetched = await scene.look()
+            assert fetched[:2] == ["anchors/81", "anchors/61"]
+            scene.check(91)
             assert scene.replica.trouble is None
 
         play(act, anchor_every=20)
 
     def test_of_a_history_that_is_not_ours(self, play: Play) -> None:
-        """The commits before the anchor were replaced, so that they no longer lead to what is held."""
+        """Commits that follow from what is held, and later ones, with an anchor, that do not follow from those."""
 
         async def act(scene: Scene) -> None:
             scene.every = 50
             await scene.publish(3)
             await scene.look()
-            before = dict(scene.store.objects)
-            scene.replica.close()
             other = Scene(scene.into.with_name("other"), anchor_every=20)
-            other.store.objects.update(before)
-            for version in (2, 3):
-                other.remove(commit_path(version))
+            other.replica.close()
+            other.store.objects.update(scene.store.objects)
             other.every = 50
             await other.publish(90)
-            other.replica.close()
-            scene.store.objects = other.store.objects
-            scene.open()
-            with pytest.raises(BrokenChain, match="has another version 3 than this replica; it stays as it is"):
+            await scene.publish(66)
+            for path, one in other.store.objects.items():
+                if not path.startswith("commits/") or path > commit_path(68):
+                    scene.store.objects[path] = one
+            with pytest.raises(BrokenChain, match="is not the commit that later ones were built on"):
                 await scene.look()
-            assert bits_of(scene.replica.weights) == scene.bits[3]
+            scene.check(3)
 
-        play(act, anchor_every=20)
+        play(act)
 
 
 class TestARebuild:
@@ -675,7 +660,6 @@ class TestPolling:
             apart = [gap for gap in looks.gaps() if gap > 1]  # others are of the same look
             assert len(apart) >= 12
             assert 3 - 0.1 <= min(apart) <= max(apart) <= 5 + 1.5
-            assert len({round(gap, 2) for gap in apart}) > 5  # no two followers in step
             await publishing
 
         play(act)
@@ -691,6 +675,7 @@ class TestPolling:
             await asyncio.sleep(3000)
             recent = looks.gaps()[-40:]
             assert 30 * 0.75 <= min(recent) <= max(recent) <= 30 * 1.25 + 0.3
+            assert max(recent) - min(recent) > 5  # no two followers in step
 
         play(act)
 
@@ -749,6 +734,9 @@ class TestPolling:
             assert scene.work.version == 3
             scene.work.wake()
             await until(lambda: scene.work.version == 4, 2)
+            looks = Looks(scene)
+            await asyncio.sleep(60)
+            assert len(looks.times) <= 5
 
         play(act)
 
@@ -993,7 +981,7 @@ class TestDataThatIsGone:
             objects = dict(scene.store.objects)
             scene.remove("deltas/2/")
             for _ in range(2):
-                with pytest.raises(DataGone, match="no anchor leads to version 3"):
+                with pytest.raises(DataGone, match="no anchor leads"):
                     await scene.look()
                 scene.check(1)
             scene.store.objects = objects
@@ -1002,7 +990,6 @@ class TestDataThatIsGone:
 
         play(act)
 
-    @pytest.mark.xfail(raises=CorruptDelta, reason="a file that rotted is no reason to look for another way")
     def test_and_what_rotted_is_as_good_as_gone(self, play: Play) -> None:
         """Where an anchor leads past it."""
 

@@ -835,6 +835,9 @@ class TestReplicas:
             with pytest.raises(TimeoutError):
                 publisher.wait(replicas=1, timeout=0.05)
             self.beat(bucket, "ahead", 5)
+            with pytest.raises(TimeoutError):
+                publisher.wait(replicas=1, timeout=0.05)
+            self.beat(bucket, "there", 2)
             assert publisher.wait(replicas=1, timeout=10) == 2
 
     def test_of_other_runs_do_not_count(self, bucket: Troubled) -> None:

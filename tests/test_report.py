@@ -126,7 +126,7 @@ class TestAnchor:
         path = bucket.paths("shortcuts/7/")[0]
         wrong = msgspec.structs.replace(unseal(run(bucket.get(path)), Shortcut, "").record, after="0" * 64)
         run(bucket.inner.delete(path))
-        bucket.write(shortcut_path(wrong), seal(wrong).data)
+        bucket.write(shortcut_path(seal(wrong)), seal(wrong).data)
         found = reported(bucket).anchor
         assert found is not None
         assert found.version == 4

@@ -319,12 +319,17 @@ class TestTakeOver:
         async def late() -> None:
             bucket = in_memory()
 
+            looks = 0
+
             async def overtaken(act: Act) -> Any:
-                bucket.calm()
-                await started(bucket)
+                nonlocal looks
+                looks += 1
+                if looks == 2:  # the first is before the claim
+                    bucket.calm()
+                    await started(bucket)
                 return await act()
 
-            bucket.trouble("get", HEAD, overtaken)
+            bucket.trouble("get", HEAD, overtaken, times=2)
             await started(bucket)
 
         with pytest.raises(Fenced, match="epoch 2"):

@@ -20,7 +20,6 @@ from weightwire.commit import (
     HEAD,
     RUN,
     Commit,
-    Gc,
     Head,
     Record,
     Run,
@@ -31,8 +30,8 @@ from weightwire.commit import (
     check_follows,
     check_run,
     commit_path,
-    gc_path,
     hop,
+    shortcut_path,
     unseal,
 )
 from weightwire.errors import (
@@ -49,6 +48,7 @@ from weightwire.errors import (
 __all__ = ["Chain", "Path", "Start", "read_run"]
 
 _AHEAD = 16  # how many records are asked for at the same time
+_ENOUGH = 4  # anchors to choose from
 _KEPT = 1024  # how many commits are remembered
 _SHORTCUT = re.compile(r"shortcuts/([0-9]{1,19})/anchor-[0-9a-f]{16}\.json")
 
@@ -222,7 +222,7 @@ class Chain:
 
     # Ways to a version
 
-    async def anchors(self, most: int) -> dict[int, Shortcut]:
+    async def anchors(self, most: int, lost: Container[str] = ()) -> dict[int, Shortcut]:
         """The newest anchors beside the chain that lead to version `most` or before, by version."""
         try:
             paths = [one.path for one in await self.bucket.list("shortcuts/")]
@@ -231,49 +231,31 @@ class Chain:
             paths = [hint.anchor] if hint and hint.anchor else []
         dated = [(version, path) for path in paths if (version := _version_of(path)) is not None and version <= most]
         found: dict[int, Shortcut] = {}
-        for version, path in sorted(dated, reverse=True)[:_AHEAD]:
-            shortcut = await self._read_shortcut(path)
-            if shortcut is not None and shortcut.version == version:
-                found.setdefault(version, shortcut)
+        for version, path in sorted(dated, reverse=True):
+            shortcut = await self.read_shortcut(path) if version not in found else None
+            if shortcut is not None and not _is_lost(shortcut, lost):
+                found[version] = shortcut
+            if len(found) == _ENOUGH:
+                break
         return found
 
-    async def _read_shortcut(self, path: str) -> Shortcut | None:
+    async def read_shortcut(self, path: str) -> Shortcut | None:
         """Anyone who may write may have written it: one that cannot be read is no way, and no reason to stop."""
         try:
             data = await self._get(path)
-            return None if data is None else self._unseal(data, Shortcut, path).record
+            sealed = None if data is None else self._unseal(data, Shortcut, path)
         except BucketError:
             raise
         except WeightwireError:
             return None
+        return sealed.record if sealed is not None and shortcut_path(sealed) == path else None
 
-    async def gone_below(self) -> int:
-        """Below which version data may have been deleted, by what a gc record of this run says."""
-        try:
-            listed = [one.path for one in await self.bucket.list("gc/")]
-        except PermissionDenied:
-            return 0
-        for path in sorted(listed, reverse=True):
-            try:
-                data = await self._get(path)
-                gc = None if data is None else self._unseal(data, Gc, path).record
-            except BucketError:
-                raise
-            except WeightwireError:
-                continue  # anyone who may write may have written it
-            if gc is not None and path == gc_path(gc.below):
-                return gc.below
-        return 0
+    async def plan(self, target: Sealed[Commit], at: Sealed[Commit] | None, lost: Container[str] = ()) -> Path:
+        """The cheaper way to `target`: on from `at`, or from the newest anchor or base. What is `lost` is no way.
 
-    async def plan(
-        self, target: Sealed[Commit], at: Sealed[Commit] | None, lost: Container[str] = (), below: int = 0
-    ) -> Path:
-        """The cheapest way to `target`: on from `at`, or from an anchor or base.
-
-        Files of which one is `lost`, and data below version `below`, are no way.
+        All commits on the way are checked against the one before; that its beginning belongs to the chain is proven.
         """
-        listed = await self.anchors(target.record.version)
-        anchors = {version: one for version, one in listed.items() if not _is_lost(one, lost)}
+        anchors = await self.anchors(target.record.version, lost)
         commits: list[Sealed[Commit]] = []  # newest first
         best: Path | None = None
         cost, commit = 0, target
@@ -282,8 +264,6 @@ class Chain:
             if at is not None and version == at.record.version:
                 self._check_same(at, commit)
                 return Path(None, at, tuple(reversed(commits)))
-            if version < below:
-                break
             start = self._start(commit.record, anchors, lost)
             if start is not None and (best is None or cost + start.nbytes < best.nbytes):
                 best = Path(start, commit, tuple(reversed(commits)))
@@ -293,14 +273,23 @@ class Chain:
             if best is not None and (at is None or version < at.record.version or cost >= best.nbytes):
                 break
             commits.append(commit)
-            await self._read_ahead(version - 1)
-            commit = await self.read_linked(version - 1, commit.record.parent)
+            commit = await self._read_parent(commit)
         if best is None:
             raise DataGone(
                 f"{self.bucket.url}: no anchor leads to version {target.record.version}",
                 hint="publish a new anchor, or a checkpoint as a new run under another URL",
             )
+        if best.origin.record.version:
+            await self._read_parent(best.origin)
+            await self.read_linked(0, await self.prove(best.origin, 0))
         return best
+
+    async def _read_parent(self, commit: Sealed[Commit]) -> Sealed[Commit]:
+        version = commit.record.version - 1
+        await self._read_ahead(version)
+        parent = await self.read_linked(version, commit.record.parent)
+        self.check_follows(parent, commit)
+        return parent
 
     def _check_same(self, at: Sealed[Commit], commit: Sealed[Commit]) -> None:
         if commit.sha256 != at.sha256:

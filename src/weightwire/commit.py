@@ -120,8 +120,8 @@ class Run(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, (dtype, shape) in self.tensors.items():
-            fine = dtype in DTYPES and all(map(_is_count, shape)) and DTYPES[dtype].nbytes(shape) is not None
-            _check(fine, f"tensor {name!r:.100}: no such dtype or shape")
+            nbytes = DTYPES[dtype].nbytes(shape) if dtype in DTYPES and all(map(_is_count, shape)) else None
+            _check(nbytes is not None and nbytes <= _MOST, f"tensor {name!r:.100}: no possible dtype or shape")
         _check(all(name in self.tensors for name in self.aliases.values()), "an alias leads nowhere")
         names = [file.name for file in self.files]
         folders = {"/".join(name.split("/")[:k]) for name in names for k in range(1, name.count("/") + 1)}
@@ -192,7 +192,8 @@ class Commit(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(_is_count(self.version) and _is_count(self.epoch) and _is_count(self.changed), "a number is malformed")
+        _check(_is_count(self.version) and _is_count(self.changed), "a number is malformed")
+        _check(1 <= self.epoch <= _MOST, "a number is malformed")
         _check(self.step is None or abs(self.step) <= _MOST, "a number is malformed")
         _check(_TOKEN.fullmatch(self.write_id) is not None, "its write_id is malformed")
         hashes = (self.parent, self.before, self.after)
@@ -297,9 +298,9 @@ def epoch_path(epoch: int) -> str:
     return f"epochs/{epoch:08d}.json"
 
 
-def shortcut_path(shortcut: Shortcut) -> str:
-    """Named by what it says: the same shortcut made twice is the same object."""
-    return f"shortcuts/{shortcut.version}/anchor-{seal(shortcut).sha256[:16]}.json"
+def shortcut_path(shortcut: Sealed[Shortcut]) -> str:
+    """Named by its bytes: the same shortcut made twice is the same object."""
+    return f"shortcuts/{shortcut.record.version}/anchor-{shortcut.sha256[:16]}.json"
 
 
 def data_path(kind: str, version: int, epoch: int, rank: int, sha256: str) -> str:

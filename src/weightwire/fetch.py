@@ -55,10 +55,13 @@ class Fetcher:
         self._world = world
         self._spool = spool
         self._buffers: list[bytearray] = []
-        self.lost: set[str] = set()  # files that were looked for and are gone
+        self.lost: set[str] = set()  # files that are gone, or are not what was published
 
-    async def fetch(self, files: Sequence[File]) -> Fetched:
-        """All files of a version. Raises NotFound if one is gone, CorruptDelta if one is not what it should be."""
+    async def fetch(self, files: Sequence[File], kind: str | None = None) -> Fetched:
+        """All files of a version, which must be deltas or anchors: `kind`.
+
+        Raises NotFound if one is gone, CorruptDelta if one is not what it should be; it is `lost` then.
+        """
         deltas: list[Delta] = []
         buffers: list[bytearray] = []
         spooled: list[BinaryIO] = []
@@ -71,7 +74,9 @@ class Fetcher:
                 else:
                     spooled.append(await self._to_file(file, where))
                     deltas.append(await self._world.work(_open_spooled, spooled[-1], where))
-            except NotFound:
+                if kind is not None and deltas[-1].kind != kind:
+                    deltas[-1].corrupt(f"is no {kind}")
+            except (NotFound, CorruptDelta):
                 self.lost.add(file.path)
                 raise
         return Fetched(deltas, buffers, spooled)
@@ -83,7 +88,7 @@ class Fetcher:
         try:
             for commit in commits:
                 while waiting and (not ahead or (len(ahead) < _AHEAD and waiting[0].record.nbytes <= _IN_MEMORY)):
-                    ahead.append(asyncio.create_task(self.fetch(waiting.popleft().record.files)))
+                    ahead.append(asyncio.create_task(self._fetch(waiting.popleft().record)))
                 fetched = await ahead.popleft()
                 yield commit, fetched
                 self.release(fetched)
@@ -91,6 +96,9 @@ class Fetcher:
             for task in ahead:
                 task.cancel()
             await asyncio.gather(*ahead, return_exceptions=True)
+
+    async def _fetch(self, commit: Commit) -> Fetched:
+        return await self.fetch(commit.files, commit.kind)
 
     def release(self, fetched: Fetched) -> None:
         """Gives its buffers back, to be used again."""

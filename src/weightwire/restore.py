@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from weightwire.apply import apply_in_place
 from weightwire.chain import Path, Start
 from weightwire.checkpoint import Schema
-from weightwire.commit import BASE, Commit, Run
+from weightwire.commit import ANCHOR, BASE, Commit, Run
 from weightwire.delta import Delta
 from weightwire.dtypes import DTYPES
 from weightwire.errors import CheckpointError, CorruptDelta, SchemaChanged, WrongBase
@@ -59,7 +59,7 @@ async def _begin(
 ) -> State:
     if isinstance(start, Commit) and start.kind == BASE:
         return await world.work(_begin_with_base, start, targets, base, threads)
-    fetched = await fetcher.fetch(start.files)
+    fetched = await fetcher.fetch(start.files, ANCHOR)
     try:
         return await world.work(_begin_with_anchor, targets, fetched.deltas, start.after, threads)
     finally:

@@ -38,12 +38,17 @@ def decode_coo(data: memoryview, layout: Layout, changed: int) -> Iterator[tuple
     width, unit = _width(layout), layout.dtype.unit
     if len(data) != _HEAD + changed * (width + unit) or bytes(data[:_HEAD]) != width.to_bytes(_HEAD, "little"):
         raise ValueError("its size does not fit its number of changes")
-    positions = np.frombuffer(data, f"<u{width}", changed, _HEAD).astype(np.uint64)
+    positions = np.frombuffer(data, f"<u{width}", changed, _HEAD)
     values = np.frombuffer(data, f"<u{unit}", changed, _HEAD + changed * width)
     if (positions[1:] <= positions[:-1]).any() or (changed and int(positions[-1]) >= layout.count):
         raise ValueError("its positions are not ascending or lie past its end")
-    within = positions // np.uint64(layout.block)
-    for index in np.unique(within).tolist():
-        begin, end = np.searchsorted(within, np.array([index, index + 1], np.uint64)).tolist()
-        inside = (positions[begin:end] - np.uint64(layout.span(index)[0])).astype("<u4")
+    begin = 0
+    while begin < changed:
+        index = int(positions[begin]) // layout.block
+        first = layout.span(index)[0]
+        # In the positions' own dtype: any other would have all of them converted, once for every block.
+        last = positions.dtype.type(min(first + layout.block, int(positions[-1]) + 1) - 1)
+        end = int(np.searchsorted(positions, last, "right"))
+        inside = (positions[begin:end] - positions.dtype.type(first)).astype("<u4")
         yield index, inside.tobytes(), bytearray(values[begin:end].tobytes())
+        begin = end

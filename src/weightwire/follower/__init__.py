@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -119,7 +119,12 @@ class Follower:
         since = time.monotonic()
         while not self._closed:
             self._check_running()
-            update = self.take()
+            try:
+                update = self.take()
+            except CancelledError:
+                if self._closed:  # by another thread, just now
+                    return
+                raise
             if update is not None:
                 yield update
                 since = time.monotonic()

@@ -15,7 +15,7 @@ from pathlib import Path as FilePath
 
 from weightwire.bucket import Bucket
 from weightwire.chain import Chain, Path, read_run
-from weightwire.commit import FENCE, Commit, Heartbeat, Run, Sealed, SideFile, Stage, heartbeat_path, seal
+from weightwire.commit import FENCE, RUN, Commit, Heartbeat, Run, Sealed, SideFile, Stage, heartbeat_path, seal
 from weightwire.delta import Delta
 from weightwire.errors import (
     BrokenChain,
@@ -40,7 +40,7 @@ _GENTLE = 2.0  # the fastest where requests are rationed
 _LEASE = 60.0  # a follower that has not been heard of for so long holds back nothing
 _NEAR = 64  # versions that are simply read one after the other
 _SMALL = 64 << 20  # of a replica this small, `current` is always the newest version
-_PATIENCE = 4  # how often a way is planned anew before data counts as gone
+_PATIENCE = 16  # how often a way is planned anew before data counts as gone
 
 
 @dataclass(frozen=True)
@@ -156,16 +156,23 @@ class Following:
             self.commit, self._patches = None, None
         self._fetcher.lost.clear()  # what was gone may be back
         moved = False
-        for attempt in range(_PATIENCE):
+        trouble: WeightwireError | None = None
+        for _ in range(_PATIENCE):
+            lost = len(self._fetcher.lost)
             try:
                 while await self._advance(chain):
                     moved = True
                 break
-            except NotFound as problem:
-                if attempt == _PATIENCE - 1:
-                    raise DataGone(
-                        f"{problem.message}, and no anchor leads past it", hint="publish a new anchor, or a new run"
-                    ) from problem
+            except DataGone as problem:
+                raise trouble or problem from problem
+            except (NotFound, CorruptDelta) as problem:
+                if len(self._fetcher.lost) == lost:
+                    raise
+                trouble = trouble or _gone(problem)
+                self._emit(Event("warning", self.version, message=f"{problem.message}; looking for another way"))
+        else:
+            assert trouble is not None
+            raise trouble
         if moved:
             await self._settle_down()
         return moved
@@ -196,6 +203,7 @@ class Following:
                     f"{self.bucket.url}: has another version {held.version} than this replica; it stays as it is",
                     hint="the bucket was rolled back or replaced: follow it into a new directory",
                 )
+            _check_schema(self.replica.weights, run, self.bucket.url)
             self.commit = chain.remember(commit)
             self.head = held.version
         self.chain = chain
@@ -216,7 +224,7 @@ class Following:
         if head is None or not head.record.after or (self.commit and head.sha256 == self.commit.sha256):
             return False
         self.head = head.record.version
-        path = await chain.plan(head, self.commit, self._fetcher.lost, await chain.gone_below())
+        path = await chain.plan(head, self.commit, self._fetcher.lost)
         await self._check_history(chain, path)
         self._tell("discover", self.head, 0, self._world.clock() - began)
         if path.start is None:
@@ -232,15 +240,13 @@ class Following:
         return whole and len(commits) < _NEAR and sum(file.size for file in files) * 2 <= run.nbytes
 
     async def _check_history(self, chain: Chain, path: Path) -> None:
-        """That where the path begins, and what this replica held, are of one history."""
+        """That what this replica holds is of the same history as where the path begins."""
         held = self.commit
-        if path.start is None:
+        if path.start is None or held is None or held.record.version > path.origin.record.version:
             return
-        earlier = held.record.version if held and held.record.version <= path.origin.record.version else 0
-        proven = await chain.prove(path.origin, earlier)
-        if held and held.record.version == earlier and proven != held.sha256:
+        if await chain.prove(path.origin, held.record.version) != held.sha256:
             raise BrokenChain(
-                f"{self.bucket.url}: has another version {earlier} than this replica; it stays as it is",
+                f"{self.bucket.url}: has another version {held.record.version} than this replica; it stays as it is",
                 hint="the bucket was rolled back or replaced: follow it into a new directory",
             )
 
@@ -293,7 +299,7 @@ class Following:
 
     async def _side_file(self, file: SideFile) -> bytes:
         data = await self.bucket.get(file.path)
-        if hashlib.sha256(data).hexdigest() != file.sha256:
+        if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
             raise CorruptDelta(
                 f"{self.bucket.url}/{file.path}: its bytes are not those that were published",
                 hint="run `weightwire verify`",
@@ -387,3 +393,17 @@ class Following:
     def _tell(self, stage: str, version: int, nbytes: int, seconds: float) -> None:
         self._stages[stage] = Stage(round(seconds, 6), nbytes)
         self._emit(Event(stage, version, nbytes, seconds, self._world.time()))
+
+
+def _gone(problem: NotFound | CorruptDelta) -> WeightwireError:
+    if isinstance(problem, CorruptDelta):
+        return problem
+    return DataGone(f"{problem.message}, and no anchor leads past it", hint="publish a new anchor, or a new run")
+
+
+def _check_schema(held: Weights, run: Run, url: str) -> None:
+    if {name: (tensor.dtype, tensor.shape) for name, tensor in held.items()} != dict(schema_of(run)):
+        raise BrokenChain(
+            f"{url}/{RUN}: names other tensors than this replica of the same run has; it stays as it is",
+            hint="run.json must never change: restore it",
+        )

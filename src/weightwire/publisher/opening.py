@@ -16,7 +16,16 @@ from weightwire.chain import Path as ChainPath
 from weightwire.chain import read_run
 from weightwire.checkpoint import Schema
 from weightwire.commit import BASE, Run, SideFile, side_path
-from weightwire.errors import CheckpointError, NoRun, NotFound, SchemaChanged, UnsafeBucket, WeightwireError
+from weightwire.errors import (
+    CheckpointError,
+    CorruptDelta,
+    DataGone,
+    NoRun,
+    NotFound,
+    SchemaChanged,
+    UnsafeBucket,
+    WeightwireError,
+)
 from weightwire.fetch import Fetcher
 from weightwire.publisher.capture import HostCopies
 from weightwire.publisher.publication import Publication
@@ -136,13 +145,19 @@ class Opening:
         assert writer.head is not None
         fetcher = Fetcher(self._bucket, self._world)
         base, threads = self._settings.base, self._settings.threads
+        trouble: WeightwireError | None = None
         for attempt in range(1, _PATIENCE + 1):
-            path = await writer.chain.plan(writer.head, None, fetcher.lost)
+            try:
+                path = await writer.chain.plan(writer.head, None, fetcher.lost)
+            except DataGone as problem:
+                raise trouble or problem from problem
             try:
                 state = await restore(path, fetcher, copies.published, self._world, base=base, threads=threads)
-            except NotFound:
+            except (NotFound, CorruptDelta) as problem:
+                trouble = trouble or problem
                 if attempt == _PATIENCE:
                     raise
+                self._warn(f"{problem.message}; looking for another way")
             else:
                 break
         return Opened(writer, copies, state, path)

@@ -108,7 +108,7 @@ class Publishing:
             return
         start, commits = opened.path.start, opened.path.commits
         if isinstance(start, Shortcut):
-            self._newest_anchor = shortcut_path(start)
+            self._newest_anchor = shortcut_path(seal(start))
         self._anchor_size = start.nbytes if start else 0
         self._since_anchor = sum(commit.record.nbytes for commit in commits)
         self._versions_since_anchor = sum(commit.record.kind == DELTA for commit in commits)
@@ -366,8 +366,9 @@ class Publishing:
             shortcut = Shortcut(
                 run=commit.run, version=commit.version, kind="anchor", after=commit.after, files=(file,)
             )
-            path = shortcut_path(shortcut)
-            await settle(self.bucket, path, seal(shortcut).data, self._world, self._warn, tries=5)
+            sealed = seal(shortcut)
+            path = shortcut_path(sealed)
+            await settle(self.bucket, path, sealed.data, self._world, self._warn, tries=5)
             self._anchor_size, self._newest_anchor = made.nbytes, path
         except WeightwireError as problem:
             self._warn(f"no anchor for version {commit.version} ({problem.message})")
@@ -401,8 +402,10 @@ class Publishing:
                 found.append(unseal(await self.bucket.get(one.path), Heartbeat, one.path).record)
             except WeightwireError:
                 continue  # gone meanwhile, or no heartbeat
-        run = self.writer.run.run if self.writer else ""
-        return [one for one in found if one.run == run]
+        if self.writer is None:
+            return []
+        # One that claims to be ahead of everybody is none of ours.
+        return [one for one in found if one.run == self.writer.run.run and one.version < self.writer.next_version]
 
     async def close(self) -> None:
         """Lets `run` end once everything is published, and waits for what goes on behind."""

@@ -119,7 +119,7 @@ class Writer:
     async def prepare(self, **fields: Any) -> Sealed[Commit]:
         """The next commit, not yet sent: nothing depends on it so far."""
         head = self.head
-        return seal(
+        commit = seal(
             Commit(
                 run=self.run.run,
                 version=self.next_version,
@@ -131,6 +131,9 @@ class Writer:
                 **({"before": head.record.after, "after": head.record.after} if head else {}) | fields,
             )
         )
+        # As a reader would: a commit that nobody can read would end the run.
+        unseal(commit.data, Commit, self.chain.where(commit_path(commit.record.version)))
+        return commit
 
     async def send(self, commit: Sealed[Commit]) -> Sealed[Commit]:
         """Makes the next version exist, however long it takes. Raises Fenced if another publisher was there first."""
@@ -153,7 +156,8 @@ class Writer:
 
     async def _claim_epoch(self) -> int:
         taken = [int(one.path[7:15]) for one in await self.bucket.list("epochs/") if one.path[7:15].isdecimal()]
-        number = max(taken, default=0)
+        head = await self.chain.read_head()
+        number = max([*taken, head.record.epoch if head else 0])
         while True:
             number += 1
             mine = Epoch(
@@ -169,7 +173,7 @@ class Writer:
                 return number
 
     def _check_not_replaced(self, head: Sealed[Commit] | None) -> None:
-        if head is not None and head.record.epoch > self.epoch:
+        if head is not None and head.record.epoch >= self.epoch:
             raise Fenced(
                 f"{self.bucket.url}: another publisher (epoch {head.record.epoch}) started at the same time",
                 hint="only one publisher may write a run: stop one of the two",

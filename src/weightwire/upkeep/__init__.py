@@ -34,6 +34,7 @@ from weightwire.errors import (
     AlreadyExists,
     BrokenChain,
     BucketError,
+    ForeignRun,
     NotFound,
     PermissionDenied,
     RunError,
@@ -46,8 +47,10 @@ from weightwire.upkeep.retention import (
     Limit,
     Removal,
     Retention,
+    are_enough,
     below,
     due,
+    first_young,
     holds_all,
     is_there,
     limits,
@@ -225,7 +228,8 @@ async def _look(bucket: Bucket, world: World, chain: Chain, retention: Retention
     await _read_shortcuts(chain, view)
     view.heartbeats = [one for one in replicas if _HEARTBEAT.fullmatch(one.path)]
     await _read_leases(chain, view, retention)
-    view.records = await _read_records(chain, records, view.now, retention.grace)
+    announced = [one for one in records if not (named := _GC.fullmatch(one.path)) or int(named[1]) <= view.head]
+    view.records = await _read_records(chain, announced, view.now, retention.grace)
     return view
 
 
@@ -298,16 +302,11 @@ async def _read(chain: Chain, one: Object, kind: type[AnyRecord]) -> AnyRecord |
 
 async def _read_shortcuts(chain: Chain, view: _View) -> None:
     async def read(one: Object) -> None:
-        version = _version_of(one.path)
-        try:
-            shortcut = await _read(chain, one, Shortcut)
-        except (RunError, UnsupportedFormat):
-            view.unclear.add(version)  # of a newer release, maybe: who knows what it names
-            return
-        if shortcut is not None and shortcut.version != version:
-            view.unclear |= {version, shortcut.version}
-        elif shortcut is not None:
-            view.shortcuts.setdefault(version, []).append(shortcut)
+        shortcut = await chain.read_shortcut(one.path)
+        if shortcut is None:
+            view.unclear.add(_version_of(one.path))  # of a newer release, maybe: who knows what it names
+        else:
+            view.shortcuts.setdefault(shortcut.version, []).append(shortcut)
 
     await each([one for objects in view.shortcut_objects.values() for one in objects], _LANES, read)
 
@@ -316,14 +315,15 @@ async def _read_leases(chain: Chain, view: _View, retention: Retention) -> None:
     async def read(one: Object) -> None:
         try:
             beat = await _read(chain, one, Heartbeat)
-        except UnsupportedFormat:
-            if view.now - one.modified < retention.forgotten:
+        except ForeignRun:
+            return
+        except (RunError, UnsupportedFormat):
+            if view.now - one.modified < DAY:
                 raise  # a replica that needs we do not know what
-        except RunError:
-            pass  # no heartbeat, or none of this run
-        else:
-            if beat is not None:
-                view.leases.append(Lease(_name_of(one.path), beat.version, one.modified + beat.lease))
+            return
+        if beat is not None:
+            lease = min(beat.lease, DAY)
+            view.leases.append(Lease(_name_of(one.path), min(beat.version, view.head), one.modified + lease))
 
     await each(view.heartbeats, _LANES, read)
     view.leases.sort(key=lambda lease: lease.name)
@@ -346,18 +346,19 @@ async def _read_records(chain: Chain, objects: Iterable[Object], now: float, gra
 
 
 async def _examine(chain: Chain, view: _View, retention: Retention) -> tuple[list[int], list[Removal]]:
-    """From the newest version down: anchors from which it can be reached, as many as are kept; and orphans."""
+    """From the newest version down: anchors from which it can be reached, as many as matter; and orphans."""
     anchors: list[int] = []
     strays: list[Removal] = []
     sizes, reachable = view.sizes, True
+    young = first_young(retention, view.now, view.commits)
     lowest = min(view.data, default=view.head + 1)
     for top in range(view.head, lowest - 1, -_WINDOW):
-        searching = reachable and len(anchors) < retention.anchors
+        searching = reachable and not are_enough(anchors, retention, young)
         versions = [v for v in range(top, max(lowest, top - _WINDOW + 1) - 1, -1) if searching or v in view.data]
         commits = await _read_commits(chain, versions)
         for version in versions:
             commit, shortcuts = commits[version], view.shortcuts.get(version, [])
-            if reachable and len(anchors) < retention.anchors and holds_all(commit, shortcuts, sizes):
+            if reachable and not are_enough(anchors, retention, young) and holds_all(commit, shortcuts, sizes):
                 anchors.append(version)
             reachable = reachable and is_there(commit.files, sizes)
             if version not in view.unclear:

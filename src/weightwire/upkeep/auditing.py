@@ -200,7 +200,7 @@ class Auditing:
             except (RunError, UnsupportedFormat) as problem:
                 self.add(None, path, problem)
                 continue
-            if record.below == number:
+            if record.below == number and number <= self.head:
                 self.below = number
                 return
             self.add(None, path, f"speaks of version {record.below}")
@@ -208,7 +208,8 @@ class Auditing:
     async def _read_shortcut(self, path: str) -> Way | None:
         where = self.chain.where(path)
         try:
-            shortcut = unseal(await self.bucket.get(path), Shortcut, where).record
+            sealed = unseal(await self.bucket.get(path), Shortcut, where)
+            shortcut = sealed.record
             check_run(shortcut, self.run.run, where)
         except NotFound:
             return None  # retention was faster
@@ -216,18 +217,17 @@ class Auditing:
             self.add(None, path, problem)
             return None
         version = shortcut.version
-        what = await self._contradiction(shortcut, path)
+        what = "says something else than its name" if shortcut_path(sealed) != path else None
+        what = what or await self._contradiction(shortcut)
         if what is not None:
             self.add(version, path, what)
         if what is not None or version >= len(self.hashes):
             return None
         return Way(version, path, ANCHOR, "", shortcut.after, shortcut.files)
 
-    async def _contradiction(self, shortcut: Shortcut, path: str) -> str | None:
+    async def _contradiction(self, shortcut: Shortcut) -> str | None:
         """Between a shortcut and the chain. Past where that breaks there is nothing to hold it against."""
         version = shortcut.version
-        if shortcut_path(shortcut) != path:
-            return "says something else than its name"
         if version < len(self.hashes):
             same = shortcut.after == self.ways[version].after
             return None if same else "leads to another state than the commit of its version"

@@ -19,8 +19,10 @@ __all__ = [
     "Limit",
     "Removal",
     "Retention",
+    "are_enough",
     "below",
     "due",
+    "first_young",
     "holds_all",
     "is_there",
     "limits",
@@ -108,10 +110,23 @@ def limits(
         for lease in leases
         if lease.version >= 0 and now < lease.until
     ]
-    young = [version for version, committed in commits.items() if now - committed < retention.window]
-    if young:
-        found.append(Limit(min(young), f"committed less than {retention.window:g} s ago"))
+    young = first_young(retention, now, commits)
+    if young is not None:
+        # Not the version alone: what leads to it must stay too.
+        start = max((version for version in anchors if version <= young), default=0)
+        found.append(Limit(start, f"leads to versions committed less than {retention.window:g} s ago"))
     return sorted(found, key=lambda limit: limit.version)
+
+
+def first_young(retention: Retention, now: float, commits: Mapping[int, float]) -> int | None:
+    """The first version that is younger than the window."""
+    young = (version for version, committed in commits.items() if now - committed < retention.window)
+    return min(young, default=None)
+
+
+def are_enough(anchors: Collection[int], retention: Retention, young: int | None) -> bool:
+    """That no older anchor matters: there are as many as are kept, and one leads to all young versions."""
+    return len(anchors) >= retention.anchors and (young is None or min(anchors) <= young)
 
 
 def below(
