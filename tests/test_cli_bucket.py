@@ -144,7 +144,7 @@ class TestGc:
         assert "data from version 3 on stays: replica slow is at version 2\n" in ran.err
 
     def test_keeps_what_is_young(self, run: Command, url: Path) -> None:
-        assert "data from version 0 on stays: leads to versions committed less than 86400 s ago" in run("gc", url).err
+        assert "data from version 0 on stays: leads to versions committed less than 24 h ago" in run("gc", url).err
 
     @pytest.mark.parametrize("wrong", ["1", "-1h", "1 week", "1e3s", "", "99999999999d", "nan", "1h1h"])
     def test_refuses_a_time_that_is_none(self, run: Command, url: Path, wrong: str) -> None:

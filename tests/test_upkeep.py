@@ -125,7 +125,7 @@ class TestBelow:
         assert found == [
             Limit(3, "replica a is at version 2"),
             Limit(7, "the oldest anchor that is kept"),
-            Limit(10, "leads to versions committed less than 3600 s ago"),
+            Limit(10, "leads to versions committed less than 1 h ago"),
         ]
 
     @pytest.mark.parametrize("wrong", [{"anchors": 0}, {"window": -1.0}, {"grace": float("nan")}])

@@ -1,5 +1,5 @@
 """`python -m weightwire`: the command line."""
 
-from weightwire.cli import main
+from weightwire.cli import script
 
-main()
+script()

@@ -34,7 +34,7 @@ def in_order(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int | 
         try:
             for job in jobs:
                 ahead.append(pool.submit(work, job))
-                if len(ahead) >= 4 * threads:
+                if len(ahead) >= 2 * threads:
                     yield ahead.popleft().result()
             while ahead:
                 yield ahead.popleft().result()

@@ -19,7 +19,7 @@ from weightwire import WeightwireError, __version__
 from weightwire.cli import diff, follow, gc, log, patch, publish, restore, show, status, verify
 from weightwire.cli.terminal import fail
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "script"]
 
 # Plain help, and no boxes around errors: they read the same in a log as in a terminal.
 app = typer.Typer(
@@ -57,6 +57,22 @@ def weightwire(
     ] = False,
 ) -> None:
     """Ships a model's weight changes from a trainer to its inference servers, bit for bit."""
+
+
+def script() -> NoReturn:
+    """What is run as `weightwire`: `main`, and then out without Python's own way.
+
+    Threads of the object store's client may still be about to report to it, and abort the process if they find it gone.
+    """
+    code: int | str | None = 0
+    try:
+        main()
+    except SystemExit as left:
+        code = left.code
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ class Publisher:
     ) -> None:
         settings = Settings(
             base=None if base is None else untie(read_weights(base))[0],
-            source=source or (str(base) if isinstance(base, str | os.PathLike) else ""),
+            source=source or (os.path.abspath(base) if isinstance(base, str | os.PathLike) else ""),
             published=None if published is None else untie(read_weights(published))[0],
             files=_side_files(base, files),
             anchor_every=anchor_every,
@@ -146,7 +146,12 @@ class Publisher:
         if replicas:
             left = None if until is None else max(0.0, until - time.monotonic())
             self._check_usable()
-            self._background.call(self._work.wait_for_replicas(version, replicas), left)
+            try:
+                self._background.call(self._work.wait_for_replicas(version, replicas), left)
+            except TimeoutError:
+                raise TimeoutError(
+                    f"version {version}: is not held by {replicas} replicas after {timeout:g} s"
+                ) from None
         return version
 
     def close(self, timeout: float | None = None) -> None:

@@ -17,6 +17,7 @@ from weightwire.chain import read_run
 from weightwire.checkpoint import Schema
 from weightwire.commit import BASE, Run, SideFile, side_path
 from weightwire.errors import (
+    BucketError,
     CheckpointError,
     CorruptDelta,
     DataGone,
@@ -37,6 +38,7 @@ from weightwire.world import World
 
 __all__ = ["Opened", "Opening", "Settings", "schema_of_weights"]
 
+_OURS = {"anchors", "commits", "deltas", "epochs", "files", "gc", "probe", "replicas", "shortcuts", "HEAD.json"}
 _PATIENCE = 4  # how often a way is planned anew before data counts as gone
 
 
@@ -83,10 +85,19 @@ class Opening:
         try:
             run = await read_run(self._bucket)
         except NoRun:
+            await self._check_free()
             if self._settings.base is None:
                 return None
             return await self.begin(schema_of_weights(self._settings.base), {}, None)
         return await self._take_over(run, None)
+
+    async def _check_free(self) -> None:
+        """A directory that holds other things was hardly meant: a checkpoint, in place of the run's URL."""
+        if not self._bucket.url.startswith("file:"):
+            return
+        for one in await self._bucket.list(""):
+            if one.path.split("/")[0] not in _OURS:
+                raise BucketError(f"{self._bucket.url}: holds other files, and no run", hint="name a new directory")
 
     async def begin(self, schema: Schema, aliases: Mapping[str, str], copies: HostCopies[Publication] | None) -> Opened:
         """Starts a run, or takes over the one that another has started meanwhile."""

@@ -57,7 +57,7 @@ Release = Callable[[str, int], None]
 """Hears of blocks of the captured weights that are no longer needed."""
 
 _ANCHOR_SHARE = 0.66  # what an anchor takes of the raw weights, until one has been made
-_CHUNK = 8 << 20
+_CHUNK = 2 << 20
 
 
 def _nothing(*args: object) -> None:

@@ -114,7 +114,7 @@ def limits(
     if young is not None:
         # Not the version alone: what leads to it must stay too.
         start = max((version for version in anchors if version <= young), default=0)
-        found.append(Limit(start, f"leads to versions committed less than {retention.window:g} s ago"))
+        found.append(Limit(start, f"leads to versions committed less than {retention.window / 3600:g} h ago"))
     return sorted(found, key=lambda limit: limit.version)
 
 
