@@ -126,19 +126,23 @@ async def test_foreign_files_are_not_listed(bucket: Bucket, root: Path) -> None:
 
     assert [entry.path for entry in await bucket.list("")] == ["a"]
     assert await bucket.find("fifo") is None
-    assert await bucket.find("dangling") is None
 
 
 @in_loop
-async def test_parts_of_it_may_be_elsewhere(bucket: Bucket, root: Path, tmp_path: Path) -> None:
+async def test_links_lead_nowhere(bucket: Bucket, root: Path, tmp_path: Path) -> None:
+    """Whoever deletes what is in a bucket must not delete anything else."""
     (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a").write_bytes(b"precious")
     root.mkdir(parents=True)
     (root / "anchors").symlink_to(tmp_path / "elsewhere")
 
-    await bucket.create("anchors/1/a", b"1")
-
-    assert [entry.path for entry in await bucket.list("")] == ["anchors/1/a"]
-    assert await bucket.get("anchors/1/a") == b"1"
+    assert await bucket.list("") == []
+    for verb in (bucket.get, bucket.delete, bucket.find):
+        with pytest.raises(BucketError, match="symbolic link"):
+            await verb("anchors/a")
+    with pytest.raises(BucketError, match="symbolic link"):
+        await bucket.put("anchors/a", b"")
+    assert (tmp_path / "elsewhere" / "a").read_bytes() == b"precious"
 
 
 # What is not finished

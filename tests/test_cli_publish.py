@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ import safetensors.numpy
 from commands import Running, Training, bits_of, state_of, tree, versions_in, weightwire
 from weightwire.cli import publish as command
 from weightwire.cli.watching import Watch, step_of
-from weightwire.events import Event
+from weightwire.publisher import publishing
+from weightwire.publisher.roll import roll
 
 
 @pytest.fixture
@@ -279,14 +281,12 @@ class TestTorn:
         """A trainer that begins to write the next one while this one is read."""
         weightwire("publish", training.save("model"), bucket)
         path = training.save("model")
-        hear = command._Ear.__call__
 
-        def overwrite_first(ear: command._Ear, event: Event) -> None:
-            if event.stage == "encode":
-                os.utime(path / "model-00002-of-00002.safetensors")
-            hear(ear, event)
+        def overwrite_first(*args: Any, **kwargs: Any) -> Any:
+            os.utime(path / "model-00002-of-00002.safetensors")
+            return roll(*args, **kwargs)
 
-        monkeypatch.setattr(command._Ear, "__call__", overwrite_first)
+        monkeypatch.setattr(publishing, "roll", overwrite_first)
         desk = command._Desk(str(bucket), None, None, None, False, None, command._write_nothing)
         candidate = command._Candidate(path, None, None)
 

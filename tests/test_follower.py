@@ -586,7 +586,6 @@ class TestBase:
             assert follower.once() == 3
             check(follower, trainer.bits, 3)
 
-    @pytest.mark.xfail(raises=WrongBase, reason="a base is not untied as the publisher does it")
     def test_with_tied_weights(self, bucket: Troubled, into: Path) -> None:
         """The trainer's own model, and the engine's: the same tensor under two names."""
         tied = initial()
@@ -668,7 +667,6 @@ class TestWatch:
                     assert next(follower.watch(timeout=20)).version == 1
             assert not list(follower.watch())
 
-    @pytest.mark.xfail(raises=AssertionError, reason="the wait is cancelled, and that comes out of watch()")
     def test_ends_when_another_thread_closes(self, trainer: Trainer, bucket: Troubled, into: Path) -> None:
         trainer.publish()
         follower = Follower(bucket, into=into, on_event=ignore)
@@ -705,7 +703,6 @@ class TestWatch:
         with pytest.raises(ZeroDivisionError, match="ours"):
             next(updates)
 
-    @pytest.mark.xfail(raises=ValueError, reason="a listener's fault ends the follower")
     def test_survives_a_listener_that_fails(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
         """As the publisher does."""
 
@@ -930,7 +927,6 @@ class TestStart:
         check(follower, trainer.bits, 4)
         assert follower.head == 4
 
-    @pytest.mark.xfail(raises=WeightwireError, reason="both apply the same version")
     def test_and_once(self, bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
         """Whoever cannot wait for the background."""
         trainer.publish()
@@ -1115,11 +1111,8 @@ class TestBadInput:
             check(again, bits, BAD)
 
     def test_is_said_once_and_got_over(
-        self, bucket: Troubled, follower: Follower, heard: list[Event], harm: Harm, request: pytest.FixtureRequest
+        self, bucket: Troubled, follower: Follower, heard: list[Event], harm: Harm
     ) -> None:
-        if harm.name in ("a bit of a delta", "another delta", "a delta that is gone"):
-            reason = "each look says that it looks for another way"
-            request.applymarker(pytest.mark.xfail(raises=ValueError, reason=reason))
         objects, bits = a_run()
         heard.clear()
         follower.start()
@@ -1128,7 +1121,7 @@ class TestBadInput:
         for _ in range(3):
             asked = len(bucket.asked)
             follower.wake()
-            until(lambda asked=asked: len(bucket.asked) > asked + 1)  # type: ignore[misc]
+            until(lambda asked=asked: len(bucket.asked) > asked)  # type: ignore[misc]
         check(follower, bits, HELD)
         assert follower.trouble == said
         [warning] = warnings(heard)
@@ -1140,7 +1133,6 @@ class TestBadInput:
         assert [event.message for event in heard if event.stage == "recovered"] == [f"over: {said}"]
 
 
-@pytest.mark.xfail(raises=pytest.fail.Exception, reason="a bucket that is gone is taken for one without news")
 def test_a_bucket_that_was_deleted(bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
     """Not only the run in it."""
 
@@ -1475,7 +1467,6 @@ class TestAFullDisk:
         assert follower.once() == 4
         check(follower, trainer.bits, 4)
 
-    @pytest.mark.xfail(raises=AssertionError, reason="current is made only after something new")
     def test_that_has_room_again_makes_current(self, trainer: Trainer, follower: Follower, into: Path) -> None:
         """Without waiting for the next version."""
         trainer.publish()

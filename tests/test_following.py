@@ -531,7 +531,6 @@ def lose(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
 class TestALostReplica:
     """Until it is rebuilt, there is nothing to take and nothing to load."""
 
-    @pytest.mark.xfail(raises=ReplicaError, reason="take() merges patches of a replica that is gone")
     def test_gives_nothing(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()
@@ -547,7 +546,6 @@ class TestALostReplica:
 
         play(act)
 
-    @pytest.mark.xfail(raises=AssertionError, reason="wait_for_more() returns at once while nothing is held")
     def test_lets_engines_wait(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
         """And does not keep a core busy."""
 
@@ -570,7 +568,6 @@ class TestALostReplica:
 
         play(act)
 
-    @pytest.mark.xfail(raises=pytest.fail.Exception, reason="without a replica it forgets what it had reached")
     def test_never_goes_back(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
         """Though the bucket was rolled back in the meantime."""
 
@@ -590,7 +587,6 @@ class TestALostReplica:
 
 
 class TestAnInterrupt:
-    @pytest.mark.xfail(raises=ReplicaError, reason="the replica has moved on, and the follower does not know")
     def test_while_a_version_is_applied_costs_nothing(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
         """As Ctrl-C in once(), after which it is called again."""
 
@@ -625,7 +621,8 @@ class Looks:
         self.times: list[float] = []
 
         async def note(do: Act) -> Any:
-            self.times.append(now())
+            if not self.times or now() - self.times[-1] > 0.14:  # else it makes sure of the commit that it has
+                self.times.append(now())
             return await (what(do) if what else do())
 
         scene.bucket.trouble("get", "commits/", note, ALWAYS)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from weightwire.errors import WeightwireError
 
 __all__ = ["Background"]
 
@@ -17,6 +20,9 @@ class Background:
     """Runs coroutines beside the program. Started at once; `stop` ends it and whatever still runs in it."""
 
     def __init__(self, name: str) -> None:
+        self._process = os.getpid()
+        self._stopped = False
+        self._posting = threading.Lock()  # nothing is posted after `stop`: it would never be answered
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -31,18 +37,39 @@ class Background:
             raise
 
     def start(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        with self._posting:
+            if not self.is_running:
+                coroutine.close()
+                raise self._gone()
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def tell(self, function: Callable[[], object]) -> None:
         """Calls a function in the loop's thread, and does not wait for it."""
-        self.loop.call_soon_threadsafe(function)
+        with self._posting:
+            if not self.is_running:
+                raise self._gone()
+            self.loop.call_soon_threadsafe(function)
 
-    def stop(self) -> None:
-        if self.loop.is_closed():
-            return
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+    @property
+    def is_running(self) -> bool:
+        """That there is someone to do the work: a forked child has only a copy of it."""
+        return not self._stopped and os.getpid() == self._process
+
+    def _gone(self) -> WeightwireError:
+        if os.getpid() != self._process:
+            return WeightwireError("this was made in another process", hint="make one of its own after the fork")
+        return WeightwireError("this is closed", hint="make a new one")
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Ends it; what cannot be stopped within the timeout is left behind."""
+        with self._posting:
+            if not self.is_running:
+                return
+            self._stopped = True
+            self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout)
+        if not self._thread.is_alive():
+            self.loop.close()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)

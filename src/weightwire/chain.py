@@ -319,6 +319,8 @@ class Chain:
     async def _get(self, path: str) -> bytes | None:
         try:
             return await self.bucket.get(path)
+        except NoBucket:
+            raise
         except NotFound:
             return None
         except PermissionDenied:

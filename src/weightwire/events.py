@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["STAGES", "Event", "Listener", "log_event"]
+__all__ = ["STAGES", "Event", "Listener", "careful", "log_event"]
 
 STAGES = ("capture", "encode", "upload", "commit", "discover", "fetch", "verify", "apply")
 
@@ -29,6 +29,18 @@ class Event:
 
 
 Listener = Callable[[Event], None]
+
+
+def careful(listener: Listener) -> Listener:
+    """The same listener, whose own faults are logged: they are no reason to lose a version."""
+
+    def listen(event: Event) -> None:
+        try:
+            listener(event)
+        except Exception:
+            _log.exception("a listener failed")
+
+    return listen
 
 
 def log_event(event: Event) -> None:

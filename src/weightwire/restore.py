@@ -69,6 +69,7 @@ async def _begin(
 def _begin_with_base(start: Commit, targets: Weights, base: Weights | None, threads: int | None) -> State:
     if base is None:
         base = _find_base(start)
+    base = {name: base[name] for name in targets if name in base}  # of tied weights one is enough
     state = digest(base, threads=threads)
     if state.hex != start.after:
         raise WrongBase(

@@ -63,7 +63,7 @@ class LocalBucket:
     async def get(self, path: str) -> bytes:
         target = self._at(path)
         with self._reading(path):
-            return await in_thread(target.read_bytes)
+            return await in_thread(lambda: _read(target))
 
     async def read_into(self, path: str, buffer: memoryview, start: int = 0) -> None:
         target, view = self._at(path), flat(buffer)
@@ -97,7 +97,11 @@ class LocalBucket:
         """Nothing is open."""
 
     def _at(self, path: str) -> Path:
-        return self._root / check_path(path)
+        """Where an object lies: below the root, and not somewhere else by way of a link."""
+        target = self._root / check_path(path)
+        if os.path.realpath(target) != os.path.join(os.path.realpath(self._root), path):
+            raise BucketError(f"{self.url}/{path}: there is a symbolic link on the way", hint="remove it")
+        return target
 
     @contextmanager
     def _reading(self, path: str) -> Iterator[None]:
@@ -228,6 +232,13 @@ def _fill(path: Path, view: memoryview, start: int) -> None:
             view, start, wanted = view[count:], start + count, wanted - count
 
 
+def _read(target: Path) -> bytes:
+    with open(os.open(target, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "is no file")
+        return file.read()
+
+
 def _walk(root: Path, folder: Path) -> Iterator[Object]:
     """All objects below a folder. Files come and go meanwhile: those that are gone are left out."""
     try:
@@ -238,10 +249,12 @@ def _walk(root: Path, folder: Path) -> Iterator[Object]:
         with suppress(FileNotFoundError):
             if entry.name.startswith(PARTIAL):
                 _sweep(entry)
-            elif entry.is_dir():
+            elif entry.is_dir(follow_symlinks=False):
                 yield from _walk(root, Path(entry.path))
-            elif entry.is_file() and is_path(path := Path(entry.path).relative_to(root).as_posix()):
-                status = entry.stat()
+            elif entry.is_file(follow_symlinks=False) and is_path(
+                path := Path(entry.path).relative_to(root).as_posix()
+            ):
+                status = entry.stat(follow_symlinks=False)
                 yield Object(path, status.st_size, status.st_mtime)
 
 

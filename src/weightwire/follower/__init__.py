@@ -121,7 +121,11 @@ class Follower:
             self._check_running()
             try:
                 update = self.take()
-            except CancelledError:
+                if update is None and (timeout is None or time.monotonic() - since <= timeout):
+                    left = 1.0 if timeout is None else min(1.0, timeout - (time.monotonic() - since) + 0.01)
+                    self._background.call(self._work.wait_for_more(max(left, 0.01)))
+                    continue
+            except (CancelledError, WeightwireError):
                 if self._closed:  # by another thread, just now
                     return
                 raise
@@ -129,10 +133,7 @@ class Follower:
                 yield update
                 since = time.monotonic()
                 continue
-            if timeout is not None and time.monotonic() - since > timeout:
-                return
-            left = 1.0 if timeout is None else min(1.0, timeout - (time.monotonic() - since) + 0.01)
-            self._background.call(self._work.wait_for_more(max(left, 0.01)))
+            return
 
     def take(self) -> Update | None:
         """What is new since the update taken last; None if nothing is."""
@@ -154,6 +155,8 @@ class Follower:
         if self._closed:
             return
         self._closed = True
+        if not self._background.is_running:  # in a forked child
+            return
         try:
             if self._running is not None:
                 self._running.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -22,11 +22,12 @@ from weightwire.errors import (
     BucketError,
     CorruptDelta,
     DataGone,
+    ForeignRun,
     NotFound,
     PermissionDenied,
     WeightwireError,
 )
-from weightwire.events import Event, Listener
+from weightwire.events import Event, Listener, careful
 from weightwire.fetch import Fetched, Fetcher
 from weightwire.replica import Position, Replica
 from weightwire.restore import restore, schema_of
@@ -40,6 +41,7 @@ _GENTLE = 2.0  # the fastest where requests are rationed
 _LEASE = 60.0  # a follower that has not been heard of for so long holds back nothing
 _NEAR = 64  # versions that are simply read one after the other
 _SMALL = 64 << 20  # of a replica this small, `current` is always the newest version
+_RECHECK = 15.0  # seconds
 _PATIENCE = 16  # how often a way is planned anew before data counts as gone
 
 
@@ -81,7 +83,7 @@ class Following:
         self.head = -1
         self.trouble = ""
         self._world = world
-        self._emit = emit
+        self._emit = careful(emit)
         self._base = base
         self._threads = threads
         self._fetcher = Fetcher(bucket, world, replica.directory, self._tell)
@@ -89,6 +91,11 @@ class Following:
         self._taken: int | None = None
         self._to_be_loaded = False  # that the update taken last had no patch
         self._using = asyncio.Lock()  # the replica
+        self._looking = asyncio.Lock()
+        self._told: set[str] = set()  # what has been said of data that is gone
+        self._settled = True  # that `current` is as new as it should be
+        self._reached: Sealed[Commit] | None = None  # never to go back behind it, even if the replica is lost
+        self._rechecked = world.clock()
         self._wake = asyncio.Event()
         self._more = asyncio.Event()  # there is something to take
         self._unsaid = asyncio.Event()  # there is something for a heartbeat to say
@@ -113,6 +120,12 @@ class Following:
                 except WeightwireError as problem:
                     self._note(problem)
                     failed += 1
+                except MemoryError:
+                    self._note(WeightwireError("out of memory"))
+                    failed += 1
+                except Exception as problem:
+                    self.trouble = f"the follower failed ({type(problem).__name__}: {problem})"
+                    raise
                 await self._sleep(failed)
         finally:
             beating.cancel()
@@ -151,17 +164,30 @@ class Following:
 
     async def look(self) -> bool:
         """Discovers what is new and applies all of it. Returns whether there was anything."""
+        async with self._looking:
+            try:
+                return await self._look()
+            except ForeignRun:
+                self.chain = None  # another run has taken its place: looked at anew the next time
+                raise
+
+    async def _look(self) -> bool:
         chain = await self._open()
-        if self.replica.position is None:  # it never held anything, or has just been lost
-            self.commit, self._patches = None, None
+        held = self.replica.position
+        if self.commit is not None and (held is None or held.commit != self.commit.sha256):
+            # It has just been lost, or was moved on by what was then interrupted.
+            self.commit, self.chain, self._patches = None, None, None
+            chain = await self._open()
         self._fetcher.lost.clear()  # what was gone may be back
         moved = False
         trouble: WeightwireError | None = None
+        passed: list[str] = []
         for _ in range(_PATIENCE):
             lost = len(self._fetcher.lost)
             try:
                 while await self._advance(chain):
                     moved = True
+                self._tell_passed(passed)
                 break
             except DataGone as problem:
                 raise trouble or problem from problem
@@ -169,13 +195,22 @@ class Following:
                 if len(self._fetcher.lost) == lost:
                     raise
                 trouble = trouble or _gone(problem)
-                self._emit(Event("warning", self.version, message=f"{problem.message}; looking for another way"))
+                passed.append(problem.message)
         else:
             assert trouble is not None
             raise trouble
-        if moved:
+        self._settled = self._settled and not moved
+        if not self._settled:
             await self._settle_down()
+            self._settled = True
         return moved
+
+    def _tell_passed(self, passed: Iterable[str]) -> None:
+        """Data that is gone, and that there was a way round: said once."""
+        for message in passed:
+            if message not in self._told:
+                self._told.add(message)
+                self._emit(Event("warning", self.version, message=f"{message}; there was another way"))
 
     async def _open(self) -> Chain:
         """Finds the run, and where this replica stands in it."""
@@ -190,7 +225,7 @@ class Following:
             self._emit(
                 Event("warning", message=f"this replica is of run {held.run[:12]}; rebuilding it for {run.run[:12]}")
             )
-            held = None
+            held, self._reached = None, None
         if held is not None:
             commit = await chain.read(held.version)
             if commit is None:
@@ -204,7 +239,7 @@ class Following:
                     hint="the bucket was rolled back or replaced: follow it into a new directory",
                 )
             _check_schema(self.replica.weights, run, self.bucket.url)
-            self.commit = chain.remember(commit)
+            self.commit = self._reached = chain.remember(commit)
             self.head = held.version
         self.chain = chain
         return chain
@@ -214,6 +249,7 @@ class Following:
         began = self._world.clock()
         near = await chain.read_after(self.commit, _NEAR) if self.commit is not None else None
         if near is not None and not near:
+            await self._recheck(chain)
             return False
         if near is not None and self._is_cheap(near, chain.run):
             self.head = max(self.head, near[-1].record.version)
@@ -233,6 +269,17 @@ class Following:
             await self._rebuild(chain.run, path)
         return True
 
+    async def _recheck(self, chain: Chain) -> None:
+        """Nothing new may also mean that the run is gone, or another: now and then it is looked at again."""
+        now = self._world.clock()
+        if self.commit is None or now - self._rechecked < _RECHECK:
+            return
+        self._rechecked = now
+        commit = await chain.read(self.commit.record.version)
+        if commit is None or commit.sha256 != self.commit.sha256:
+            self.chain = None
+            await self._open()
+
     def _is_cheap(self, commits: list[Sealed[Commit]], run: Run) -> bool:
         """That going on is surely cheaper than any anchor, without asking what anchors there are."""
         files = [file for commit in commits for file in commit.record.files]
@@ -240,13 +287,14 @@ class Following:
         return whole and len(commits) < _NEAR and sum(file.size for file in files) * 2 <= run.nbytes
 
     async def _check_history(self, chain: Chain, path: Path) -> None:
-        """That what this replica holds is of the same history as where the path begins."""
-        held = self.commit
-        if path.start is None or held is None or held.record.version > path.origin.record.version:
+        """That a path from nothing leads to what follows from the version that was reached before."""
+        reached = self._reached
+        if path.start is None or reached is None:
             return
-        if await chain.prove(path.origin, held.record.version) != held.sha256:
+        version, target = reached.record.version, path.target
+        if version > target.record.version or await chain.prove(target, version) != reached.sha256:
             raise BrokenChain(
-                f"{self.bucket.url}: has another version {held.record.version} than this replica; it stays as it is",
+                f"{self.bucket.url}: does not have the version {version} that was here; it stays as it is",
                 hint="the bucket was rolled back or replaced: follow it into a new directory",
             )
 
@@ -259,7 +307,7 @@ class Following:
         position = Position(commit.record.run, commit.record.version, commit.sha256)
         async with self._using:
             patch = await self._world.work(self.replica.advance, fetched.deltas, position, commit.record.after)
-            self.commit = commit
+            self.commit = self._reached = commit
             if self._patches is not None:
                 self._patches.append(patch)
                 await self._bound_patches()
@@ -289,7 +337,7 @@ class Following:
             async with self._using:
                 position = Position(run.run, target.record.version, target.sha256)
                 await self._world.work(rebuild.finish, position, state)
-                self.commit, self._patches = target, None
+                self.commit, self._reached, self._patches = target, target, None
         finally:
             await self._world.work(rebuild.__exit__, None, None, None)
         self._tell("apply", target.record.version, path.nbytes, self._world.clock() - began)
@@ -326,7 +374,7 @@ class Following:
     async def take(self) -> Update | None:
         """What is new since the update taken last; None if nothing is."""
         async with self._using:
-            if self.commit is None or self.version is None or self._taken == self.version:
+            if self.commit is None or self.replica.position is None or self._taken == self.version:
                 return None
             patch: Delta | None = None
             if self._patches is not None:
@@ -339,7 +387,7 @@ class Following:
 
     async def wait_for_more(self, timeout: float) -> None:
         """Until there is something to take, or some time has gone by."""
-        if self._taken != self.version:
+        if self.replica.position is not None and self._taken != self.version:
             return
         with suppress(TimeoutError):
             await asyncio.wait_for(self._more.wait(), timeout)

@@ -6,9 +6,9 @@ Knows threads; the work itself is in `publishing`.
 from __future__ import annotations
 
 import json
-import logging
 import operator
 import os
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -21,7 +21,7 @@ from typing import Any, Self
 from weightwire.background import Background
 from weightwire.bucket import Bucket, open_bucket
 from weightwire.errors import CheckpointError, WeightwireError
-from weightwire.events import Event, Listener, log_event
+from weightwire.events import Event, Listener, careful, log_event
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publishing import Publishing, Settings
 from weightwire.sidefiles import side_files
@@ -31,7 +31,6 @@ from weightwire.world import World
 __all__ = ["Publication", "Publisher"]
 
 _IN_A_HURRY = 30.0  # seconds that a program which has failed waits for what is still to be published
-_log = logging.getLogger("weightwire")
 
 
 class Publisher:
@@ -79,9 +78,10 @@ class Publisher:
             threads=threads,
         )
         self._world = World()
-        self._emit = on_event
+        self._emit = careful(on_event)
         self._notify = tuple(notify)
         self._blocking = blocking
+        self._one_at_a_time = threading.Lock()
         self._last: Publication | None = None
         self._closed = False
         self._bucket = open_bucket(url) if isinstance(url, str | os.PathLike) else url
@@ -130,11 +130,13 @@ class Publisher:
         numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
         step = None if step is None else operator.index(step)
         publication = Publication(step=step, metrics=numbers, aliases=aliases, check=check)
-        if self._blocking:
-            return self._publish_now(publication, views)
-        self._work.capture(publication, views)
-        self._last = publication
-        self._background.tell(self._work.wake)
+        with self._one_at_a_time:
+            self._check_usable()
+            self._last = publication
+            if self._blocking:
+                return self._publish_now(publication, views)
+            self._work.capture(publication, views)
+            self._background.tell(self._work.wake)
         return publication
 
     def wait(self, *, replicas: int = 0, timeout: float | None = None) -> int:
@@ -159,12 +161,19 @@ class Publisher:
         if self._closed:
             return
         self._closed = True
+        if not self._background.is_running:  # in a forked child
+            return
+        until = None if timeout is None else time.monotonic() + timeout
+
+        def left() -> float | None:
+            return None if until is None else max(0.0, until - time.monotonic())
+
         try:
-            self._background.call(self._work.close(), timeout)
-            self._running.result(timeout)
-            self._background.call(self._work.close(), timeout)
+            self._background.call(self._work.close(), left())
+            self._running.result(left())
+            self._background.call(self._work.close(), left())
         finally:
-            self._background.stop()
+            self._background.stop(left())
             self._work.abandon()
         if self._last is not None and not self._last.raised:
             self._last.wait(0)
@@ -182,7 +191,6 @@ class Publisher:
             self.close(_IN_A_HURRY)
 
     def _publish_now(self, publication: Publication, views: Weights) -> Publication:
-        self._last = publication
         self._background.call(self._work.publish_now(publication, views))
         publication.wait(0)
         return publication
@@ -191,13 +199,10 @@ class Publisher:
         if self._closed:
             raise WeightwireError("this publisher is closed", hint="make a new one")
         if self._work.failure is not None:
-            raise self._work.failure
+            raise self._work.failure.with_traceback(None)  # or it would grow with each time it is raised
 
     def _heard(self, event: Event) -> None:
-        try:
-            self._emit(event)
-        except Exception:
-            _log.exception("a listener failed")  # that is no reason to lose a version
+        self._emit(event)
         if event.stage == "commit" and self._notify:
             self._background.tell(lambda: self._work.go_behind(self._wake_followers(event.version), "notify"))
 

@@ -49,7 +49,7 @@ class Publication:
             one = one.superseded_by
         if one.error is not None:
             one.raised = True
-            raise one.error
+            raise one.error.with_traceback(None)
         assert one.version is not None
         return one.version
 

@@ -32,6 +32,7 @@ from weightwire.commit import (
 from weightwire.delta import Delta
 from weightwire.errors import (
     BucketError,
+    CheckpointError,
     Fenced,
     NotFound,
     PermissionDenied,
@@ -87,6 +88,7 @@ class Publishing:
         self._opening = Opening(bucket, world, settings, self._warn)
         self._aliases: Mapping[str, str] = {}
         self._wake = asyncio.Event()
+        self._alone = asyncio.Lock()
         self._closing = False
         self._anchor_size = 0
         self._since_anchor = 0  # bytes of deltas
@@ -120,8 +122,8 @@ class Publishing:
         began = self._world.clock()
         if self.copies is None:
             self.copies = self._opening.allocate(schema_of_weights(weights))
-        self._aliases = publication.aliases
         self.copies.capture(weights, publication)
+        self._aliases = publication.aliases
         seconds, nbytes = self._world.clock() - began, sum(one.nbytes for one in weights.values())
         publication.stages = {"capture": Stage(round(seconds, 6), nbytes)}
         self._emit(Event("capture", None, nbytes, seconds, self._world.time()))
@@ -132,6 +134,15 @@ class Publishing:
 
     async def run(self) -> None:
         """Publishes captures as they come, until it is closed and there are none left."""
+        try:
+            await self._run()
+        except Exception as problem:
+            self.failure = WeightwireError(f"the publisher failed ({type(problem).__name__}: {problem})")
+            self.failure.__cause__ = problem
+            self.abandon()
+            raise
+
+    async def _run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -149,12 +160,16 @@ class Publishing:
                 return
 
     async def publish_now(self, publication: Publication, weights: Weights) -> None:
-        """The same for weights that need not be captured, since whoever has them waits."""
-        problem = await self._begin(schema_of_weights(weights), publication.aliases)
-        if problem is not None:
-            self._give_up(publication, problem)
-        else:
-            await self.publish(publication, weights)
+        """The same for weights that need not be captured, since whoever has them waits.
+
+        One after the other: one that was interrupted may still be under way.
+        """
+        async with self._alone:
+            problem = await self._begin(schema_of_weights(weights), publication.aliases)
+            if problem is not None:
+                self._give_up(publication, problem)
+            else:
+                await self.publish(publication, weights)
 
     async def _begin(self, schema: Schema, aliases: Mapping[str, str]) -> WeightwireError | None:
         """Starts the run, unless that has been done. Returns what keeps it from it."""
@@ -168,6 +183,8 @@ class Publishing:
             return dropped.problem
         except WeightwireError as problem:
             return problem
+        except (OSError, ValueError) as problem:  # of side files
+            return CheckpointError(f"the run cannot be started ({problem})", hint="check the side files")
         return None
 
     def _give_up(self, publication: Publication, problem: WeightwireError) -> None:

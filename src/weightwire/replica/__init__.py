@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ SideFiles = Mapping[str, bytes | Path]
 _ABOUT, _FILES, _LOCK = "weightwire.json", "files", "lock"
 _CURRENT, _WORK = "current", "work"
 _FOLDERS = {_CURRENT: "checkpoints", _WORK: "works"}  # of what these links lead to
+_OURS = re.compile(r"(\d+-)?[0-9a-f]{8}|\.?weightwire-.*|.*\.partial")  # what may be removed there
 _MARK = b"weightwire replica 1\n"
 _PAGE = 4096
 _HINTS = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, and go on")
@@ -229,7 +231,7 @@ class Replica:
         target = _leads_to(self.directory / link)
         with suppress(OSError):
             for path in (self.directory / _FOLDERS[link]).iterdir():
-                if path.name != target:
+                if path.name != target and _OURS.fullmatch(path.name):
                     durable.remove(path)
 
     # --- small things --------------------------------------------------------------------------------------------
