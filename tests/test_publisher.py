@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -961,3 +963,38 @@ class TestStart:
 def test_a_publication_is_what_publish_returns(bucket: Troubled) -> None:
     with Publisher(bucket) as publisher:
         assert isinstance(publisher.publish(initial()), Publication)
+
+
+class TestThreads:
+    """One publisher, several threads of one trainer."""
+
+    @pytest.mark.parametrize("blocking", [False, True])
+    def test_all_that_is_published_is_whole(self, bucket: Troubled, blocking: bool) -> None:
+        weights = [initial() for _ in range(6)]
+        for number, one in enumerate(weights):
+            for _ in range(number):
+                train(one)
+        states = {state(one) for one in weights}
+        with Publisher(bucket, blocking=blocking) as publisher:
+            with ThreadPoolExecutor(len(weights)) as pool:
+                publications = list(pool.map(publisher.publish, weights))
+            assert {one.wait(10) for one in publications} <= set(range(1, 7))
+        assert {commit.after for commit in commits_in(bucket) if commit.after} <= states
+        assert version_in(bucket).hex in states
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_cannot_use_the_publisher_of_its_parent(bucket: Troubled) -> None:
+    with Publisher(bucket) as publisher:
+        publisher.publish(initial()).wait(10)
+        child = os.fork()
+        if child == 0:
+            refused = False
+            try:
+                publisher.publish(initial())
+            except WeightwireError as problem:
+                refused = "another process" in problem.message
+            publisher.close()
+            os._exit(0 if refused else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert publisher.publish(initial()).wait(10) == 2
