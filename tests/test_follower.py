@@ -1348,15 +1348,6 @@ class TestABucketThatWasRolledBack:
             follower.once()
         check(follower, trainer.bits, 4)
 
-    @pytest.mark.xfail(raises=pytest.fail.Exception, reason="only a start looks for the version that is held")
-    def test_is_noticed_while_it_is_followed(self, bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
-        trainer.publish(4)
-        follower.once()
-        self.roll_back(bucket, 3)
-        with pytest.raises(BrokenChain, match="has no version 4"):
-            follower.once()
-        check(follower, trainer.bits, 4)
-
 
 class TestAnotherRun:
     @pytest.fixture

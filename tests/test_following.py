@@ -969,6 +969,54 @@ class TestHeartbeats:
         play(act)
 
 
+class TestABucketThatChanges:
+    """Under a follower that has seen nothing new for a while, and so must look whether all is as it was."""
+
+    def test_was_rolled_back(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish(4)
+            scene.start()
+            await until(lambda: scene.work.version == 4)
+            gone = {version: scene.store.objects.pop(commit_path(version)) for version in (3, 4)}
+            await until(lambda: scene.work.trouble, 60)
+            assert "has no version 4, which this replica holds; it stays as it is" in scene.work.trouble
+            await asyncio.sleep(300)
+            assert len(scene.warnings) == 1
+            assert bits_of(scene.replica.weights) == scene.bits[4]
+            for version, commit in gone.items():
+                scene.store.objects[commit_path(version)] = commit
+            await scene.publish()
+            await until(lambda: scene.work.version == 5 and not scene.work.trouble, 60)
+            scene.check(5)
+
+        play(act)
+
+    @pytest.mark.parametrize("versions", [2, 4, 8])
+    def test_holds_another_run(self, play: Play, versions: int) -> None:
+        """With fewer versions than the old one, as many, or more."""
+
+        async def act(scene: Scene) -> None:
+            await scene.publish(4)
+            scene.start()
+            await until(lambda: scene.work.version == 4)
+            await scene.take()
+            old = scene.run_id
+            other = Scene(scene.into.with_name("other"))
+            other.replica.close()
+            other.weights["norm"][:] = 17
+            await other.publish(versions)
+            scene.store.objects.clear()
+            scene.store.objects.update(other.store.objects)
+            await until(lambda: bits_of(scene.replica.weights) == other.bits[versions], 120)
+            await until(lambda: scene.work.version == versions and not scene.work.trouble, 60)
+            named = f"this replica is of run {old[:12]}; rebuilding it for {other.run_id[:12]}"
+            assert scene.warnings.count(named) == 1
+            update = await scene.take()
+            assert (update.version, update.patch) == (versions, None)
+
+        play(act)
+
+
 class TestDataThatIsGone:
     def test_is_looked_for_again(self, play: Play) -> None:
         async def act(scene: Scene) -> None:

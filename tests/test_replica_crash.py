@@ -154,9 +154,9 @@ def test_a_process_that_dies_while_it_recovers(begun: Path, place: Path) -> None
         replica.checkpoint()
         STORY.advance(replica, 2)
         STORY.advance(replica, 3)
-    for leftover in ("works/gone", "checkpoints/gone"):  # what a crash before this one left
+    for leftover in ("works/0badc0de", "checkpoints/7-0badc0de"):  # what a crash before this one left
         (begun / leftover / "files").mkdir(parents=True)
-    (begun / "work.partial").symlink_to("works/gone")
+    (begun / "work.partial").symlink_to("works/0badc0de")
     progress, steps = Progress([("run", 3)], [("run", 1)]), 0
 
     def look(name: str) -> None:

@@ -225,7 +225,7 @@ class Following:
             self._emit(
                 Event("warning", message=f"this replica is of run {held.run[:12]}; rebuilding it for {run.run[:12]}")
             )
-            held, self._reached = None, None
+            held, self._reached, self.commit, self._patches, self._taken = None, None, None, None, None
         if held is not None:
             commit = await chain.read(held.version)
             if commit is None:
