@@ -65,8 +65,9 @@ def initial() -> Arrays:
 class Scene:
     """A trainer and a follower, in a world where time passes only when everybody waits."""
 
-    def __init__(self, into: Path, **settings: Any) -> None:
+    def __init__(self, into: Path, seed: int = 7, **settings: Any) -> None:
         self.into = into
+        self._seed = seed
         self.store = Store()
         self.bucket = Troubled(self._bucket())
         self.weights = initial()
@@ -88,7 +89,9 @@ class Scene:
         """Some versions, and so many seconds after each; returns the last."""
         if self._publishing is None:
             given = {"threads": 1, "blocking": True, "anchor_every": NEVER} | self._settings
-            self._publishing = Publishing(self._bucket(), SimWorld(_process()), Settings(**given), lambda event: None)
+            self._publishing = Publishing(
+                self._bucket(), SimWorld(_process(self._seed)), Settings(**given), lambda event: None
+            )
             await self._publishing.start()
         for _ in range(versions):
             self.train()
@@ -171,9 +174,9 @@ class Scene:
         return [event.message for event in self.heard if event.stage == "warning"]
 
 
-def _process() -> Process:
+def _process(seed: int = 7) -> Process:
     """One to which nothing happens."""
-    return Process("test", random.Random(7), Faults())
+    return Process("test", random.Random(seed), Faults())
 
 
 @pytest.fixture
@@ -419,7 +422,7 @@ class TestAnchors:
             scene.every = 50
             await scene.publish(3)
             await scene.look()
-            other = Scene(scene.into.with_name("other"), anchor_every=20)
+            other = Scene(scene.into.with_name("other"), seed=8, anchor_every=20)
             other.replica.close()
             other.store.objects.update(scene.store.objects)
             other.every = 50
@@ -1001,7 +1004,7 @@ class TestABucketThatChanges:
             await until(lambda: scene.work.version == 4)
             await scene.take()
             old = scene.run_id
-            other = Scene(scene.into.with_name("other"))
+            other = Scene(scene.into.with_name("other"), seed=8)
             other.replica.close()
             other.weights["norm"][:] = 17
             await other.publish(versions)
