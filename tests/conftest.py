@@ -11,6 +11,14 @@ from weightwire import codec
 from weightwire.codec import _kernel, spec
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever needs a server is slow."""
+    for item in items:
+        if {"seaweedfs", "rclone"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(params=["kernel", "spec"])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The C kernel, and then NumPy in its place, as where there was no compiler."""

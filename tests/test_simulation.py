@@ -43,6 +43,7 @@ def test_a_seed_replays_exactly(seed: int) -> None:
     assert len(traces[0]) > 100
 
 
+@pytest.mark.slow
 class TestItWouldNotice:
     """The simulation is worth what it can find: here the code is broken in ways that it must see."""
 
