@@ -108,7 +108,7 @@ class Chain:
         data = await self._get(path)
         if data is None:
             return None
-        commit = self._unseal(data, Commit, path)
+        commit = self.unseal(data, Commit, path)
         if commit.record.version != version:
             raise BrokenChain(f"{self.where(path)}: says it is version {commit.record.version}", hint=DAMAGED)
         if version == 0:
@@ -181,7 +181,7 @@ class Chain:
         """HEAD.json, whatever it is worth."""
         try:
             data = await self._get(HEAD)
-            return None if data is None else self._unseal(data, Head, HEAD).record
+            return None if data is None else self.unseal(data, Head, HEAD).record
         except WeightwireError:
             return None
 
@@ -243,7 +243,7 @@ class Chain:
         """Anyone who may write may have written it: one that cannot be read is no way, and no reason to stop."""
         try:
             data = await self._get(path)
-            sealed = None if data is None else self._unseal(data, Shortcut, path)
+            sealed = None if data is None else self.unseal(data, Shortcut, path)
         except BucketError:
             raise
         except WeightwireError:
@@ -335,7 +335,8 @@ class Chain:
             await self.bucket.get(RUN)
             return False
 
-    def _unseal(self, data: bytes, kind: type[AnyRecord], path: str) -> Sealed[AnyRecord]:
+    def unseal(self, data: bytes, kind: type[AnyRecord], path: str) -> Sealed[AnyRecord]:
+        """A record that was read at a path; it must be one of this run."""
         sealed = unseal(data, kind, self.where(path))
         check_run(sealed.record, self.run.run, self.where(path))
         return sealed

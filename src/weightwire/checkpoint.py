@@ -24,11 +24,16 @@ from typing import Any, BinaryIO, Self
 from weightwire.container import LENGTH_SIZE, Slot, build_header, lay_out
 from weightwire.dtypes import Dtype
 from weightwire.errors import OutputError
-from weightwire.weights import Checkpoint, ShardFile, Tensor
+from weightwire.weights import Checkpoint, ShardFile, Tensor, Weights
 
-__all__ = ["CheckpointWriter", "Schema", "file_to_replace", "replacing"]
+__all__ = ["CheckpointWriter", "Schema", "file_to_replace", "replacing", "schema_of_weights"]
 
 Schema = Mapping[str, tuple[Dtype, tuple[int, ...]]]
+
+
+def schema_of_weights(weights: Weights) -> dict[str, tuple[Dtype, tuple[int, ...]]]:
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
+
 
 _SINGLE = "model.safetensors"
 _NOT_BESIDE = (".safetensors", ".safetensors.index.json")

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from weightwire.bucket import Bucket
-from weightwire.commit import Commit, File, Sealed
+from weightwire.commit import Commit, File, Run, Sealed
 from weightwire.delta import Delta
 from weightwire.errors import BucketError, CorruptDelta, NotFound, OutputError
 from weightwire.world import World
 
-__all__ = ["Fetched", "Fetcher"]
+__all__ = ["Fetched", "Fetcher", "fetch_side_files"]
 
 Heard = Callable[[str, int, int, float], None]
 """Hears of each file: the stage ("fetch", "verify"), the version, bytes and seconds."""
@@ -144,6 +144,16 @@ class Fetcher:
         return spool
 
 
+async def fetch_side_files(bucket: Bucket, run: Run) -> dict[str, bytes]:
+    """What a run's checkpoints hold besides weights, by name, and verified."""
+    found: dict[str, bytes] = {}
+    for file in run.files:
+        data = found[file.name] = await bucket.get(file.path)
+        if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
+            raise _not_as_published(f"{bucket.url}/{file.path}")
+    return found
+
+
 def _keep(spool: BinaryIO, piece: memoryview, whole: hashlib._Hash, where: str) -> None:
     whole.update(piece)
     try:
@@ -165,7 +175,11 @@ def _check_bytes(data: memoryview, file: File, where: str) -> None:
 
 def _check_hash(whole: hashlib._Hash, file: File, where: str) -> None:
     if whole.hexdigest() != file.sha256:
-        raise CorruptDelta(f"{where}: its bytes are not those that were published", hint="run `weightwire verify`")
+        raise _not_as_published(where)
+
+
+def _not_as_published(where: str) -> CorruptDelta:
+    return CorruptDelta(f"{where}: its bytes are not those that were published", hint="run `weightwire verify`")
 
 
 def _open_spooled(spool: BinaryIO, where: str) -> Delta:

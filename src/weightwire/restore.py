@@ -21,7 +21,7 @@ from weightwire.state import State, digest
 from weightwire.weights import Checkpoint, Weights
 from weightwire.world import World
 
-__all__ = ["apply_version", "copy_weights", "restore", "schema_of"]
+__all__ = ["apply_version", "copy_weights", "load_anchor", "restore", "schema_of"]
 
 Told = Callable[[int], None]
 """Hears which version has been reached."""
@@ -91,12 +91,16 @@ def _find_base(start: Commit) -> Weights:
     )
 
 
-def _begin_with_anchor(targets: Weights, deltas: Sequence[Delta], after: str, threads: int | None) -> State:
+def load_anchor(targets: Weights, deltas: Sequence[Delta], threads: int | None = None, *, keep: bool = False) -> State:
+    """All weights, from the parts of an anchor. With `keep`, one that is corrupt changes nothing."""
     state = State({})
     for delta in deltas:
-        state = apply_in_place(targets, delta, state, threads=threads, keep=False).state
-    if len(deltas) > 1:
-        state = digest(targets, threads=threads)
+        state = apply_in_place(targets, delta, state, threads=threads, keep=keep).state
+    return digest(targets, threads=threads) if len(deltas) > 1 else state
+
+
+def _begin_with_anchor(targets: Weights, deltas: Sequence[Delta], after: str, threads: int | None) -> State:
+    state = load_anchor(targets, deltas, threads)
     if state.hex != after:
         raise CorruptDelta(f"{deltas[0].where}: leads to another state than it should", hint="run `weightwire verify`")
     return state

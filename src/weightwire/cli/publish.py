@@ -16,6 +16,7 @@ import typer
 
 from weightwire.bucket import Bucket, open_bucket
 from weightwire.chain import Chain, read_run
+from weightwire.checkpoint import schema_of_weights
 from weightwire.cli import cached
 from weightwire.cli.running import with_bucket
 from weightwire.cli.stopping import stopping
@@ -255,7 +256,7 @@ class _Desk:
         if self.run is None:
             return
         ours = schema_of(self.run)
-        theirs = {name: (tensor.dtype, tensor.shape) for name, tensor in candidate.checkpoint.items()}
+        theirs = schema_of_weights(candidate.checkpoint)
         for name in sorted({*ours, *theirs}):
             if ours.get(name) != theirs.get(name):
                 raise SchemaChanged(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Container
@@ -18,9 +17,9 @@ from weightwire.chain import Path as Way
 from weightwire.checkpoint import CheckpointWriter
 from weightwire.cli.running import Url, with_bucket
 from weightwire.cli.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, write_json
-from weightwire.commit import Commit, Run, Sealed
+from weightwire.commit import Commit, Sealed
 from weightwire.errors import CorruptDelta, DataGone, NoRun, NotFound, RunError, WeightwireError
-from weightwire.fetch import Fetcher
+from weightwire.fetch import Fetcher, fetch_side_files
 from weightwire.restore import restore as restore_weights
 from weightwire.restore import schema_of
 from weightwire.state import digest
@@ -125,7 +124,7 @@ class _Work:
         self._threads = threads
 
     async def restore(self, target: Sealed[Commit]) -> _Restored:
-        files = await self._side_files(self._chain.run)
+        files = await fetch_side_files(self._bucket, self._chain.run)
         files["weightwire.json"] = _about(target)
         while True:
             path = await self._chain.plan(target, None, self.fetcher.lost)
@@ -160,17 +159,6 @@ class _Work:
                 )
             targets.clear()
         return _Restored(self._bucket.url, path.target.record, self._chain.run.nbytes, path.nbytes)
-
-    async def _side_files(self, run: Run) -> dict[str, bytes]:
-        files = {}
-        for file in run.files:
-            data = files[file.name] = await self._bucket.get(file.path)
-            if hashlib.sha256(data).hexdigest() != file.sha256:
-                raise CorruptDelta(
-                    f"{self._bucket.url}/{file.path}: its bytes are not those that were published",
-                    hint="run `weightwire verify`",
-                )
-        return files
 
 
 def _telling(path: Way, progress: Callable[[int], None]) -> Callable[[int], None]:

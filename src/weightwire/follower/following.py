@@ -6,7 +6,6 @@ Works over an injected bucket, world and replica; `follower` is its synchronous 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import platform
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -15,7 +14,8 @@ from pathlib import Path as FilePath
 
 from weightwire.bucket import Bucket
 from weightwire.chain import Chain, Path, read_run
-from weightwire.commit import FENCE, RUN, Commit, Heartbeat, Run, Sealed, SideFile, Stage, heartbeat_path, seal
+from weightwire.checkpoint import schema_of_weights
+from weightwire.commit import FENCE, RUN, Commit, Heartbeat, Run, Sealed, Stage, heartbeat_path, seal
 from weightwire.delta import Delta
 from weightwire.errors import (
     BrokenChain,
@@ -28,7 +28,7 @@ from weightwire.errors import (
     WeightwireError,
 )
 from weightwire.events import Event, Listener, careful
-from weightwire.fetch import Fetched, Fetcher
+from weightwire.fetch import Fetched, Fetcher, fetch_side_files
 from weightwire.replica import Position, Replica
 from weightwire.restore import restore, schema_of
 from weightwire.weights import Weights
@@ -328,7 +328,7 @@ class Following:
     async def _rebuild(self, run: Run, path: Path) -> None:
         """All weights anew, beside the old ones; then in their place, all at once."""
         began = self._world.clock()
-        files = {file.name: await self._side_file(file) for file in run.files}
+        files = await fetch_side_files(self.bucket, run)
         target = path.target
         rebuild = self.replica.rebuild(schema_of(run), files)
         await self._world.work(rebuild.__enter__)
@@ -344,15 +344,6 @@ class Following:
         self._observe(target)
         self._unsaid.set()
         self._more.set()
-
-    async def _side_file(self, file: SideFile) -> bytes:
-        data = await self.bucket.get(file.path)
-        if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
-            raise CorruptDelta(
-                f"{self.bucket.url}/{file.path}: its bytes are not those that were published",
-                hint="run `weightwire verify`",
-            )
-        return data
 
     async def _settle_down(self) -> None:
         """Caught up: makes `current` anew where that is cheap, or overdue."""
@@ -450,7 +441,7 @@ def _gone(problem: NotFound | CorruptDelta) -> WeightwireError:
 
 
 def _check_schema(held: Weights, run: Run, url: str) -> None:
-    if {name: (tensor.dtype, tensor.shape) for name, tensor in held.items()} != dict(schema_of(run)):
+    if schema_of_weights(held) != dict(schema_of(run)):
         raise BrokenChain(
             f"{url}/{RUN}: names other tensors than this replica of the same run has; it stays as it is",
             hint="run.json must never change: restore it",

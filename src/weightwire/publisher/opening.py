@@ -14,7 +14,7 @@ from typing import Any
 from weightwire.bucket import Bucket, probe
 from weightwire.chain import Path as ChainPath
 from weightwire.chain import read_run
-from weightwire.checkpoint import Schema
+from weightwire.checkpoint import Schema, schema_of_weights
 from weightwire.commit import BASE, Run, SideFile, side_path
 from weightwire.errors import (
     BucketError,
@@ -36,7 +36,7 @@ from weightwire.state import State, digest
 from weightwire.weights import Weights
 from weightwire.world import World
 
-__all__ = ["Opened", "Opening", "Settings", "schema_of_weights"]
+__all__ = ["Opened", "Opening", "Settings"]
 
 _OURS = {"anchors", "commits", "deltas", "epochs", "files", "gc", "probe", "replicas", "shortcuts", "HEAD.json"}
 _PATIENCE = 4  # how often a way is planned anew before data counts as gone
@@ -190,10 +190,6 @@ class Opening:
                 raise CheckpointError(f"side file {problem}", hint="rename it, or leave it out") from problem
             await self._bucket.put(uploaded[-1].path, data)
         return tuple(uploaded)
-
-
-def schema_of_weights(weights: Weights) -> dict[str, Any]:
-    return {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
 
 
 def _check_schema(weights: Mapping[str, Any], run: Schema, url: str) -> None:

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any, BinaryIO, TypeVar
 
 from weightwire.bucket import Bucket
-from weightwire.checkpoint import Schema
+from weightwire.checkpoint import Schema, schema_of_weights
 from weightwire.commit import (
     ANCHOR,
     DELTA,
@@ -41,7 +41,7 @@ from weightwire.errors import (
 from weightwire.events import Event, Listener
 from weightwire.make import anchor
 from weightwire.publisher.capture import HostCopies
-from weightwire.publisher.opening import Opened, Opening, Settings, schema_of_weights
+from weightwire.publisher.opening import Opened, Opening, Settings
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.roll import roll
 from weightwire.publisher.writer import Writer, backoff, settle
@@ -296,7 +296,8 @@ class Publishing:
         if made.entries:
             async with self._stage("upload", writer.next_version) as uploading:
                 uploading.nbytes = made.nbytes
-                file = await self._patiently(lambda: self._upload(writer, fields["kind"], writer.next_version, made))
+                file = await self._name(writer, fields["kind"], writer.next_version, made)
+                await self._patiently(lambda: self._upload(file, made))
             files, stages["upload"] = (file,), uploading.stage
         metrics = _finite(publication.metrics)
         return await self._patiently(
@@ -339,11 +340,13 @@ class Publishing:
                 self._warn(f"{problem.message}; trying again")
             await asyncio.sleep(backoff(self._world, tries))
 
-    async def _upload(self, writer: Writer, kind: str, version: int, made: Delta) -> File:
+    async def _name(self, writer: Writer, kind: str, version: int, made: Delta) -> File:
+        """Where a delta or anchor goes. Once for all tries: all of it is hashed for that."""
         sha256 = await self._world.work(_hash, made)
-        file = File(data_path(kind, version, writer.epoch, 0, sha256), made.nbytes, sha256)
+        return File(data_path(kind, version, writer.epoch, 0, sha256), made.nbytes, sha256)
+
+    async def _upload(self, file: File, made: Delta) -> None:
         await self.bucket.put(file.path, made.chunks(_CHUNK), made.nbytes)
-        return file
 
     # --- anchors -------------------------------------------------------------------------------------------------
 
@@ -379,7 +382,8 @@ class Publishing:
 
     async def _upload_anchor(self, writer: Writer, commit: Commit, made: Delta, spool: BinaryIO) -> None:
         try:
-            file = await self._upload(writer, ANCHOR, commit.version, made)
+            file = await self._name(writer, ANCHOR, commit.version, made)
+            await self._upload(file, made)
             shortcut = Shortcut(
                 run=commit.run, version=commit.version, kind="anchor", after=commit.after, files=(file,)
             )

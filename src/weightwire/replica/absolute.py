@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from weightwire import codec
 from weightwire.apply import write_block
+from weightwire.checkpoint import schema_of_weights
 from weightwire.codec import Lanes, Layout
 from weightwire.codec.coo import BlockChanges, encode_coo
 from weightwire.decode import Job, changed_by, check_state, check_tensor, check_tensors, covered, jobs_of, naming
@@ -121,7 +122,7 @@ class _Part:
 
 def _check_schema(delta: Delta, weights: Weights) -> None:
     """That no tensor comes, goes or changes its shape."""
-    held = {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
+    held = schema_of_weights(weights)
     other = [entry.name for entry in delta.entries.values() if held.get(entry.name) != (entry.dtype, entry.shape)]
     for name in [*other, *delta.removed][:1]:
         raise SchemaChanged(

@@ -24,11 +24,9 @@ from weightwire.commit import (
     Heartbeat,
     Record,
     Shortcut,
-    check_run,
     commit_path,
     gc_path,
     seal,
-    unseal,
 )
 from weightwire.errors import (
     AlreadyExists,
@@ -295,9 +293,7 @@ async def _read(chain: Chain, one: Object, kind: type[AnyRecord]) -> AnyRecord |
         data = await chain.bucket.get(one.path)
     except NotFound:
         return None
-    record = unseal(data, kind, chain.where(one.path)).record
-    check_run(record, chain.run.run, chain.where(one.path))
-    return record
+    return chain.unseal(data, kind, one.path).record
 
 
 async def _read_shortcuts(chain: Chain, view: _View) -> None:

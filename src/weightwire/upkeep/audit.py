@@ -12,7 +12,6 @@ from contextlib import aclosing
 
 import numpy as np
 
-from weightwire.apply import apply_in_place
 from weightwire.bucket import Bucket
 from weightwire.chain import Path, read_run
 from weightwire.commit import (
@@ -24,8 +23,8 @@ from weightwire.commit import (
 from weightwire.delta import Delta
 from weightwire.errors import BucketError, CorruptDelta, NotFound, UnsupportedFormat, WeightwireError
 from weightwire.fetch import Fetched, Fetcher
-from weightwire.restore import apply_version, restore, schema_of
-from weightwire.state import State, digest
+from weightwire.restore import apply_version, load_anchor, restore, schema_of
+from weightwire.state import State
 from weightwire.upkeep.auditing import Audit, Auditing, Problem, Progress, Way
 from weightwire.weights import Tensor, Weights
 from weightwire.world import World
@@ -153,7 +152,7 @@ class _Rebuilding:
     async def _use_anchor(self, way: Way, deltas: Sequence[Delta]) -> State | None:
         """Where there are weights already, they must be the same; if they are not, they stay."""
         auditing, state = self._auditing, self._state
-        reached = await auditing.world.work(_load, self._targets, deltas, state is not None, self._threads)
+        reached = await auditing.world.work(load_anchor, self._targets, deltas, self._threads, keep=state is not None)
         if reached.hex != way.after:
             auditing.add(way.version, way.files[0].path, f"leads to another state than {way.path} says")
             return None
@@ -180,11 +179,3 @@ def _allocate(run: Run) -> dict[str, Tensor]:
         name: Tensor.at(np.zeros(dtype.nbytes(shape) or 0, np.uint8), 0, dtype, shape)
         for name, (dtype, shape) in schema_of(run).items()
     }
-
-
-def _load(targets: Weights, deltas: Sequence[Delta], keep: bool, threads: int | None) -> State:
-    """All weights, from the parts of an anchor. With `keep`, one that is corrupt changes nothing."""
-    state = State({})
-    for delta in deltas:
-        state = apply_in_place(targets, delta, state, threads=threads, keep=keep).state
-    return digest(targets, threads=threads) if len(deltas) > 1 else state

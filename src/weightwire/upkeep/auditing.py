@@ -24,10 +24,8 @@ from weightwire.commit import (
     Sealed,
     Shortcut,
     back_versions,
-    check_run,
     commit_path,
     shortcut_path,
-    unseal,
 )
 from weightwire.container import LENGTH_SIZE, read_size
 from weightwire.delta import Delta
@@ -195,8 +193,7 @@ class Auditing:
                 return
             path = f"gc/{number:020d}.json"
             try:
-                record = unseal(await self.bucket.get(path), Gc, self.chain.where(path)).record
-                check_run(record, self.run.run, self.chain.where(path))
+                record = self.chain.unseal(await self.bucket.get(path), Gc, path).record
             except (RunError, UnsupportedFormat) as problem:
                 self.add(None, path, problem)
                 continue
@@ -206,16 +203,14 @@ class Auditing:
             self.add(None, path, f"speaks of version {record.below}")
 
     async def _read_shortcut(self, path: str) -> Way | None:
-        where = self.chain.where(path)
         try:
-            sealed = unseal(await self.bucket.get(path), Shortcut, where)
-            shortcut = sealed.record
-            check_run(shortcut, self.run.run, where)
+            sealed = self.chain.unseal(await self.bucket.get(path), Shortcut, path)
         except NotFound:
             return None  # retention was faster
         except (RunError, UnsupportedFormat) as problem:
             self.add(None, path, problem)
             return None
+        shortcut = sealed.record
         version = shortcut.version
         what = "says something else than its name" if shortcut_path(sealed) != path else None
         what = what or await self._contradiction(shortcut)

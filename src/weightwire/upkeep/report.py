@@ -24,12 +24,10 @@ from weightwire.commit import (
     Record,
     Sealed,
     Stage,
-    check_run,
     commit_path,
     epoch_path,
     gc_path,
     heartbeat_path,
-    unseal,
 )
 from weightwire.errors import BrokenChain, NotFound, RunError, UnsupportedFormat
 from weightwire.world import World
@@ -190,9 +188,7 @@ async def _newest(chain: Chain, head: Sealed[Commit] | None, last: int) -> list[
 async def _read(chain: Chain, path: str, kind: type[AnyRecord]) -> AnyRecord | None:
     """A record of this run, if it is one that we can read: anyone who may write may have put something there."""
     try:
-        record = unseal(await chain.bucket.get(path), kind, chain.where(path)).record
-        check_run(record, chain.run.run, chain.where(path))
-        return record
+        return chain.unseal(await chain.bucket.get(path), kind, path).record
     except (NotFound, RunError, UnsupportedFormat):
         return None
 
