@@ -18,6 +18,7 @@ from typing import IO, Any, Self
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import pytest
 import safetensors.numpy
 
 from weightwire.cli import main
@@ -26,7 +27,7 @@ from weightwire.weights import read_weights
 
 Arrays = dict[str, npt.NDArray[Any]]
 
-COMMAND = [sys.executable, "-c", "from weightwire.cli import main; main()"]
+COMMAND = [sys.executable, "-m", "weightwire"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,20 @@ class Ran:
         assert hint.startswith("hint: "), self
         for text in texts:
             assert text in self.err
+
+
+class Command:
+    """Runs weightwire in this process; `code`, `out` and `err` are what a shell would see."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *args: str | Path) -> Ran:
+        self._monkeypatch.setattr(sys, "argv", ["weightwire", *map(str, args)])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        captured = self._capsys.readouterr()
+        return Ran(int(exit.value.code or 0), captured.out, captured.err)
 
 
 def weightwire(*args: str | Path | int) -> Ran:

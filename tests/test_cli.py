@@ -22,7 +22,8 @@ import pytest
 import safetensors.numpy
 
 import weightwire
-from weightwire.cli import main, terminal
+from commands import Command, Ran
+from weightwire.cli import terminal
 from weightwire.codec import spec
 from weightwire.dtypes import DTYPES
 from weightwire.weights import Tensor
@@ -76,27 +77,6 @@ def first_encoding(delta: Path, name: str) -> str:
 def tree(directory: Path) -> dict[str, bytes]:
     files = (path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
-
-
-@dataclass(frozen=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-
-class Command:
-    """Runs weightwire in this process; `code`, `out` and `err` are what a shell would see."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *args: str | Path) -> Ran:
-        self._monkeypatch.setattr(sys, "argv", ["weightwire", *map(str, args)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        captured = self._capsys.readouterr()
-        return Ran(int(exit.value.code or 0), captured.out, captured.err)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,32 +15,16 @@ import safetensors.numpy
 
 from clocked import beat, first_weights, publish, stepped
 from clocked import run as run_now
+from commands import Command, Ran
 from stores import SeaweedFS, use
 from weightwire.bucket import open_bucket
 from weightwire.chain import read_run
-from weightwire.cli import log, main, running, status, terminal
+from weightwire.cli import log, running, status, terminal
 from weightwire.commit import commit_path, gc_path
 
 
-@dataclass(frozen=True)
-class Ran:
-    code: int
-    out: str
-    err: str
-
-
-class Command:
-    """Runs weightwire in this process; `code`, `out` and `err` are what a shell would see."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *args: str | Path) -> Ran:
-        self._monkeypatch.setattr(sys, "argv", ["weightwire", *map(str, args)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        captured = self._capsys.readouterr()
-        return Ran(int(exit.value.code or 0), captured.out, captured.err)
+class Watched(Command):
+    """The same, also for those who look at a terminal."""
 
     def watched(self, *args: str | Path, width: int = 80) -> Ran:
         """As on a terminal, without colour."""
@@ -53,11 +36,11 @@ class Command:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Watched]:
     monkeypatch.setattr(terminal, "KERNEL", None)  # no note that it is missing
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     hook = sys.excepthook
-    yield Command(monkeypatch, capsys)
+    yield Watched(monkeypatch, capsys)
     for number, handler in handlers.items():
         signal.signal(number, handler)
     sys.excepthook = hook
@@ -89,7 +72,7 @@ def objects(url: Path) -> set[str]:
 
 
 class TestGc:
-    def test_announces_and_then_deletes(self, run: Command, url: Path) -> None:
+    def test_announces_and_then_deletes(self, run: Watched, url: Path) -> None:
         for path in url.rglob("*.*"):
             age(path, 3 * 86400)
         before = objects(url)
@@ -111,7 +94,7 @@ class TestGc:
         assert "  6 below version 5\n" in second.err
         assert sorted(int(path.name) for path in (url / "deltas").iterdir()) == [5, 6, 7]
 
-    def test_lists_in_a_dry_run_what_would_go(self, run: Command, url: Path) -> None:
+    def test_lists_in_a_dry_run_what_would_go(self, run: Watched, url: Path) -> None:
         before = objects(url)
 
         ran = run("gc", url, "--dry-run", "--window", "0", "--grace", "0")
@@ -125,11 +108,11 @@ class TestGc:
         assert ran.err.startswith("would delete 6 objects, ")
         assert objects(url) == before
 
-    def test_keeps_as_many_anchors_as_it_is_told(self, run: Command, url: Path) -> None:
+    def test_keeps_as_many_anchors_as_it_is_told(self, run: Watched, url: Path) -> None:
         figures = json.loads(run("gc", url, "--keep-anchors", "3", "--window", "0s", "--dry-run", "--json").out)
         assert (figures["below"], figures["anchors"], figures["dry_run"]) == (3, [3, 5, 7], True)
 
-    def test_writes_figures_as_json(self, run: Command, url: Path) -> None:
+    def test_writes_figures_as_json(self, run: Watched, url: Path) -> None:
         ran = run("gc", url, "--window", "0s", "--grace", "0s", "--json")
 
         figures = json.loads(ran.out)
@@ -138,24 +121,24 @@ class TestGc:
         assert figures["bytes"] == sum(one["size"] for one in figures["removed"]) > 0
         assert figures["waiting"] == figures["leases"] == []
 
-    def test_says_which_replica_holds_data(self, run: Command, url: Path) -> None:
+    def test_says_which_replica_holds_data(self, run: Watched, url: Path) -> None:
         put(url, *beat(run_id(url), "slow", 2))
         ran = run("gc", url, "--window", "0s")
         assert "data from version 3 on stays: replica slow is at version 2\n" in ran.err
 
-    def test_keeps_what_is_young(self, run: Command, url: Path) -> None:
+    def test_keeps_what_is_young(self, run: Watched, url: Path) -> None:
         assert "data from version 0 on stays: leads to versions committed less than 24 h ago" in run("gc", url).err
 
     @pytest.mark.parametrize("wrong", ["1", "-1h", "1 week", "1e3s", "", "99999999999d", "nan", "1h1h"])
-    def test_refuses_a_time_that_is_none(self, run: Command, url: Path, wrong: str) -> None:
+    def test_refuses_a_time_that_is_none(self, run: Watched, url: Path, wrong: str) -> None:
         ran = run("gc", url, f"--window={wrong}")
         assert ran.code == 2
         assert "is no time: write 90s, 30min, 24h or 7d" in ran.err
 
-    def test_refuses_to_keep_no_anchor(self, run: Command, url: Path) -> None:
+    def test_refuses_to_keep_no_anchor(self, run: Watched, url: Path) -> None:
         assert run("gc", url, "--keep-anchors", "0").code == 2
 
-    def test_of_no_run(self, run: Command, tmp_path: Path) -> None:
+    def test_of_no_run(self, run: Watched, tmp_path: Path) -> None:
         ran = run("gc", tmp_path)
         assert (ran.code, ran.out) == (1, "")
         assert ran.err.startswith("error: ")
@@ -163,7 +146,7 @@ class TestGc:
 
 
 class TestVerify:
-    def test_a_run_that_is_fine(self, run: Command, url: Path) -> None:
+    def test_a_run_that_is_fine(self, run: Watched, url: Path) -> None:
         ran = run("verify", url)
         assert (ran.code, ran.out) == (0, "")
         first, second, last = ran.err.splitlines()
@@ -171,13 +154,13 @@ class TestVerify:
         assert second.startswith("10 files of data as published, ")
         assert last == "everything is as it should be"
 
-    def test_rebuilds(self, run: Command, url: Path) -> None:
+    def test_rebuilds(self, run: Watched, url: Path) -> None:
         ran = run("verify", url, "--rebuild", "--threads", "1")
         assert ran.code == 0
         assert "weights rebuilt from version 1 to 7, every state as committed\n" in ran.err
         assert "3 anchors compared with what the deltas lead to\n" in ran.err
 
-    def test_a_line_for_each_problem(self, run: Command, url: Path) -> None:
+    def test_a_line_for_each_problem(self, run: Watched, url: Path) -> None:
         damaged = [next((url / "deltas" / str(version)).iterdir()) for version in (2, 6)]
         for path in damaged:
             path.write_bytes(path.read_bytes()[:-1] + b"!")
@@ -191,27 +174,27 @@ class TestVerify:
         assert ran.err.splitlines()[-1] == "2 problems found"
         assert "error" not in ran.err
 
-    def test_a_chain_that_is_broken(self, run: Command, url: Path) -> None:
+    def test_a_chain_that_is_broken(self, run: Watched, url: Path) -> None:
         (url / commit_path(4)).unlink()
         ran = run("verify", url)
         assert (ran.code, ran.out) == (1, f"{commit_path(4)}: is missing, though later versions are there\n")
         assert ran.err.splitlines()[0] == "the chain is broken: whole up to version 3 of 7"
 
-    def test_writes_figures_as_json(self, run: Command, url: Path) -> None:
+    def test_writes_figures_as_json(self, run: Watched, url: Path) -> None:
         (url / commit_path(7)).write_bytes(b"\x1b[31m")
         ran = run("verify", url, "--json")
         figures = json.loads(ran.out)
         assert (ran.code, figures["fine"], figures["head"], figures["whole"]) == (1, False, 7, 6)
         assert figures["problems"][0]["path"] == commit_path(7)
 
-    def test_what_retention_has_deleted(self, run: Command, url: Path) -> None:
+    def test_what_retention_has_deleted(self, run: Watched, url: Path) -> None:
         run("gc", url, "--window", "0s", "--grace", "0s")
         ran = run("verify", url, "--rebuild")
         assert ran.code == 0
         assert "; 4 files below version 5 deleted by retention\n" in ran.err
         assert "weights rebuilt from version 5 to 7, " in ran.err
 
-    def test_with_a_base(self, run: Command, tmp_path: Path) -> None:
+    def test_with_a_base(self, run: Watched, tmp_path: Path) -> None:
         weights = first_weights()
         safetensors.numpy.save_file(weights, tmp_path / "base.safetensors")
         safetensors.numpy.save_file(first_weights(8), tmp_path / "other.safetensors")
@@ -230,14 +213,14 @@ class TestVerify:
             1,
         )
 
-    def test_a_base_is_for_rebuilding(self, run: Command, url: Path) -> None:
+    def test_a_base_is_for_rebuilding(self, run: Watched, url: Path) -> None:
         ran = run("verify", url, "--base", url)
         assert ran.code == 2
         assert "is of use only with --rebuild" in ran.err
 
 
 class TestStatus:
-    def test_at_a_glance(self, run: Command, url: Path) -> None:
+    def test_at_a_glance(self, run: Watched, url: Path) -> None:
         ran = run("status", url)
         assert (ran.code, ran.err) == (0, "")
         facts = {line[:10].strip(): line[11:] for line in ran.out.splitlines()}
@@ -250,7 +233,7 @@ class TestStatus:
         assert facts["replicas"] == "none heard of"
         assert "mode" not in facts
 
-    def test_of_replicas(self, run: Command, url: Path) -> None:
+    def test_of_replicas(self, run: Watched, url: Path) -> None:
         put(url, *beat(run_id(url), "near", 7))
         age(put(url, *beat(run_id(url), "far", 2, trouble="no space left")), 600)
         put(url, *beat(run_id(url), "new", -1))
@@ -271,54 +254,54 @@ class TestStatus:
         ]
         assert "replicas   2 alive of 3\n" in run("status", url).out
 
-    def test_shows_single_writer_mode_plainly(self, run: Command, tmp_path: Path) -> None:
+    def test_shows_single_writer_mode_plainly(self, run: Watched, tmp_path: Path) -> None:
         publish(open_bucket(tmp_path / "run"), first_weights(), 1, insist=True)
         ran = run("status", tmp_path / "run")
         assert "mode       single-writer: nothing stops a second publisher" in ran.out
 
     @pytest.mark.parametrize("watched", [False, True])
-    def test_names_cannot_move_the_cursor(self, run: Command, url: Path, watched: bool) -> None:
+    def test_names_cannot_move_the_cursor(self, run: Watched, url: Path, watched: bool) -> None:
         path, data = beat(run_id(url), "x", 2, trouble="\x1b[2Jgone\n[red]bad[/red]", host="\x1b[1m")
         put(url, path, data)
         ran = run.watched("status", url, width=200) if watched else run("status", url)
         assert "\x1b" not in ran.out
         assert "\\x1b[2Jgone\\n[red]bad[/red]" in ran.out
 
-    def test_fits_a_terminal(self, run: Command, url: Path) -> None:
+    def test_fits_a_terminal(self, run: Watched, url: Path) -> None:
         put(url, *beat(run_id(url), "worker-17.region-2.example", 2, trouble="the bucket cannot be reached " * 5))
         table = run.watched("status", url).out.split("\n\n")[1]
         assert max(map(len, table.splitlines())) <= 80
         assert len(table.splitlines()) > 2
 
-    def test_writes_figures_as_json(self, run: Command, url: Path) -> None:
+    def test_writes_figures_as_json(self, run: Watched, url: Path) -> None:
         put(url, *beat(run_id(url), "x", 2))
         figures = json.loads(run("status", url, "--json").out)
         assert (figures["run"], figures["mode"], figures["head"]["version"]) == (run_id(url), "strict", 7)
         assert figures["replicas"][0]["behind"] == 5
         assert figures["replicas"][0]["stages"]["apply"] == {"seconds": 0.01, "bytes": 0}
 
-    def test_tells_of_retention(self, run: Command, url: Path) -> None:
+    def test_tells_of_retention(self, run: Watched, url: Path) -> None:
         run("gc", url, "--window", "0s")
         assert "retention  data below version 5 may be gone\n" in run("status", url).out
 
-    def test_of_a_run_without_a_version(self, run: Command, url: Path) -> None:
+    def test_of_a_run_without_a_version(self, run: Watched, url: Path) -> None:
         for path in (url / "commits").iterdir():
             path.unlink()
         assert "newest     no version yet\n" in run("status", url).out
 
-    def test_of_no_run(self, run: Command, tmp_path: Path) -> None:
+    def test_of_no_run(self, run: Watched, tmp_path: Path) -> None:
         ran = run("status", tmp_path)
         assert (ran.code, ran.out) == (1, "")
         assert "nothing has been published there yet" in ran.err
 
-    def test_of_no_url(self, run: Command) -> None:
+    def test_of_no_url(self, run: Watched) -> None:
         ran = run("status", "ftp://x/y")
         assert (ran.code, ran.out) == (1, "")
         assert "\nhint: use s3://" in ran.err
 
 
 class TestLog:
-    def test_a_line_for_each_version(self, run: Command, url: Path) -> None:
+    def test_a_line_for_each_version(self, run: Watched, url: Path) -> None:
         ran = run("log", url)
 
         lines = [line.split() for line in ran.out.splitlines()]
@@ -330,30 +313,30 @@ class TestLog:
         assert lines[1][4] == str(next((url / "deltas" / "7").iterdir()).stat().st_size)
         assert (lines[1][5], ran.err) == ("11", "")
 
-    def test_as_many_as_asked_for(self, run: Command, url: Path) -> None:
+    def test_as_many_as_asked_for(self, run: Watched, url: Path) -> None:
         assert len(run("log", url, "-n", "3").out.splitlines()) == 4
         assert run("log", url, "-n", "0").code == 2
 
-    def test_for_people(self, run: Command, url: Path) -> None:
+    def test_for_people(self, run: Watched, url: Path) -> None:
         ran = run.watched("log", url)
         assert max(map(len, ran.out.splitlines())) <= 80
         assert "just now" in ran.out
         assert "\x1b" not in ran.out
 
-    def test_writes_figures_as_json(self, run: Command, url: Path) -> None:
+    def test_writes_figures_as_json(self, run: Watched, url: Path) -> None:
         versions = json.loads(run("log", url, "-n", "2", "--json").out)["versions"]
         assert [one["version"] for one in versions] == [7, 6]
         assert (versions[0]["metrics"], versions[0]["changed"]) == ({"reward": 3.0}, 11)
         assert versions[0]["stages"]["upload"]["bytes"] == versions[0]["nbytes"]
 
-    def test_of_a_run_without_a_version(self, run: Command, url: Path) -> None:
+    def test_of_a_run_without_a_version(self, run: Watched, url: Path) -> None:
         for path in (url / "commits").iterdir():
             path.unlink()
         ran = run("log", url)
         assert (ran.code, ran.out, ran.err) == (0, "", "no version has been published yet\n")
 
 
-def check_commands(run: Command, url: str) -> None:
+def check_commands(run: Watched, url: str) -> None:
     publish(open_bucket(url), first_weights(), 3, anchor_every=1)
     assert "version 3, step 2" in run("status", url).out
     assert run("verify", url, "--rebuild").code == 0
@@ -364,17 +347,17 @@ def check_commands(run: Command, url: str) -> None:
     assert "deleted by retention" in after.err
 
 
-def test_any_kind_of_bucket(run: Command) -> None:
+def test_any_kind_of_bucket(run: Watched) -> None:
     check_commands(run, "memory://cli/run")
 
 
 class TestS3:
-    def test_every_command(self, run: Command, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_every_command(self, run: Watched, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
         use(monkeypatch, seaweedfs.env)
         check_commands(run, seaweedfs.url("cli/run"))
 
     def test_what_a_key_may_that_only_reads(
-        self, run: Command, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
+        self, run: Watched, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         use(monkeypatch, seaweedfs.env)
         url = seaweedfs.url("cli/read-only")
