@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from serving import VLLM, tiny_model
 from stores import Rclone, SeaweedFS, running
 from weightwire import codec
 from weightwire.codec import _kernel, spec
+
+SERVERS = {"rclone", "seaweedfs", "vllm", "vllm_split"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever needs a server is slow."""
     for item in items:
-        if {"seaweedfs", "rclone"} & set(getattr(item, "fixturenames", ())):
+        if SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 
 
@@ -42,5 +46,27 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
 @pytest.fixture(scope="session")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rclone]:
     server = Rclone(tmp_path_factory.mktemp("rclone"))
+    with running(server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint that the servers of vLLM start from. It stays as it is."""
+    return tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[VLLM]:
+    """One server for all tests: each finds it with whatever weights the one before left in it."""
+    server = VLLM(tmp_path_factory.mktemp("vllm"), tiny, options=["--enable-scale-out"])
+    with running(server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def vllm_split(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[VLLM]:
+    """The same on two workers, which hold half of each layer."""
+    server = VLLM(tmp_path_factory.mktemp("vllm-split"), tiny, tensor_parallel=2)
     with running(server):
         yield server

@@ -21,7 +21,18 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["NOWHERE", "Lossy", "Rclone", "SeaweedFS", "Server", "environment", "free_ports", "running", "use"]
+__all__ = [
+    "NOWHERE",
+    "Lossy",
+    "Rclone",
+    "SeaweedFS",
+    "Server",
+    "answers",
+    "environment",
+    "free_ports",
+    "running",
+    "use",
+]
 
 BIN = Path(sys.executable).parent
 NOWHERE = "http://127.0.0.1:1"
@@ -150,9 +161,9 @@ class SeaweedFS(Server):
     def _make_bucket(self) -> bool:
         """A folder of the filer is a bucket. Once it can be made, a file written, and S3 answers, all parts are up."""
         return (
-            _answers("POST", f"{self._filer}/buckets/{self.bucket}/")
-            and _answers("PUT", f"{self._filer}/ready", b"ready")
-            and _answers("GET", f"{self.endpoint}/healthz")
+            answers("POST", f"{self._filer}/buckets/{self.bucket}/")
+            and answers("PUT", f"{self._filer}/ready", b"ready")
+            and answers("GET", f"{self.endpoint}/healthz")
         )
 
 
@@ -168,7 +179,7 @@ class Rclone(Server):
         keys = "rclone-key,rclone-secret"
         options = ["--config", "none", "--vfs-cache-mode", "off", "--addr", address, "--auth-key", keys]
         command: list[str | Path] = [BIN / "rclone", "serve", "s3", *options, "data"]
-        super().__init__(root, command, lambda: _answers("GET", f"http://{address}"))
+        super().__init__(root, command, lambda: answers("GET", f"http://{address}"))
 
     def url(self, prefix: str) -> str:
         return f"s3://{self.bucket}/{prefix}"
@@ -251,7 +262,7 @@ def _identity(name: str, actions: list[str]) -> dict[str, object]:
     return {"name": name, "credentials": credentials, "actions": actions}
 
 
-def _answers(method: str, url: str, data: bytes | None = None) -> bool:
+def answers(method: str, url: str, data: bytes | None = None) -> bool:
     """Whether there is any answer but one of a server that is not ready."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data, method=method), timeout=5):

@@ -368,6 +368,40 @@ class TestRunning:
         assert held(replica) == 2
 
 
+class TestEngines:
+    """Those that are not there; tests/test_engines_vllm.py has those that are."""
+
+    @pytest.mark.parametrize("text", ["http://127.0.0.1:8000", "vllm=127.0.0.1:8000", "sglang=http://127.0.0.1:8000"])
+    def test_what_is_none(self, trainer: Trainer, replica: Path, text: str) -> None:
+        trainer.publish()
+        ran = weightwire("follow", trainer.bucket, "--into", replica, "--engine", text)
+        assert ran.code == 2
+        assert "--engine" in ran.err
+        assert "vllm=http://127.0.0.1:8000" in ran.err
+        assert not replica.exists()
+
+    def test_once_with_nobody_there(self, trainer: Trainer, replica: Path) -> None:
+        path = trainer.publish()
+        ran = weightwire("follow", trainer.bucket, "--into", replica, "--once", "--engine", "vllm=http://127.0.0.1:9")
+        assert ran.code == 1
+        assert "error: http://127.0.0.1:9: cannot be reached" in ran.err
+        assert "hint: start vLLM there" in ran.err
+        assert bits_of(replica / "current") == bits_of(path)  # it follows all the same
+
+    def test_one_that_may_come_is_waited_for(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        with Running(
+            "follow", trainer.bucket, "--into", replica, "--engine", "vllm=http://127.0.0.1:9", "--json"
+        ) as command:
+            command.wait_for("warning: http://127.0.0.1:9: cannot be reached")
+            trainer.publish()
+            command.wait_for('"version": 2,', stream="out")
+            ran = command.stop()
+        assert ran.code == 0
+        assert ran.err.count("cannot be reached") == 1
+        assert '"pause_seconds": {}' in ran.out
+
+
 class TestListening:
     def test_wakes_and_tells(self, trainer: Trainer, replica: Path) -> None:
         path = trainer.publish()

@@ -762,6 +762,10 @@ class TestPolling:
 
 
 class TestPatches:
+    @pytest.fixture(autouse=True)
+    def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(following, "_FEW", 0)  # all of it is few here
+
     def test_of_several_versions_become_one(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()

@@ -20,6 +20,8 @@ ORDER = [
     "dtypes",
     "container",
     "weights",
+    "adapters",
+    "live",
     "checkpoint",
     "sidefiles",
     "durable",

@@ -185,6 +185,15 @@ def test_rows_of_a_tensor() -> None:
     assert tuple(sum(lane) % 2**64 for lane in lanes) == whole.entries["x"].digest
 
 
+def test_a_part_does_not_name_the_state() -> None:
+    """Whole tensors, but not all of them: what is elsewhere counts too."""
+    weights = {"x": np.arange(9, dtype=np.uint8)}
+    whole, part = anchor(weights), anchor(weights, part=True)
+    assert whole.after == digest(weights).hex
+    assert (part.before, part.after) == ("", "")
+    assert part.entries == whole.entries
+
+
 def test_blocks_that_did_not_change_are_empty() -> None:
     old = {"x": np.zeros(3 * BLOCK, np.uint8)}
     new = {"x": np.zeros(3 * BLOCK, np.uint8)}

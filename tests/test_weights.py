@@ -124,6 +124,26 @@ def test_weights_can_be_read_again() -> None:
     assert np.shares_memory(again["x"].bits, weights["x"].bits)
 
 
+# Parts
+
+
+def test_some_units_can_be_copied_or_seen() -> None:
+    array = np.arange(10, dtype=np.int16)
+    out = np.zeros(3, np.uint16)
+    one(array).copy_to(2, 5, out)
+    assert out.tolist() == [2, 3, 4]
+    seen = one(array).part(2, 5, lambda: pytest.fail("there is no need of room"))
+    assert np.shares_memory(seen, array)
+    assert seen.tolist() == [2, 3, 4]
+
+
+def test_a_place_is_that_of_the_memory() -> None:
+    array = np.arange(10, dtype=np.int16)
+    assert one(array).place == one(array).place == array.ctypes.data
+    assert one(array).place != one(array.copy()).place
+    assert one(array[:0]).place is None
+
+
 # Units and rows
 
 

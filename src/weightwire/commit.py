@@ -276,11 +276,18 @@ class Heartbeat(Record, frozen=True, kw_only=True):
     host: str = ""
     trouble: str = ""
     stages: dict[str, Stage] = {}  # of the last version applied
+    served: int | None = None  # the lowest version that its engines serve, where it has engines; -1: one serves none
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check(-1 <= self.version <= _MOST and -1 <= self.head <= _MOST and self.lease >= 0, "a number is malformed")
+        _check(self.served is None or -1 <= self.served <= _MOST, "a number is malformed")
         _check(is_replica_name(self.name), f"{self.name!r:.100} is no name of a replica")
+
+    @property
+    def reached(self) -> int:
+        """What whoever asks this replica gets to see: of its engines, where it has some."""
+        return self.version if self.served is None else min(self.version, self.served)
 
     @property
     def behind(self) -> int:

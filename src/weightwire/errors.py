@@ -12,6 +12,8 @@ __all__ = [
     "CheckpointError",
     "CorruptDelta",
     "DataGone",
+    "EngineError",
+    "EngineGone",
     "Fenced",
     "ForeignRun",
     "NoBucket",
@@ -19,6 +21,7 @@ __all__ = [
     "NotFound",
     "OutputError",
     "PermissionDenied",
+    "RankFailed",
     "ReplicaError",
     "RunError",
     "SchemaChanged",
@@ -118,5 +121,17 @@ class SchemaChanged(RunError):
     """Weights with other names, dtypes or shapes than the run has."""
 
 
+class RankFailed(WeightwireError):
+    """One of the ranks that publish together is gone, or out of step with the others: none of them can go on."""
+
+
 class ReplicaError(WeightwireError):
     """A replica directory that cannot be used."""
+
+
+class EngineError(WeightwireError):
+    """An engine that cannot take these weights, or did not do what it was asked for."""
+
+
+class EngineGone(EngineError):
+    """An engine that cannot be reached: it may come back."""

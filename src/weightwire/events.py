@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 __all__ = ["STAGES", "Event", "Listener", "careful", "log_event"]
 
-STAGES = ("capture", "encode", "upload", "commit", "discover", "fetch", "verify", "apply")
+STAGES = ("capture", "encode", "upload", "commit", "discover", "fetch", "verify", "apply", "stage", "swap")
 
 _log = logging.getLogger("weightwire")
 

@@ -62,9 +62,13 @@ def anchor(
     progress: Progress | None = None,
     spool: IO[bytes] | None = None,
     done: BlockDone | None = None,
+    part: bool = False,
 ) -> Delta:
-    """All of some weights, in a file that needs no base. `spool` and `done` are those of `diff`."""
-    return _make({}, read_weights(weights), ANCHOR, None, False, _Way(threads, progress, spool, done))
+    """All of some weights, in a file that needs no base. `spool` and `done` are those of `diff`.
+
+    If it is only a `part` of a model's weights, the file does not name their state.
+    """
+    return _make({}, read_weights(weights), ANCHOR, None, False, _Way(threads, progress, spool, done, part))
 
 
 def diff_of_blocks(
@@ -74,25 +78,27 @@ def diff_of_blocks(
     before: State,
     threads: int | None = None,
     spool: IO[bytes] | None = None,
+    part: bool = False,
 ) -> Delta:
     """The delta to `weights` from others of the same names and kinds, given the blocks that may have changed.
 
-    The same bytes as those of `diff`, for who does not have the old weights as a whole.
+    The same bytes as those of `diff`, for who does not have the old weights as a whole. `part` is that of `anchor`.
     """
     _check_known(before, weights)
     makings = {name: _Making(name, tensor, tensor) for name, tensor in weights.items()}
     jobs = [_Job(name, partial(_encode_known, encode), index) for name, index, encode in changed]
-    return _make_of(makings, jobs, DELTA, before, _Way(threads, None, spool, None))
+    return _make_of(makings, jobs, DELTA, before, _Way(threads, None, spool, None, part))
 
 
 @dataclass(frozen=True)
 class _Way:
-    """How a delta is made; none of it shows in the result."""
+    """How a delta is made; but for `part` none of it shows in the result."""
 
     threads: int | None
     progress: Progress | None
     spool: IO[bytes] | None
     done: BlockDone | None
+    part: bool = False
 
 
 # --- blocks ------------------------------------------------------------------------------------------------------
@@ -253,7 +259,8 @@ def _make_of(makings: Mapping[str, _Making], jobs: Sequence[_Job], kind: str, be
     packed = [one for making in makings.values() if (one := making.packed(known, keep))]
     removed = [name for name, making in makings.items() if making.new is None]
     after = known.replace({one.entry.name: one.entry.state for one in packed}, removed)
-    partial_file = any(tensor and tensor.rows for one in makings.values() for tensor in (one.old, one.new))
+    both = [tensor for one in makings.values() for tensor in (one.old, one.new)]
+    partial_file = way.part or any(tensor and tensor.rows for tensor in both)
     return pack(
         packed,
         kind=kind,

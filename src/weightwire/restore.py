@@ -125,4 +125,4 @@ def copy_weights(source: Weights, targets: Weights) -> None:
         here, there = targets[name], source[name]
         if (here.dtype, here.shape) != (there.dtype, there.shape):
             raise CheckpointError(f"tensor {name!r}: is of another dtype or shape than the run's")
-        here.bits[:] = there.bits
+        there.copy_to(0, there.count, here.bits)

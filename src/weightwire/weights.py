@@ -12,7 +12,7 @@ import mmap
 import operator
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,8 @@ __all__ = [
     "ShardFile",
     "Tensor",
     "Weights",
+    "check_name",
+    "dtype_called",
     "mark_changed",
     "present",
     "read_weights",
@@ -101,6 +103,19 @@ class Tensor:
         """How many units."""
         return len(self.bits)
 
+    @property
+    def place(self) -> object:
+        """Which memory this is: two names of the same one are one tensor. None where it takes none."""
+        return self.bits.__array_interface__["data"][0] if self.nbytes else None
+
+    def copy_to(self, begin: int, end: int, out: Bits) -> None:
+        """Copies the units from `begin` to before `end`."""
+        np.copyto(out, self.bits[begin:end])
+
+    def part(self, begin: int, end: int, room: Callable[[], Bits]) -> Bits:
+        """The units from `begin` to before `end`: a view, or a copy in the `room` if they lie nowhere as bits."""
+        return self.bits[begin:end]
+
 
 Weights = Mapping[str, Tensor]
 
@@ -122,7 +137,7 @@ def read_weights(source: str | os.PathLike[str] | Mapping[str, Any] | HasStateDi
     if isinstance(source, Checkpoint):
         return source
     mapping = source if isinstance(source, Mapping) else _state_dict(source)
-    return {_check_name(name): _read_tensor(name, value) for name, value in mapping.items()}
+    return {check_name(name): _read_tensor(name, value) for name, value in mapping.items()}
 
 
 # From memory
@@ -138,7 +153,8 @@ def _state_dict(source: Any) -> Mapping[str, Any]:
     return mapping
 
 
-def _check_name(name: Any) -> str:
+def check_name(name: Any) -> str:
+    """A tensor's name, if it can be one."""
     if not isinstance(name, str) or name == METADATA or not is_unicode(name):
         raise CheckpointError(
             f"{name!r} cannot be a tensor's name",
@@ -207,10 +223,16 @@ def _read_buffer(name: str, dtype_name: Any, shape: Any, buffer: Any) -> Tensor:
     return _view(name, dtype, sizes, array)
 
 
+def dtype_called(array_name: str) -> Dtype | None:
+    """The dtype that NumPy and torch call so."""
+    return DTYPES.get(_BY_ARRAY_NAME.get(array_name, ""))
+
+
 def _known_dtype(name: str, array_name: str) -> Dtype:
-    if array_name not in _BY_ARRAY_NAME:
+    dtype = dtype_called(array_name)
+    if dtype is None:
         _fail(name, f"unknown dtype {array_name}", f"known are {', '.join(_BY_ARRAY_NAME)}")
-    return DTYPES[_BY_ARRAY_NAME[array_name]]
+    return dtype
 
 
 def _view(name: str, dtype: Dtype, shape: tuple[int, ...], array: npt.NDArray[Any]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from threading import Event as Stop
 from typing import Annotated, Any
@@ -18,7 +18,9 @@ from weightwire.cli.running import Url, with_bucket
 from weightwire.cli.stopping import stopping
 from weightwire.cli.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, write_json
 from weightwire.commit import Heartbeat
-from weightwire.errors import NoRun, Unavailable
+from weightwire.engines.keeping import Keeper
+from weightwire.engines.vllm.client import VllmEngine
+from weightwire.errors import EngineError, EngineGone, NoRun, Unavailable
 from weightwire.events import Event
 from weightwire.follower import Follower, Update
 from weightwire.follower.listen import Door, parse_address
@@ -44,14 +46,19 @@ def follow(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Take wake-ups (POST), and serve /metrics and /status."),
     ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(metavar="vllm=URL", help="A vLLM on this machine to keep up to date; may be given several times."),
+    ] = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Keep a replica of the run at URL up to date, until Ctrl-C.
 
     DIR/current is a complete checkpoint of exactly one version at any time. A follower that was stopped or killed goes
-    on where it was.
+    on where it was. Engines are patched while they serve, and reloaded from DIR/current where that is not possible.
     """
+    urls = [_engine_url(text) for text in engine or ()]
     if listen is not None:
         if once:
             raise typer.BadParameter("is of no use with --once", param_hint="--listen")
@@ -65,6 +72,8 @@ def follow(
     if once:
         with Follower(url, into=into, base=base, name=name, threads=threads, on_event=ear) as follower:
             _follow_once(follower, ear, as_json)
+            if urls:
+                _bring_once(follower, urls, ear)
         return
     with ExitStack() as stack:
         stop = stack.enter_context(stopping())
@@ -73,7 +82,8 @@ def follow(
         if listen is not None:
             _listen(stack.enter_context(_door(listen, follower, ear)))
         if there or _wait_for_run(url, stop):
-            _follow(follower, ear, stop, as_json)
+            keeper = stack.enter_context(closing(_keeper(follower, urls, ear))) if urls else None
+            _follow(follower, keeper, ear, stop, as_json)
     say(f"stopped at {_name(follower.version)}: {into / 'current'}" if follower.version is not None else "stopped")
 
 
@@ -98,12 +108,49 @@ def _follow_once(follower: Follower, ear: _Ear, as_json: bool) -> None:
         write_json({"version": version, "bytes": nbytes, "seconds": round(seconds, 3), "checkpoint": str(where)})
 
 
-def _follow(follower: Follower, ear: _Ear, stop: Stop, as_json: bool) -> None:
+def _follow(follower: Follower, keeper: Keeper | None, ear: _Ear, stop: Stop, as_json: bool) -> None:
     while not stop.is_set():
         for update in follower.watch(timeout=_LOOK):
+            if keeper is not None:
+                keeper.bring(update)
             _tell(update, ear, as_json)
             if stop.is_set():
                 break
+        if keeper is not None:
+            keeper.look()
+
+
+# --- engines -----------------------------------------------------------------------------------------------------
+
+
+def _engine_url(text: str) -> str:
+    kind, _, url = text.partition("=")
+    if kind != "vllm" or not url.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"{text!r} is none: write vllm=http://127.0.0.1:8000", param_hint="--engine")
+    return url
+
+
+def _keeper(follower: Follower, urls: list[str], ear: _Ear) -> Keeper:
+    """Each must be there and willing now: what is wrong with it is better said before anything is followed."""
+    engines = [VllmEngine(url, memory=follower.replica.directory) for url in urls]
+    for engine in engines:
+        with suppress(EngineGone):  # it may still be starting
+            engine.attach()
+    return Keeper(follower, engines, on_event=ear)
+
+
+def _bring_once(follower: Follower, urls: list[str], ear: _Ear) -> None:
+    with closing(_keeper(follower, urls, ear)) as keeper:
+        for engine in keeper.engines:
+            engine.attach()
+        update = follower.take()
+        if update is not None:
+            keeper.bring(update)
+        if keeper.trouble:
+            raise EngineError(keeper.trouble, hint="see above")
+
+
+# --- what is told ------------------------------------------------------------------------------------------------
 
 
 def _tell(update: Update, ear: _Ear, as_json: bool) -> None:
@@ -111,7 +158,9 @@ def _tell(update: Update, ear: _Ear, as_json: bool) -> None:
     behind = max(0.0, time.time() - committed) if committed and nbytes else None
     late = "" if behind is None else f", {behind:.2f} s behind the commit"
     step = "" if update.step is None else f" (step {update.step})"
-    say(f"{_name(update.version)}{step}: {byte_size(nbytes) if nbytes else 'nothing new'}{late}")
+    pauses, ear.pauses = ear.pauses, []
+    paused = "".join(f", {engine} paused for {1000 * seconds:.0f} ms" for engine, seconds in pauses)
+    say(f"{_name(update.version)}{step}: {byte_size(nbytes) if nbytes else 'nothing new'}{late}{paused}")
     if as_json:
         line = {
             "version": update.version,
@@ -120,6 +169,7 @@ def _tell(update: Update, ear: _Ear, as_json: bool) -> None:
             "bytes": nbytes,
             "behind_seconds": None if behind is None else round(behind, 3),
             "metrics": dict(update.metrics),
+            "pause_seconds": {engine: round(seconds, 6) for engine, seconds in pauses},
         }
         print(json.dumps(line), flush=True)
 
@@ -165,6 +215,7 @@ class _Ear:
     def __init__(self, metrics: Metrics | None) -> None:
         self.metrics = metrics
         self.versions = 0
+        self.pauses: list[tuple[str, float]] = []  # engines, and for how long they did not serve
         self._nbytes = 0
         self._lock = threading.Lock()
 
@@ -175,6 +226,8 @@ class _Ear:
             with self._lock:
                 self._nbytes += event.nbytes
                 self.versions += 1
+        elif event.stage == "swap":
+            self.pauses.append((event.message, event.seconds))
         elif event.stage == "warning":
             message, _, hint = event.message.partition("\nhint: ")
             say(f"warning: {message}")

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from weightwire.background import Background
 from weightwire.bucket import Bucket, open_bucket
-from weightwire.commit import is_replica_name
+from weightwire.commit import Stage, is_replica_name
 from weightwire.errors import NoRun, ReplicaError, WeightwireError
 from weightwire.events import Listener, log_event
 from weightwire.follower.following import Following, Update
@@ -138,6 +138,10 @@ class Follower:
     def take(self) -> Update | None:
         """What is new since the update taken last; None if nothing is."""
         return self._background.call(self._work.take())
+
+    def serve(self, version: int | None, trouble: str = "", stages: Mapping[str, Stage] | None = None) -> None:
+        """For who keeps engines up to date from here: the lowest version that they serve, told to the publisher."""
+        self._background.tell(lambda: self._work.serve(version, trouble, stages or {}))
 
     def _check_running(self) -> None:
         """A fault of ours must not look like a run without news."""

@@ -41,6 +41,7 @@ _GENTLE = 2.0  # the fastest where requests are rationed
 _LEASE = 60.0  # a follower that has not been heard of for so long holds back nothing
 _NEAR = 64  # versions that are simply read one after the other
 _SMALL = 64 << 20  # of a replica this small, `current` is always the newest version
+_FEW = 1 << 20  # bytes of patches that are always worth keeping
 _RECHECK = 15.0  # seconds
 _PATIENCE = 16  # how often a way is planned anew before data counts as gone
 
@@ -104,6 +105,8 @@ class Following:
         self._period = 0.0  # seconds between versions, lately
         self._heartbeats = True
         self._stages: dict[str, Stage] = {}
+        self._served: int | None = None
+        self._engines_trouble = ""
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -319,7 +322,7 @@ class Following:
     async def _bound_patches(self) -> None:
         """What nobody takes must not grow without end."""
         assert self._patches is not None
-        most = sum(tensor.nbytes for tensor in self.replica.weights.values()) // 4
+        most = max(sum(tensor.nbytes for tensor in self.replica.weights.values()) // 4, _FEW)
         if sum(patch.nbytes for patch in self._patches) <= most:
             return
         merged = await self._world.work(self.replica.merge, self._patches)
@@ -395,6 +398,14 @@ class Following:
                 self._patches, self._taken, self._to_be_loaded = [], self.version, False
             return path
 
+    def serve(self, version: int | None, trouble: str, stages: Mapping[str, Stage]) -> None:
+        """What the engines that are kept up to date from here serve: for the next heartbeat."""
+        served = -1 if version is None else version
+        self._stages.update(stages)
+        if (served, trouble) != (self._served, self._engines_trouble):
+            self._served, self._engines_trouble = served, trouble
+            self._unsaid.set()
+
     # --- heartbeats ----------------------------------------------------------------------------------------------
 
     async def _beat_forever(self) -> None:
@@ -416,8 +427,9 @@ class Following:
             lease=_LEASE,
             time=self._world.time(),
             host=platform.node(),
-            trouble=self.trouble[:500],
+            trouble="; ".join(filter(None, (self.trouble, self._engines_trouble)))[:500],
             stages=self._stages,
+            served=self._served,
         )
         try:
             await self.bucket.put(heartbeat_path(self.name), seal(beat).data)

@@ -6,12 +6,13 @@ Knows threads; the work itself is in `publishing`.
 from __future__ import annotations
 
 import json
+import math
 import operator
 import os
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -20,15 +21,19 @@ from typing import Any, Self
 
 from weightwire.background import Background
 from weightwire.bucket import Bucket, open_bucket
+from weightwire.dtypes import Dtype
 from weightwire.errors import CheckpointError, WeightwireError
 from weightwire.events import Event, Listener, careful, log_event
+from weightwire.live import Casting, read_live, untie
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publishing import Publishing, Settings
+from weightwire.publisher.ranks import Ranks
+from weightwire.publisher.together import Together
 from weightwire.sidefiles import side_files
 from weightwire.weights import Checkpoint, Tensor, Weights, read_weights
 from weightwire.world import World
 
-__all__ = ["Publication", "Publisher"]
+__all__ = ["Publication", "Publisher", "Ranks"]
 
 _IN_A_HURRY = 30.0  # seconds that a program which has failed waits for what is still to be published
 
@@ -50,6 +55,12 @@ class Publisher:
     - `notify`: URLs of followers to wake (HTTP POST) after each version.
     - `insist`: use a bucket that cannot tell two publishers apart, and see to it that there is only one.
     - `published`: weights that may be those published last, to save fetching them after a restart.
+    - `dtype`: what torch's float32 weights, the trainer's masters, are cast to; None leaves them as they are. `dtypes`:
+      the same for floats whose names match a pattern, such as {"*.router.*": "float32"}; the first that matches counts.
+      In a run that has begun all floats are cast to its own dtypes. NumPy arrays and files are published as they are.
+    - `ranks`: those of a model that is trained by several processes (`weightwire.trainers.torch.Ranks()`). Each makes a
+      publisher, and calls `publish` for every step: it publishes the rows that it holds, and rank 0 commits them as one
+      version. After a restart the first version is an anchor, unless `published` or `base` is what was published last.
     """
 
     def __init__(
@@ -64,9 +75,13 @@ class Publisher:
         notify: Sequence[str] = (),
         insist: bool = False,
         published: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        dtype: str | None = "bfloat16",
+        dtypes: Mapping[str, str] | None = None,
+        ranks: Ranks | None = None,
         threads: int | None = None,
         on_event: Listener = log_event,
     ) -> None:
+        self._ranks = ranks
         settings = Settings(
             base=None if base is None else untie(read_weights(base))[0],
             source=source or (os.path.abspath(base) if isinstance(base, str | os.PathLike) else ""),
@@ -77,6 +92,7 @@ class Publisher:
             insist=insist,
             threads=threads,
         )
+        self._casting = Casting.of(dtype, dtypes)
         self._world = World()
         self._emit = careful(on_event)
         self._notify = tuple(notify)
@@ -90,24 +106,39 @@ class Publisher:
             self._work = self._background.call(self._start(settings))
         except BaseException:
             self._background.stop()
+            if ranks is not None:
+                ranks.close()  # the others need not wait for this one
             raise
         self._running: Future[None] = self._background.start(self._work.run())
 
     async def _start(self, settings: Settings) -> Publishing:
-        work = Publishing(self._bucket, self._world, settings, self._heard)
+        if self._ranks is None:
+            work = Publishing(self._bucket, self._world, settings, self._heard)
+        else:
+            work = Together(self._bucket, self._world, settings, self._heard, self._ranks)
         await work.start()
         return work
 
     @property
     def version(self) -> int | None:
         """The newest version, a fence included; None in a run that has not begun."""
-        writer = self._work.writer
-        return writer.next_version - 1 if writer else None
+        return self._work.version
 
     @property
     def state(self) -> str | None:
         """The digest of the state published last."""
         return self._work.state.hex if self._work.state else None
+
+    @property
+    def weights(self) -> int | None:
+        """How many a version has; None in a run that has not begun."""
+        run = self._work.run_record
+        return None if run is None else sum(math.prod(shape) for _, shape in run.tensors.values())
+
+    @property
+    def dtypes(self) -> Mapping[str, Dtype]:
+        """By name, as they are published; none in a run that has not begun."""
+        return self._work.dtypes
 
     def publish(
         self,
@@ -115,28 +146,42 @@ class Publisher:
         *,
         step: int | None = None,
         metrics: Mapping[str, float] | None = None,
+        merge: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> Publication:
         """Captures weights, to be published as the next version. They may change as soon as this returns.
 
-        `weights` is what `diff` takes: a mapping of names to tensors, a torch module, a checkpoint. `step` and
-        `metrics` travel with the version. If the version before is still under way, these weights wait, and are
-        replaced if newer ones come meanwhile. `check` is called when the weights have been read, and may call it off
-        by raising a WeightwireError: for files that others may write to.
+        `weights` is a torch module, a mapping of names to tensors (a state dict, NumPy arrays), an iterator of names
+        and tensors, or a checkpoint. What an iterator yields is held until all of it has been copied, so it must not
+        use the same memory twice. Of tied weights one is published. `merge` publishes a PEFT model's weights with its
+        adapters merged into them, and leaves the model as it is.
+
+        `step` and `metrics` travel with the version. If the version before is still under way, these weights wait, and
+        are replaced if newer ones come meanwhile. `check` is called when the weights have been read, and may call it
+        off by raising a WeightwireError: for files that others may write to.
         """
         self._check_usable()
-        views, aliases = untie(read_weights(weights), self._work.copies.published if self._work.copies else ())
-        # What is no number is told now, to who gave it.
-        numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
-        step = None if step is None else operator.index(step)
+        try:
+            sharded = self._ranks is not None
+            views, aliases = read_live(weights, self._casting, self._work.dtypes, merge=merge, sharded=sharded)
+            # What is no number is told now, to who gave it.
+            numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
+            step = None if step is None else operator.index(step)
+        except BaseException:
+            self._skip()
+            raise
         publication = Publication(step=step, metrics=numbers, aliases=aliases, check=check)
         with self._one_at_a_time:
             self._check_usable()
-            self._last = publication
+            views = self._share(views, aliases)
             if self._blocking:
+                self._last = publication
                 return self._publish_now(publication, views)
-            self._work.capture(publication, views)
-            self._background.tell(self._work.wake)
+            try:
+                self._work.capture(publication, views)
+                self._last = publication  # not one that was refused: nobody would wait for it in vain
+            finally:
+                self._background.tell(self._work.wake)
         return publication
 
     def wait(self, *, replicas: int = 0, timeout: float | None = None) -> int:
@@ -195,6 +240,26 @@ class Publisher:
         publication.wait(0)
         return publication
 
+    def _share(self, views: dict[str, Tensor], aliases: Mapping[str, str]) -> dict[str, Tensor]:
+        """What of them this rank is to publish: all of it, where there is only one."""
+        if not isinstance(self._work, Together):
+            return views
+        if not self._work.joined:
+            try:
+                self._background.call(self._work.join(views, aliases))
+            except BaseException:
+                self._work.skip()
+                raise
+        self._work.catch_up()
+        return self._work.mine(views)
+
+    def _skip(self) -> None:
+        """A publish that failed before anything was captured: the other ranks may have captured theirs."""
+        if isinstance(self._work, Together):
+            with self._one_at_a_time:
+                self._work.skip()
+            self._background.tell(self._work.wake)
+
     def _check_usable(self) -> None:
         if self._closed:
             raise WeightwireError("this publisher is closed", hint="make a new one")
@@ -231,18 +296,3 @@ def _side_files(base: Any, files: Any) -> dict[str, Path | bytes]:
         if not isinstance(content, bytes):
             raise CheckpointError(f"side file {name!r}: is a {type(content).__name__}", hint="pass its bytes")
     return dict(given)
-
-
-def untie(weights: Weights, known: Container[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Of tensors that are the very same memory one each; and whose memory the others share.
-
-    It is the one whose name is `known`, else the first.
-    """
-    groups: dict[tuple[object, ...], list[str]] = {}
-    for name in weights:
-        tensor = weights[name]
-        place = tensor.bits.__array_interface__["data"][0] if tensor.nbytes else name
-        groups.setdefault((place, tensor.nbytes, tensor.dtype, tensor.shape), []).append(name)
-    chosen = {name: min(group, key=lambda one: one not in known) for group in groups.values() for name in group}
-    kept = {name: weights[name] for name in weights if chosen[name] == name}
-    return kept, {name: other for name, other in chosen.items() if name != other}

@@ -20,7 +20,7 @@ from weightwire.errors import SchemaChanged
 from weightwire.weights import Tensor, Weights
 from weightwire.workers import Stopped, in_order, to_the_end
 
-__all__ = ["HostCopies"]
+__all__ = ["HostCopies", "Rows"]
 
 T = TypeVar("T")
 Rows = tuple[int, int]
@@ -43,6 +43,9 @@ class HostCopies(Generic[T]):
     `dropped(ticket, by)` hears of one that a later capture replaced `by` its own or, where that is None, lost: it
     failed after it had begun to overwrite the weights. It is called from a thread of ours, where no interrupt can cut
     it short.
+
+    Where several ranks publish together, captures are counted by `turn`: so that all can `hold` theirs, agree on one
+    turn, `let` whoever has not reached it go on so far, and take that one.
     """
 
     published: dict[str, Tensor]
@@ -69,6 +72,8 @@ class HostCopies(Generic[T]):
         self._capturing = False
         self._takers = 0
         self._reading: set[Block] = set()
+        self._turn = 0  # of the capture that began last
+        self._most: int | None = None  # the turn that captures are held at
 
     @property
     def busy(self) -> bool:
@@ -79,6 +84,11 @@ class HostCopies(Generic[T]):
     def waiting(self) -> bool:
         """That something newer than what was taken last is there, or on its way."""
         return self._pending is not None or self._capturing
+
+    @property
+    def pending(self) -> T | None:
+        """The ticket of what was captured last, if it has not been taken."""
+        return self._pending
 
     def check(self, weights: Weights) -> dict[str, Tensor]:
         """These weights, in the order of the schema; an error if it is not theirs."""
@@ -95,18 +105,18 @@ class HostCopies(Generic[T]):
                 raise _schema_changed(name, "is not in the run")
         return checked
 
-    def capture(self, weights: Weights, ticket: T) -> None:
+    def capture(self, weights: Weights, ticket: T, turn: int = 0) -> None:
         """Copies weights into `latest`, and makes this the pending ticket.
 
         Waits for nothing but captures by other threads, and blocks that a running diff still reads: it follows the
-        diff as one wave follows another. Where it raises, nothing has changed, or else nothing is pending; unless an
-        interrupt came too late to stop it.
+        diff as one wave follows another; and, if it has a turn, while captures are held. Where it raises, nothing has
+        changed, or else nothing is pending; unless an interrupt came too late to stop it.
         """
         if self.published and not self.latest:
             raise RuntimeError("a single copy has no room for a capture: diff the live weights")
         checked = self.check(weights)
         # In a thread of its own, where nothing can come between two steps that belong together.
-        to_the_end(lambda stop: self._capture(checked, ticket, stop))
+        to_the_end(lambda stop: self._capture(checked, ticket, turn, stop))
 
     def take(self) -> T | None:
         """The pending ticket, if there is one: what it stands for is in `latest`, and stays until it is released.
@@ -139,11 +149,38 @@ class HostCopies(Generic[T]):
             self._reading.clear()
             self._changed.notify_all()
 
-    def _capture(self, weights: Weights, ticket: T, stop: threading.Event) -> None:
+    def hold(self) -> int:
+        """Lets no capture begin from now on; returns the turn of the last, when that has ended."""
         with self._changed:
-            # A diff that waits goes first, or captures in quick succession would keep it waiting for ever.
-            self._wait_until(lambda: not self._capturing and not self._takers, stop)
-            self._capturing = True
+            self._most = self._turn
+            self._changed.wait_for(lambda: not self._capturing)
+            return self._turn
+
+    def let(self, turn: int | None) -> None:
+        """Lets captures go on, up to this turn and no further; None lets all of them."""
+        with self._changed:
+            self._most = turn
+            self._changed.notify_all()
+
+    def skip(self, turn: int) -> None:
+        """There will be no capture of this turn: it failed before it began."""
+        with self._changed:
+            self._turn = max(self._turn, turn)
+            self._changed.notify_all()
+
+    def reached(self, turn: int) -> bool:
+        """That the capture of this turn has ended, one way or the other."""
+        with self._changed:
+            return self._turn >= turn and not self._capturing
+
+    def _may_begin(self, turn: int) -> bool:
+        # A diff that waits goes first, or captures in quick succession would keep it waiting for ever.
+        return not self._capturing and not self._takers and (self._most is None or turn <= self._most)
+
+    def _capture(self, weights: Weights, ticket: T, turn: int, stop: threading.Event) -> None:
+        with self._changed:
+            self._wait_until(lambda: self._may_begin(turn), stop)
+            self._capturing, self._turn = True, max(self._turn, turn)
             replaced, self._pending = self._pending, None
         captured: T | None = None
         try:
@@ -163,7 +200,7 @@ class HostCopies(Generic[T]):
                 self._wait_for(block, stop)
                 name, index = block
                 begin, end = self._layouts[name].span(index)
-                np.copyto(self.latest[name].bits[begin:end], weights[name].bits[begin:end])
+                weights[name].copy_to(begin, end, self.latest[name].bits[begin:end])
 
         for _ in in_order(work, self._batches, self._threads):
             pass

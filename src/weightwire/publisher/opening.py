@@ -28,7 +28,7 @@ from weightwire.errors import (
     WeightwireError,
 )
 from weightwire.fetch import Fetcher
-from weightwire.publisher.capture import HostCopies
+from weightwire.publisher.capture import HostCopies, Rows
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.writer import Writer, begin_run
 from weightwire.restore import copy_weights, restore, schema_of
@@ -36,7 +36,7 @@ from weightwire.state import State, digest
 from weightwire.weights import Weights
 from weightwire.world import World
 
-__all__ = ["Opened", "Opening", "Settings"]
+__all__ = ["Opened", "Opening", "Settings", "check_schema"]
 
 _OURS = {"anchors", "commits", "deltas", "epochs", "files", "gc", "probe", "replicas", "shortcuts", "HEAD.json"}
 _PATIENCE = 4  # how often a way is planned anew before data counts as gone
@@ -80,16 +80,26 @@ class Opening:
 
     async def find(self) -> Opened | None:
         """The run that is there, or one that starts from the base; None where the first publish must start one."""
+        run = await self._look()
+        if run is not None:
+            return await self._take_over(run, None)
+        if self._settings.base is None:
+            return None
+        return await self.begin(schema_of_weights(self._settings.base), {}, None)
+
+    async def claim(self) -> Writer | None:
+        """The run that is there, taken over as it is: what was published is not rebuilt. None where there is none."""
+        run = await self._look()
+        return None if run is None else await self._claim(run)
+
+    async def _look(self) -> Run | None:
         if not self._settings.insist:
             await probe(self._bucket, self._world.token())
         try:
-            run = await read_run(self._bucket)
+            return await read_run(self._bucket)
         except NoRun:
             await self._check_free()
-            if self._settings.base is None:
-                return None
-            return await self.begin(schema_of_weights(self._settings.base), {}, None)
-        return await self._take_over(run, None)
+            return None
 
     async def _check_free(self) -> None:
         """A directory that holds other things was hardly meant: a checkpoint, in place of the run's URL."""
@@ -101,6 +111,15 @@ class Opening:
 
     async def begin(self, schema: Schema, aliases: Mapping[str, str], copies: HostCopies[Publication] | None) -> Opened:
         """Starts a run, or takes over the one that another has started meanwhile."""
+        return await self._take_over(await self._begin_run(schema, aliases), copies)
+
+    async def begin_with_nothing(self, schema: Schema, aliases: Mapping[str, str]) -> Writer:
+        """The same for who holds only some rows of each tensor: nothing is rebuilt."""
+        run = await self._begin_run(schema, aliases)
+        check_schema(schema, schema_of(run), self._bucket.url)
+        return await self._claim(run)
+
+    async def _begin_run(self, schema: Schema, aliases: Mapping[str, str]) -> Run:
         run = Run(
             run=self._world.token(),
             time=self._world.time(),
@@ -109,27 +128,34 @@ class Opening:
             aliases=dict(aliases),
             files=await self._upload_side_files(),
         )
-        return await self._take_over(await begin_run(self._bucket, run, self._world, self._warn), copies)
+        return await begin_run(self._bucket, run, self._world, self._warn)
 
-    def allocate(self, schema: Schema) -> HostCopies[Publication]:
-        """Room for the weights of a run."""
+    def allocate(self, schema: Schema, rows: Mapping[str, Rows] | None = None) -> HostCopies[Publication]:
+        """Room for the weights of a run, or for some rows of them."""
         settings = self._settings
-        return HostCopies(schema, single=settings.blocking, threads=settings.threads, dropped=_tell_dropped)
+        return HostCopies(schema, rows=rows, single=settings.blocking, threads=settings.threads, dropped=_tell_dropped)
 
     async def _take_over(self, run: Run, copies: HostCopies[Publication] | None) -> Opened:
+        self._check_mode(run)
+        schema = schema_of(run)
+        if copies is None:
+            copies = await self._world.work(self.allocate, schema)
+        else:
+            check_schema(schema_of_weights(copies.published), schema, self._bucket.url)
+        return await self._rebuild(await self._claim(run), copies)
+
+    def _check_mode(self, run: Run) -> None:
         if run.mode == "strict" and not self._bucket.strict:
             raise UnsafeBucket(
                 f"{self._bucket.url}: nothing can be created safely through this URL, and the run counts on it",
                 hint="publish through the URL that the run was started with (for Hugging Face: its S3 gateway)",
             )
-        schema = schema_of(run)
-        if copies is None:
-            copies = await self._world.work(self.allocate, schema)
-        else:
-            _check_schema(schema_of_weights(copies.published), schema, self._bucket.url)
+
+    async def _claim(self, run: Run) -> Writer:
+        self._check_mode(run)
         writer = Writer(self._bucket, run, self._world, self._warn)
         await writer.take_over()
-        return await self._rebuild(writer, copies)
+        return writer
 
     async def _rebuild(self, writer: Writer, copies: HostCopies[Publication]) -> Opened:
         """The published state: from the bucket, unless weights that were given are just that."""
@@ -192,7 +218,7 @@ class Opening:
         return tuple(uploaded)
 
 
-def _check_schema(weights: Mapping[str, Any], run: Schema, url: str) -> None:
+def check_schema(weights: Mapping[str, Any], run: Schema, url: str) -> None:
     different = [name for name in {*weights, *run} if weights.get(name) != run.get(name)]
     if different:
         raise SchemaChanged(

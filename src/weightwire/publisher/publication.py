@@ -31,6 +31,8 @@ class Publication:
     superseded_by: Publication | None = None
     error: WeightwireError | None = None
     raised: bool = False  # that `wait` has raised the error
+    turn: int = 0  # which of a rank's publishes it is, where several ranks publish together
+    waiters: set[int] = field(default_factory=set, repr=False)  # threads that wait for it at this moment
     _done: threading.Event = field(default_factory=threading.Event, repr=False)
 
     @property
@@ -42,7 +44,7 @@ class Publication:
         until = None if timeout is None else time.monotonic() + timeout
         one = self
         while True:
-            if not one._done.wait(None if until is None else max(0.0, until - time.monotonic())):
+            if not one._wait(None if until is None else max(0.0, until - time.monotonic())):
                 raise TimeoutError(f"step {self.step}: not committed after {timeout:g} s")
             if one.superseded_by is None:
                 break
@@ -52,6 +54,14 @@ class Publication:
             raise one.error.with_traceback(None)
         assert one.version is not None
         return one.version
+
+    def _wait(self, seconds: float | None) -> bool:
+        thread = threading.get_ident()
+        self.waiters.add(thread)
+        try:
+            return self._done.wait(seconds)
+        finally:
+            self.waiters.discard(thread)
 
     def succeed(self, commit: Commit) -> None:
         self.commit, self.version = commit, commit.version

@@ -6,7 +6,6 @@ Works over an injected bucket and world; `publisher` is its synchronous face. Ne
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -14,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any, BinaryIO, TypeVar
 
 from weightwire.bucket import Bucket
+from weightwire.chain import Path as ChainPath
 from weightwire.checkpoint import Schema, schema_of_weights
 from weightwire.commit import (
     ANCHOR,
@@ -21,21 +21,21 @@ from weightwire.commit import (
     Commit,
     File,
     Heartbeat,
+    Run,
     Sealed,
     Shortcut,
     Stage,
-    data_path,
     seal,
     shortcut_path,
     unseal,
 )
 from weightwire.delta import Delta
+from weightwire.dtypes import Dtype
 from weightwire.errors import (
     BucketError,
     CheckpointError,
     Fenced,
-    NotFound,
-    PermissionDenied,
+    RankFailed,
     WeightwireError,
 )
 from weightwire.events import Event, Listener
@@ -44,13 +44,14 @@ from weightwire.publisher.capture import HostCopies
 from weightwire.publisher.opening import Opened, Opening, Settings
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.roll import roll
-from weightwire.publisher.writer import Writer, backoff, settle
+from weightwire.publisher.uploading import Dropped, Uploads
+from weightwire.publisher.writer import Writer, settle
 from weightwire.restore import copy_weights
 from weightwire.state import State
 from weightwire.weights import Weights
 from weightwire.world import World
 
-__all__ = ["Publishing", "Settings"]
+__all__ = ["Publishing", "Settings", "finite"]
 
 Result = TypeVar("Result")
 
@@ -58,19 +59,10 @@ Release = Callable[[str, int], None]
 """Hears of blocks of the captured weights that are no longer needed."""
 
 _ANCHOR_SHARE = 0.66  # what an anchor takes of the raw weights, until one has been made
-_CHUNK = 2 << 20
 
 
 def _nothing(*args: object) -> None:
     pass
-
-
-class _Dropped(Exception):
-    """Something that failed, and was given up before any commit was sent."""
-
-    def __init__(self, problem: WeightwireError) -> None:
-        super().__init__(problem.message)
-        self.problem = problem
 
 
 class Publishing:
@@ -85,6 +77,7 @@ class Publishing:
         self._world = world
         self._settings = settings
         self._emit = emit
+        self._uploads = Uploads(bucket, world, settings.patience, self._is_newer_waiting, self._warn)
         self._opening = Opening(bucket, world, settings, self._warn)
         self._aliases: Mapping[str, str] = {}
         self._wake = asyncio.Event()
@@ -96,6 +89,23 @@ class Publishing:
         self._newest_anchor = ""
         self._behind: dict[asyncio.Task[None], None] = {}  # uploads and hints that go on behind the versions
 
+    @property
+    def run_record(self) -> Run | None:
+        return self.writer.run if self.writer else None
+
+    @property
+    def version(self) -> int | None:
+        """The newest, a fence included; None in a run that has not begun."""
+        return self.writer.next_version - 1 if self.writer else None
+
+    @property
+    def dtypes(self) -> dict[str, Dtype]:
+        """Of the run, if it has begun; else of what was captured first."""
+        return {name: tensor.dtype for name, tensor in self.copies.published.items()} if self.copies else {}
+
+    def _is_newer_waiting(self) -> bool:
+        return self.copies is not None and self.copies.waiting
+
     # --- start ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -106,9 +116,12 @@ class Publishing:
         if opened is None:
             return
         self.copies, self.state, self.writer = opened.copies, opened.state, opened.writer
-        if opened.path is None:
-            return
-        start, commits = opened.path.start, opened.path.commits
+        if opened.path is not None:
+            self._count_from(opened.path)
+
+    def _count_from(self, path: ChainPath) -> None:
+        """How much there is since the newest anchor."""
+        start, commits = path.start, path.commits
         if isinstance(start, Shortcut):
             self._newest_anchor = shortcut_path(seal(start))
         self._anchor_size = start.nbytes if start else 0
@@ -122,11 +135,14 @@ class Publishing:
         began = self._world.clock()
         if self.copies is None:
             self.copies = self._opening.allocate(schema_of_weights(weights))
-        self.copies.capture(weights, publication)
+        self._capture(self.copies, publication, weights)
         self._aliases = publication.aliases
         seconds, nbytes = self._world.clock() - began, sum(one.nbytes for one in weights.values())
         publication.stages = {"capture": Stage(round(seconds, 6), nbytes)}
         self._emit(Event("capture", None, nbytes, seconds, self._world.time()))
+
+    def _capture(self, copies: HostCopies[Publication], publication: Publication, weights: Weights) -> None:
+        copies.capture(weights, publication)
 
     def wake(self) -> None:
         """There is a capture."""
@@ -176,16 +192,18 @@ class Publishing:
         if self.writer is not None or self.failure is not None:
             return self.failure
         try:
-            self._go_on(
-                await self._patiently(lambda: self._opening.begin(schema, aliases, self.copies), to_the_end=True)
-            )
-        except _Dropped as dropped:
+            self._go_on(await self._start_run(lambda: self._opening.begin(schema, aliases, self.copies)))
+        except Dropped as dropped:
             return dropped.problem
         except WeightwireError as problem:
             return problem
-        except (OSError, ValueError) as problem:  # of side files
-            return CheckpointError(f"the run cannot be started ({problem})", hint="check the side files")
         return None
+
+    async def _start_run(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        try:
+            return await self._uploads.patiently(work, to_the_end=True)
+        except (OSError, ValueError) as problem:  # of side files
+            raise CheckpointError(f"the run cannot be started ({problem})", hint="check the side files") from problem
 
     def _give_up(self, publication: Publication, problem: WeightwireError) -> None:
         self._warn(f"step {publication.step}: not published ({problem.message}); the next one includes it")
@@ -205,9 +223,9 @@ class Publishing:
             return
         try:
             commit = await self._attempt(publication, weights, release)
-        except _Dropped as dropped:
+        except Dropped as dropped:
             self._give_up(publication, dropped.problem)
-        except Fenced as problem:
+        except (Fenced, RankFailed) as problem:
             self._stop(problem, publication)
         except WeightwireError as problem:
             self._give_up(publication, problem)
@@ -252,7 +270,7 @@ class Publishing:
             commit = await self._prepare(writer, publication, made, encoded, fields)
             await self._send(writer, commit)
         self.state = made.advance(State({}))
-        self._anchor_size, self._since_anchor, self._versions_since_anchor = made.nbytes, 0, 0
+        self._count(commit.record)
         return commit
 
     async def _attempt_delta(
@@ -283,9 +301,16 @@ class Publishing:
             raise
         await self._send(writer, commit)
         self.state = delta.advance(state)
-        self._since_anchor += commit.record.nbytes
-        self._versions_since_anchor += 1
+        self._count(commit.record)
         return commit
+
+    def _count(self, commit: Commit) -> None:
+        """A version that has been committed."""
+        if commit.kind == ANCHOR:
+            self._anchor_size, self._since_anchor, self._versions_since_anchor = commit.nbytes, 0, 0
+        else:
+            self._since_anchor += commit.nbytes
+            self._versions_since_anchor += 1
 
     async def _prepare(
         self, writer: Writer, publication: Publication, made: Delta, encoded: Stage, fields: Mapping[str, Any]
@@ -296,11 +321,11 @@ class Publishing:
         if made.entries:
             async with self._stage("upload", writer.next_version) as uploading:
                 uploading.nbytes = made.nbytes
-                file = await self._name(writer, fields["kind"], writer.next_version, made)
-                await self._patiently(lambda: self._upload(file, made))
+                file = await self._uploads.name(fields["kind"], writer.next_version, writer.epoch, made)
+                await self._uploads.patiently(lambda: self._uploads.put(file, made))
             files, stages["upload"] = (file,), uploading.stage
-        metrics = _finite(publication.metrics)
-        return await self._patiently(
+        metrics = finite(publication.metrics)
+        return await self._uploads.patiently(
             lambda: writer.prepare(step=publication.step, metrics=metrics, stages=stages, files=files, **fields)
         )
 
@@ -311,42 +336,19 @@ class Publishing:
     async def _after(self, commit: Sealed[Commit]) -> None:
         """What follows a version, without holding up the next one."""
         assert self.writer is not None
-        if not any(task.get_name() == "hint" for task in self._behind):
-            self.go_behind(self.writer.hint(self._newest_anchor), "hint")
+        self._hint(self.writer)
         if self._anchor_is_due():
             await self._add_anchor(self.writer, commit)
+
+    def _hint(self, writer: Writer) -> None:
+        if not any(task.get_name() == "hint" for task in self._behind):
+            self.go_behind(writer.hint(self._newest_anchor), "hint")
 
     def abandon(self) -> None:
         """Fails what nobody will publish any more."""
         left = self.copies.take() if self.copies is not None else None
         if left is not None:
             left.fail(self.failure or WeightwireError("the publisher was closed before this was published"))
-
-    # --- uploads -------------------------------------------------------------------------------------------------
-
-    async def _patiently(self, work: Callable[[], Awaitable[Result]], *, to_the_end: bool = False) -> Result:
-        """Again and again, until it works or patience ends; or, if not `to_the_end`, something newer is waiting."""
-        began, tries = self._world.clock(), 0
-        while True:
-            try:
-                return await work()
-            except (PermissionDenied, NotFound) as problem:
-                raise _Dropped(problem) from problem
-            except BucketError as problem:
-                tries += 1
-                newer = not to_the_end and self.copies is not None and self.copies.waiting
-                if newer or self._world.clock() - began > self._settings.patience:
-                    raise _Dropped(problem) from problem
-                self._warn(f"{problem.message}; trying again")
-            await asyncio.sleep(backoff(self._world, tries))
-
-    async def _name(self, writer: Writer, kind: str, version: int, made: Delta) -> File:
-        """Where a delta or anchor goes. Once for all tries: all of it is hashed for that."""
-        sha256 = await self._world.work(_hash, made)
-        return File(data_path(kind, version, writer.epoch, 0, sha256), made.nbytes, sha256)
-
-    async def _upload(self, file: File, made: Delta) -> None:
-        await self.bucket.put(file.path, made.chunks(_CHUNK), made.nbytes)
 
     # --- anchors -------------------------------------------------------------------------------------------------
 
@@ -355,8 +357,8 @@ class Publishing:
             return False
         if self._settings.anchor_every is not None:
             return self._versions_since_anchor >= self._settings.anchor_every
-        assert self.copies is not None
-        size = self._anchor_size or _ANCHOR_SHARE * sum(tensor.nbytes for tensor in self.copies.published.values())
+        assert self.run_record is not None
+        size = self._anchor_size or _ANCHOR_SHARE * self.run_record.nbytes
         return self._since_anchor > size / 2
 
     async def _add_anchor(self, writer: Writer, commit: Sealed[Commit]) -> None:
@@ -382,19 +384,20 @@ class Publishing:
 
     async def _upload_anchor(self, writer: Writer, commit: Commit, made: Delta, spool: BinaryIO) -> None:
         try:
-            file = await self._name(writer, ANCHOR, commit.version, made)
-            await self._upload(file, made)
-            shortcut = Shortcut(
-                run=commit.run, version=commit.version, kind="anchor", after=commit.after, files=(file,)
-            )
-            sealed = seal(shortcut)
-            path = shortcut_path(sealed)
-            await settle(self.bucket, path, sealed.data, self._world, self._warn, tries=5)
-            self._anchor_size, self._newest_anchor = made.nbytes, path
+            file = await self._uploads.name(ANCHOR, commit.version, writer.epoch, made)
+            await self._uploads.put(file, made)
+            await self._add_shortcut(commit, (file,))
         except WeightwireError as problem:
             self._warn(f"no anchor for version {commit.version} ({problem.message})")
         finally:
             spool.close()
+
+    async def _add_shortcut(self, commit: Commit, files: tuple[File, ...]) -> None:
+        shortcut = Shortcut(run=commit.run, version=commit.version, kind="anchor", after=commit.after, files=files)
+        sealed = seal(shortcut)
+        path = shortcut_path(sealed)
+        await settle(self.bucket, path, sealed.data, self._world, self._warn, tries=5)
+        self._anchor_size, self._newest_anchor = shortcut.nbytes, path
 
     def go_behind(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Something that holds up no version; `close` waits for it."""
@@ -408,7 +411,7 @@ class Publishing:
         """Until so many followers have said that they hold a version, or a later one."""
         while True:
             try:
-                reached = [one for one in await self._heartbeats() if one.version >= version]
+                reached = [one for one in await self._heartbeats() if one.reached >= version]
             except BucketError as problem:
                 self._warn(f"{problem.message}; trying again")
                 reached = []
@@ -423,10 +426,11 @@ class Publishing:
                 found.append(unseal(await self.bucket.get(one.path), Heartbeat, one.path).record)
             except WeightwireError:
                 continue  # gone meanwhile, or no heartbeat
-        if self.writer is None:
+        run, version = self.run_record, self.version
+        if run is None or version is None:
             return []
         # One that claims to be ahead of everybody is none of ours.
-        return [one for one in found if one.run == self.writer.run.run and one.version < self.writer.next_version]
+        return [one for one in found if one.run == run.run and one.version <= version]
 
     async def close(self) -> None:
         """Lets `run` end once everything is published, and waits for what goes on behind."""
@@ -459,14 +463,7 @@ class _Timing:
         return Stage(round(self._clock() - self._began, 6), self.nbytes)
 
 
-def _hash(made: Delta) -> str:
-    whole = hashlib.sha256()
-    for chunk in made.chunks(_CHUNK):
-        whole.update(chunk)
-    return whole.hexdigest()
-
-
-def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """JSON has no NaN and no infinity."""
     values = {str(name): float(value) for name, value in metrics.items()}
     return {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import IO, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from weightwire import codec
 from weightwire.codec import EncodedBlock, Layout, Patch
@@ -20,7 +21,7 @@ from weightwire.delta import Delta
 from weightwire.errors import CorruptDelta
 from weightwire.make import BlockDone, diff_of_blocks
 from weightwire.state import State
-from weightwire.weights import Bits, Weights
+from weightwire.weights import Bits, Tensor, Weights
 from weightwire.workers import Stopped, in_order, to_the_end
 
 __all__ = ["Rolled", "roll"]
@@ -41,10 +42,12 @@ def roll(copy: Weights, latest: Weights, *, threads: int | None = None, done: Bl
         for index in range(layout.blocks)
     ]
 
+    scratch = _Scratch(max((block.nbytes for block in blocks), default=0))
+
     def take(block: _Block, stop: threading.Event) -> None:
         if stop.is_set():
             raise Stopped
-        block.take(latest[block.name].bits)
+        block.take(latest[block.name], scratch)
         if done:
             done(block.name, block.index)
         block.count()
@@ -84,16 +87,19 @@ class Rolled:
         self._undone = True
         to_the_end(lambda stop: _take_back(self._blocks))
 
-    def diff(self, before: State, *, threads: int | None = None, spool: IO[bytes] | None = None) -> Delta:
+    def diff(
+        self, before: State, *, threads: int | None = None, spool: IO[bytes] | None = None, part: bool = False
+    ) -> Delta:
         """The delta from what the copy was, with the state `before`, to what it is: byte for byte that of `make.diff`.
 
-        Every block is decoded again, and the result compared: a delta that is returned leads to these weights.
+        Every block is decoded again, and the result compared: a delta that is returned leads to these weights. It
+        does not name their state if they are only a `part` of a model's.
         """
         if self._undone:
             raise ValueError("the copy was put back: there is nothing to make a delta of")
         scratch = _Scratch(max((block.nbytes for block in self._blocks), default=0))
         changed = ((block.name, block.index, partial(_encode, block, scratch)) for block in self._blocks)
-        return diff_of_blocks(self._copy, changed, before=before, threads=threads, spool=spool)
+        return diff_of_blocks(self._copy, changed, before=before, threads=threads, spool=spool, part=part)
 
 
 # --- blocks ------------------------------------------------------------------------------------------------------
@@ -119,8 +125,10 @@ class _Block:
     def nbytes(self) -> int:
         return self.units.nbytes
 
-    def take(self, latest: Bits) -> None:
-        self.patch = codec.take(self.bits, latest, self.layout, self.index)
+    def take(self, latest: Tensor, scratch: _Scratch) -> None:
+        units = self.units
+        source = latest.part(*self.layout.span(self.index), partial(scratch.like, units))
+        self.patch = codec.take(units, source, self.layout.alone(self.index), 0)
 
     def count(self) -> None:
         """How many units changed. Apart from taking them: where all were kept it takes time."""
@@ -140,11 +148,15 @@ def _take_back(blocks: Iterable[_Block]) -> None:
 
 
 class _Scratch(threading.local):
-    """Room for one block in every thread, which is touched once: fresh pages cost more than the work itself."""
+    """Room for one block in every thread that needs it, touched once: fresh pages cost more than the work itself."""
 
     def __init__(self, nbytes: int) -> None:
-        memory = np.empty(nbytes + _ALIGNED, np.uint8)
-        self._memory = memory[-memory.ctypes.data % _ALIGNED :]
+        self._nbytes = nbytes
+
+    @cached_property
+    def _memory(self) -> npt.NDArray[np.uint8]:
+        memory = np.empty(self._nbytes + _ALIGNED, np.uint8)
+        return memory[-memory.ctypes.data % _ALIGNED :]
 
     def like(self, units: Bits) -> Bits:
         return self._memory[: units.nbytes].view(units.dtype)

@@ -327,6 +327,6 @@ def _contradiction(way: Way, delta: Delta) -> str | None:
         return f"is no {way.kind}"
     before = way.before if way.kind == DELTA else ""
     for said, meant, what in ((delta.before, before, "starts from"), (delta.after, way.after, "leads to")):
-        if said != meant and (said or len(way.files) == 1):
+        if said and said != meant:
             return f"{what} another state than {way.path} says"
     return None

@@ -1,0 +1,37 @@
+"""What a benchmark and all processes that came of it have computed, so that the rest can be told apart.
+
+Knows /proc; `rounds.py` knows only the children of a process, and vLLM's workers are children of children.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+
+def seconds_of_others() -> float:
+    """What the machine has computed so far (stolen time included), but for this process and all that came of it."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    )
+    ours = sum(ticks(process) for process in family(os.getpid()))
+    return (user + nice + system + irq + softirq + steal - ours) / os.sysconf("SC_CLK_TCK")
+
+
+def family(process: int) -> Iterator[int]:
+    yield process
+    with suppress(OSError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                yield from family(int(child))
+
+
+def ticks(process: int) -> int:
+    """Its own, and those of its children that have ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has just ended
+        return 0
+    return sum(map(int, fields[11:15]))

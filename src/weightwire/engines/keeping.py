@@ -1,0 +1,187 @@
+"""One follower, any number of engines: brings each of them to every version that the follower reaches.
+
+A patch where the engine is at an earlier version that the patch starts from or goes past; else a reload from the
+replica. An engine that has gone is looked for again, one that failed is reloaded. Knows followers and engines through
+what they offer; no HTTP, and no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from weightwire.commit import Stage
+from weightwire.engines.port import Engine, Holding, Swap
+from weightwire.errors import EngineError, EngineGone, WeightwireError
+from weightwire.events import Event, Listener, careful, log_event
+from weightwire.follower import Follower, Update
+
+__all__ = ["Keeper"]
+
+_LOOK_AGAIN = 2.0  # seconds
+
+
+class Keeper:
+    """`bring` every update of a follower to all engines; `look` now and then, for engines that come and go.
+
+    Or `with Keeper(follower, engines):`, which does both in the background.
+    """
+
+    def __init__(self, follower: Follower, engines: Sequence[Engine], *, on_event: Listener = log_event) -> None:
+        self.engines = tuple(engines)
+        self._follower = follower
+        self._emit = careful(on_event)
+        self._at: int | None = None  # the version of the update before
+        self._trouble: dict[str, str] = {}
+        self._stages: dict[str, Stage] = {}
+        self._looked = 0.0
+        self._pool = ThreadPoolExecutor(max(1, len(self.engines)), thread_name_prefix="weightwire-engine")
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def served(self) -> int | None:
+        """The lowest version that any of them serves; None if one serves none."""
+        versions = [engine.holding.version if engine.holding else None for engine in self.engines]
+        return None if None in versions else min((one for one in versions if one is not None), default=None)
+
+    @property
+    def trouble(self) -> str:
+        """What keeps engines from going on, if anything does."""
+        return "; ".join(self._trouble.values())
+
+    def bring(self, update: Update) -> None:
+        """Brings all engines to where the follower is. What goes wrong is told, and tried again by `look`."""
+        began, self._at = self._at, update.version
+        position = self._follower.replica.position
+        if position is None:  # lost meanwhile: the next update has no patch
+            return
+        target = Holding(position.run, update.version, update.state)
+        self._each(lambda engine: self._advance(engine, update, began, target))
+
+    def look(self) -> None:
+        """Sees to engines that were gone or failed, or have been started anew since."""
+        if time.monotonic() - self._looked < _LOOK_AGAIN or self._at is None:
+            return
+        self._looked = time.monotonic()
+        self._each(self._see_to)
+
+    def _each(self, work: Callable[[Engine], None]) -> None:
+        for done in [self._pool.submit(self._carefully, engine, work) for engine in self.engines]:
+            done.result()
+        self._follower.serve(self.served, self.trouble, self._stages)
+
+    def _carefully(self, engine: Engine, work: Callable[[Engine], None]) -> None:
+        try:
+            work(engine)
+        except WeightwireError as problem:
+            if self._trouble.get(engine.name) != problem.message:
+                self._warn(str(problem))
+            self._trouble[engine.name] = problem.message
+        else:
+            if self._trouble.pop(engine.name, None):
+                self._emit(Event("recovered", self._at, message=f"over: {engine.name} is back"))
+
+    # --- one engine ----------------------------------------------------------------------------------------------
+
+    def _advance(self, engine: Engine, update: Update, began: int | None, target: Holding) -> None:
+        held = engine.holding or engine.attach()
+        if held == target:
+            return
+        # Positions with absolute values: right for any version from the first of them to the last.
+        fits = (
+            update.patch is not None
+            and began is not None
+            and held is not None
+            and held.run == target.run
+            and began <= held.version < target.version
+            and getattr(engine, "can_patch", True)
+        )
+        if not fits:
+            self._reload(engine)
+            return
+        assert update.patch is not None
+        try:
+            self._tell(engine, target.version, engine.patch(update.patch, target), update.patch.nbytes)
+        except EngineGone:
+            raise
+        except EngineError as problem:
+            self._warn(f"{problem.message}; loading all weights anew")
+            self._reload(engine)
+
+    def _see_to(self, engine: Engine) -> None:
+        failed = engine.holding is None and engine.name in self._trouble
+        held = engine.attach()
+        if failed or held is None or (self._at is not None and held.version < self._at):
+            self._reload(engine)
+
+    def _reload(self, engine: Engine) -> None:
+        checkpoint = self._follower.checkpoint()
+        holding = _holding_of(checkpoint)
+        held = engine.holding or engine.attach()
+        if held == holding or (held is None and engine.adopt(checkpoint, holding)):
+            return
+        swap = engine.reload(checkpoint, holding)
+        self._tell(engine, holding.version, swap, 0)
+
+    def _tell(self, engine: Engine, version: int, swap: Swap, nbytes: int) -> None:
+        now = time.time()
+        self._stages = {
+            "stage": Stage(round(swap.staged, 6), nbytes),
+            "swap": Stage(round(swap.paused, 6), nbytes),
+        }
+        self._emit(Event("stage", version, nbytes, swap.staged, now, engine.name))
+        self._emit(Event("swap", version, nbytes, swap.paused, now, engine.name))
+
+    def _warn(self, message: str) -> None:
+        self._emit(Event("warning", self._at, at=time.time(), message=message))
+
+    # --- in the background ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Follows from now on, in a thread of its own."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="weightwire-keeper", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Lets the engines be; they go on serving what they serve. The follower is not closed."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._pool.shutdown()
+        for engine in self.engines:
+            engine.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                for update in self._follower.watch(timeout=0.25):
+                    self.bring(update)
+                    if self._closing.is_set():
+                        return
+                self.look()
+            except WeightwireError as problem:
+                self._warn(str(problem))
+                self._closing.wait(1.0)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _holding_of(checkpoint: Path) -> Holding:
+    """What a replica's checkpoint says of itself."""
+    about = json.loads((checkpoint / "weightwire.json").read_bytes())
+    return Holding(about["run"], about["version"], about["state"])

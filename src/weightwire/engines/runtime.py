@@ -1,0 +1,351 @@
+"""A running model's weights: patched in place, proven, put back if anything is wrong.
+
+A patch is staged first: checked against the model, and turned into what is to be written where. Nothing is written
+until it is swapped in, and then what was there is kept. Knows torch, patches and digests; not who generates with the
+model meanwhile: whoever swaps must see to it that nobody does.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weightwire import codec
+from weightwire.checkpoint import Schema, schema_of_weights
+from weightwire.codec import Lanes, Layout
+from weightwire.decode import Job, jobs_of, naming
+from weightwire.delta import Delta, Entry
+from weightwire.engines.mapping import Box, Copy, Load, Map, learn
+from weightwire.engines.port import Holding
+from weightwire.errors import EngineError
+from weightwire.state import State, add, digest
+from weightwire.weights import Bits, Checkpoint, Tensor
+from weightwire.workers import in_order, to_the_end
+
+__all__ = ["Runtime", "Staged", "naked_tensors"]
+
+_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ALL = np.dtype("<u4")
+
+
+class Runtime:
+    """`adopt` or `reload` a checkpoint first: from then on the model holds a version, and `stage` takes it further.
+
+    `holding` is what the model holds, None where that is not known. `load` is the model's own loader.
+    """
+
+    def __init__(self, model: torch.nn.Module, load: Load, *, threads: int | None = None) -> None:
+        self.holding: Holding | None = None
+        self.torn = False  # that some of its weights may be those of another version than the others
+        self._model = model
+        self._load = load
+        self._threads = threads
+        self._schema: Schema = {}
+        self._map = Map({}, {})
+        self._state = State({})
+
+    @property
+    def odd(self) -> dict[str, str]:
+        """Tensors that cannot be patched in place, and why."""
+        return dict(self._map.odd)
+
+    # --- whole checkpoints -------------------------------------------------------------------------------------------
+
+    def learn(self, checkpoint: Checkpoint) -> None:
+        """Where the tensors of a checkpoint lie in the model. Raises where it is a checkpoint of another model."""
+        schema = schema_of_weights(checkpoint)
+        if schema == self._schema:
+            return
+        self._map = learn(self._model, self._load, schema)
+        self._schema = schema
+
+    def adopt(self, path: str | Path, holding: Holding) -> bool:
+        """Whether the model holds this checkpoint already, bit for bit; if so, it is known from now on."""
+        checkpoint = Checkpoint(path)
+        self.learn(checkpoint)
+        if self._map.odd or not self._is_same(checkpoint):
+            return False
+        self._take_on(checkpoint, holding)
+        return True
+
+    def reload(self, path: str | Path, holding: Holding) -> None:
+        """Loads a checkpoint, all of it, and compares. Where it fails, what the model holds is not known."""
+        checkpoint = Checkpoint(path)
+        self.learn(checkpoint)
+        self.holding, self.torn = None, True
+        with torch.no_grad():
+            self._load(naked_tensors(checkpoint))
+        if not self._is_same(checkpoint):
+            raise EngineError(
+                f"{path}: was loaded, but the model does not hold it", hint="its layout cannot be patched in place"
+            )
+        self._take_on(checkpoint, holding)
+
+    def _take_on(self, checkpoint: Checkpoint, holding: Holding) -> None:
+        state = digest(checkpoint, threads=self._threads)
+        if state.hex != holding.state:
+            raise EngineError(
+                f"{checkpoint.path}: is not version {holding.version}", hint="the replica is damaged: rebuild it"
+            )
+        self._state, self.holding, self.torn = state, holding, False
+
+    def _is_same(self, checkpoint: Checkpoint) -> bool:
+        for name, copies in self._map.copies.items():
+            whole = _as_torch(checkpoint[name])
+            for copy in copies:
+                held = copy.target_view.view(whole.dtype)
+                if not torch.equal(copy.source_in(whole).to(held.device), held):
+                    return False
+        return True
+
+    # --- patches -----------------------------------------------------------------------------------------------------
+
+    def stage(self, patch: Delta, holding: Holding) -> Staged:
+        """Gets ready to patch the model to this version; writes nothing to it."""
+        if self.holding is None:
+            raise EngineError("what the model holds is not known", hint="reload it from a checkpoint")
+        if self.holding.run != holding.run:
+            raise EngineError(f"the model holds run {self.holding.run[:12]}, not {holding.run[:12]}", hint="reload it")
+        if patch.removed:
+            raise EngineError(f"tensor {patch.removed[0]!r}: a running model cannot lose a tensor", hint="reload it")
+        writes: list[_Write] = []
+        for name, entry in patch.entries.items():
+            _check(name, entry, self._schema)
+            if name not in self._map.odd:
+                for job in jobs_of(patch, {name: entry}):
+                    writes += _writes(patch, job, self._map.copies[name])
+        after = self._state.replace({name: entry.state for name, entry in patch.entries.items()})
+        if after.hex != holding.state:
+            raise EngineError(
+                f"the patch does not lead from version {self.holding.version} to {holding.version}", hint="reload it"
+            )
+        return Staged(self, writes, patch, holding, after)
+
+
+@dataclass
+class Staged:
+    """A patch that is ready. `swap` writes it, all of it or nothing; `undo` puts back what was there.
+
+    Of `odd` tensors nothing is written: that is left to who knows how.
+    """
+
+    _runtime: Runtime
+    _writes: list[_Write]
+    _patch: Delta
+    _holding: Holding
+    _after: State
+    _written: list[_Write] = field(default_factory=list)
+    _before: tuple[State, Holding | None] | None = None
+
+    @property
+    def odd(self) -> list[str]:
+        return [name for name in self._patch.entries if name in self._runtime.odd]
+
+    def swap(self) -> None:
+        """Writes, and proves that the model then holds what it should; puts everything back where it does not."""
+        runtime = self._runtime
+        self._before = runtime._state, runtime.holding
+        # Whatever happens in between, nobody is to believe that it holds what it held.
+        runtime.holding, runtime.torn = None, True
+        try:
+            to_the_end(self._write)
+        except BaseException:
+            self.undo()
+            raise
+        runtime._state, runtime.holding, runtime.torn = self._after, self._holding, False
+
+    def undo(self) -> None:
+        """Back to what was there before; twice is harmless."""
+        if self._before is None:
+            return
+
+        def take_back(stop: threading.Event) -> None:
+            while self._written:
+                self._written.pop().swap()
+
+        to_the_end(take_back)
+        self._runtime._state, self._runtime.holding = self._before
+        self._runtime.torn = False
+        self._before = None
+
+    def _write(self, stop: threading.Event) -> None:
+        def work(write: _Write) -> tuple[str, Lanes | None]:
+            self._written.append(write)
+            return write.name, write.swap()
+
+        sums: dict[str, Lanes] = {}
+        for name, lanes in in_order(work, self._writes, self._runtime._threads):
+            if lanes is not None:
+                sums[name] = add(sums.get(name, (0, 0)), lanes)
+        for write in self._writes:
+            write.check()
+        for name, lanes in sums.items():
+            if add(self._runtime._state.tensors[name].digest, lanes) != self._patch.entries[name].digest:
+                raise EngineError(
+                    f"tensor {name!r}: would have another digest than it should",
+                    hint="reload the model: it has drifted",
+                )
+
+
+def naked_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+    """A checkpoint as a loader takes it: views of the mapped file."""
+    from weightwire.engines.mapping import torch_dtype
+
+    for name in checkpoint:
+        tensor = checkpoint[name]
+        yield name, _as_torch(tensor).view(torch_dtype(name, tensor.dtype)).reshape(tensor.shape)
+
+
+def _as_torch(tensor: Tensor) -> torch.Tensor:
+    """Flat, as integers: NaNs are compared like everything else."""
+    bits = tensor.bits.view(f"<i{tensor.dtype.unit}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of memory that may not be written: nobody does
+        return torch.from_numpy(bits)
+
+
+def _check(name: str, entry: Entry, schema: Schema) -> None:
+    if name not in schema:
+        raise EngineError(f"tensor {name!r}: the model has none", hint="it serves another model than the run's")
+    dtype, shape = schema[name]
+    if (entry.dtype, entry.shape) != (dtype, shape):
+        raise EngineError(
+            f"tensor {name!r}: is {dtype.name} {list(shape)}, and {entry.dtype.name} {list(entry.shape)} in the patch",
+            hint="it serves another model than the run's",
+        )
+
+
+# --- writes ------------------------------------------------------------------------------------------------------
+
+
+class _Write(Protocol):
+    """Some units of the model's memory, and what they are to become. To swap twice is to undo it."""
+
+    name: str
+
+    def swap(self) -> Lanes | None:
+        """What it adds to the tensor's digest, if that can be told."""
+
+    def check(self) -> None:
+        """That what was written is there, where no digest tells."""
+
+
+def _writes(patch: Delta, job: Job, copies: tuple[Copy, ...]) -> Iterator[_Write]:
+    entry, layout = job.entry, job.entry.layout
+    found = job.patch
+    if found is None:
+        with naming(patch, entry, job.index):
+            found = codec.decode(patch.block(entry, job.index), None, layout, job.index)
+    begin, end = layout.span(job.index)
+    whole = len(copies) == 1 and copies[0].box.is_run and copies[0].box.count == layout.count
+    for copy in copies:
+        if copy.target.device.type != "cpu":
+            yield from _device_write(entry, copy, found, begin, end)
+        elif whole:
+            first = copy.box.target_start + begin
+            memory = _memory(copy.target)[first : first + end - begin]
+            yield _HostWrite(entry.name, memory, found.positions, bytearray(found.values), layout, begin)
+        else:
+            yield from _part_write(entry, copy, found, begin, end)
+
+
+def _positions_of(found: codec.Patch, begin: int, end: int) -> npt.NDArray[np.int64]:
+    if found.positions is None:
+        return np.arange(begin, end)
+    return np.frombuffer(found.positions, _ALL).astype(np.int64) + begin
+
+
+def _select(entry: Entry, box: Box, found: codec.Patch, begin: int, end: int) -> tuple[npt.NDArray[np.int64], Bits]:
+    """Where in the target's storage which values go."""
+    selection = box.select(_positions_of(found, begin, end))
+    values = np.frombuffer(bytes(found.values), f"<u{entry.dtype.unit}")[selection.chosen]
+    return selection.positions.astype(np.int64) + box.target_start, values
+
+
+def _part_write(entry: Entry, copy: Copy, found: codec.Patch, begin: int, end: int) -> Iterator[_Write]:
+    at, values = _select(entry, copy.box, found, begin, end)
+    if not len(at):
+        return
+    first, last = int(at.min()), int(at.max()) + 1
+    memory = _memory(copy.target)[first:last]
+    if last - first > 1 << 32:
+        raise EngineError(f"tensor {entry.name!r}: is too large to be patched in place", hint="reload the model")
+    yield _HostWrite(
+        entry.name, memory, (at - first).astype(_ALL).tobytes(), bytearray(values.tobytes()), None, expected=values
+    )
+
+
+def _device_write(entry: Entry, copy: Copy, found: codec.Patch, begin: int, end: int) -> Iterator[_Write]:
+    at, values = _select(entry, copy.box, found, begin, end)
+    if len(at):
+        device = copy.target.device
+        signed = np.ascontiguousarray(values).view(f"<i{entry.dtype.unit}")
+        yield _DeviceWrite(
+            entry.name, _flat(copy.target), torch.from_numpy(at).to(device), torch.from_numpy(signed.copy()).to(device)
+        )
+
+
+@dataclass
+class _HostWrite:
+    name: str
+    memory: Bits
+    positions: bytes | None
+    values: bytearray
+    layout: Layout | None  # of the tensor, where `memory` is one block of it: only then a digest can be told
+    begin: int = 0
+    expected: Bits | None = None
+
+    def swap(self) -> Lanes | None:
+        if self.layout is None:
+            unit = self.memory.dtype.itemsize
+            codec.KERNEL.swap_block(self.memory, self.positions, self.values, unit, unit, 0)
+            return None
+        word, start = self.layout.word, self.layout.word_index(self.begin)
+        return codec.KERNEL.swap_block(
+            self.memory, self.positions, self.values, self.memory.dtype.itemsize, word, start
+        )
+
+    def check(self) -> None:
+        if self.expected is None:
+            return
+        assert self.positions is not None
+        if not np.array_equal(self.memory[np.frombuffer(self.positions, _ALL)], self.expected):
+            raise EngineError(f"tensor {self.name!r}: does not hold what was written to it", hint="reload the model")
+
+
+@dataclass
+class _DeviceWrite:
+    name: str
+    memory: torch.Tensor
+    positions: torch.Tensor
+    values: torch.Tensor
+    expected: torch.Tensor | None = None
+
+    def swap(self) -> None:
+        held = self.memory[self.positions]
+        self.memory[self.positions] = self.values
+        self.values, self.expected = held, self.values
+
+    def check(self) -> None:
+        if not torch.equal(self.memory[self.positions], self.expected):
+            raise EngineError(f"tensor {self.name!r}: does not hold what was written to it", hint="reload the model")
+
+
+def _flat(target: torch.Tensor) -> torch.Tensor:
+    """All units of the storage that a tensor lies in, as integers."""
+    flat = torch.empty(0, dtype=_SIGNED[target.element_size()], device=target.device)
+    return flat.set_(target.untyped_storage())
+
+
+def _memory(target: torch.Tensor) -> Bits:
+    units: Any = _flat(target).numpy()
+    memory: Bits = units.view(f"<u{target.element_size()}")
+    return memory

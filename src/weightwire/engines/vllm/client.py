@@ -1,0 +1,334 @@
+"""Beside vLLM: gives an engine its orders over HTTP, and leaves patches for it in shared memory.
+
+Knows vLLM's endpoints and what they answer when something is wrong; no bucket, and not what is inside a patch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from weightwire.delta import Delta
+from weightwire.engines.port import Holding, Swap
+from weightwire.engines.vllm.orders import Action, Answer, read_answers
+from weightwire.errors import EngineError, EngineGone
+
+__all__ = ["VllmEngine", "served_version"]
+
+_OLDEST = "0.29"
+_START = 'start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "weightwire"}\''
+_QUICK, _LONG = 30.0, 1800.0  # seconds: for what should take none, and for what takes as long as the model is large
+_LOOK = 0.002  # seconds
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class VllmEngine:
+    """A vLLM server, by its URL. It must run on this machine: patches are handed over as files.
+
+    `memory` is where something is written down that must outlive this process: that it has paused the server.
+    """
+
+    def __init__(self, url: str, *, memory: str | os.PathLike[str] | None = None) -> None:
+        self.name = url
+        self.slow: dict[str, str] = {}  # tensors that cannot be patched in place, and why
+        self.gone = ""  # why nothing can be
+        self._holding: Holding | None = None
+        self._server = _Server(url)
+        self._workers = 0
+        self._torn = False
+        self._directory = Path(
+            tempfile.mkdtemp(prefix="weightwire-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
+        )
+        token = hashlib.sha256(url.encode()).hexdigest()[:12]
+        self._paused_mark = None if memory is None else Path(memory) / f"paused-{token}"
+
+    @property
+    def holding(self) -> Holding | None:
+        return self._holding
+
+    @property
+    def can_patch(self) -> bool:
+        return not self.gone
+
+    # --- the engine ----------------------------------------------------------------------------------------------
+
+    def attach(self) -> Holding | None:
+        self._holding = None
+        served = self._server.get("/weight_info")["weight_version"]
+        self._workers = int(self._server.get("/get_world_size")["world_size"])
+        token = secrets.token_hex(8)
+        try:
+            self._server.post(
+                "/init_weight_transfer_engine", {"init_info": {"directory": str(self._directory), "token": token}}
+            )
+        except _Refused as problem:
+            raise EngineError(
+                f"{self.name}: does not serve with the weightwire backend ({problem.message})", hint=_START
+            ) from problem
+        self._hear(self._read(token, _QUICK))
+        if self._holding is not None and served != str(self._holding.version):
+            # Whoever swapped it in died before it could say so.
+            self._server.post("/update_weight_version", {"new_version": str(self._holding.version)})
+        if not self._torn:
+            self._resume_forgotten()
+        return self._holding
+
+    def adopt(self, checkpoint: Path, holding: Holding) -> bool:
+        with self._session() as finish:
+            answers = self._order("adopt", checkpoint, holding, _LONG)
+            self._check(answers)
+            if all(answer.done for answer in answers):
+                finish(str(holding.version))
+                return True
+            return False
+
+    def patch(self, patch: Delta, holding: Holding) -> Swap:
+        began = time.perf_counter()
+        file = self._directory / f"{holding.version}.safetensors"
+        try:
+            with file.open("wb") as out:
+                for chunk in patch.chunks():
+                    out.write(chunk)
+            with self._session() as finish:
+                self._check(self._order("stage", file, holding, _LONG))
+                ready = time.perf_counter()
+                with self._pause():
+                    self._swap(holding)
+                    finish(str(holding.version))
+                return Swap(ready - began, time.perf_counter() - ready)
+        except OSError as problem:
+            raise EngineError(
+                f"{file}: the patch cannot be written ({problem.strerror})", hint="make room in shared memory"
+            ) from problem
+        finally:
+            file.unlink(missing_ok=True)
+
+    def reload(self, checkpoint: Path, holding: Holding) -> Swap:
+        began = time.perf_counter()
+        with self._session() as finish:
+            self._check(self._order("check", checkpoint, holding, _LONG))
+            ready = time.perf_counter()
+            with self._pause():
+                self._check(self._order("reload", checkpoint, holding, _LONG))
+                finish(str(holding.version))
+            return Swap(ready - began, time.perf_counter() - ready)
+
+    def served(self) -> int | None:
+        """The version that the server says it serves."""
+        return _parse_version(self._server.get("/weight_info")["weight_version"])
+
+    def close(self) -> None:
+        self._server.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # --- orders --------------------------------------------------------------------------------------------------
+
+    def _swap(self, holding: Holding) -> None:
+        answers = self._order("swap", None, holding, _LONG)
+        if any(answer.problem for answer in answers):
+            self._order("undo", None, holding, _LONG)  # those that did it, too
+            self._check(answers)
+
+    def _order(self, action: Action, file: Path | None, holding: Holding, timeout: float) -> list[Answer]:
+        token = secrets.token_hex(8)
+        order = {
+            "action": action,
+            "directory": str(self._directory),
+            "token": token,
+            "file": "" if file is None else str(file),
+            "run": holding.run,
+            "version": holding.version,
+            "state": holding.state,
+        }
+        self._holding, self._torn = None, action in ("swap", "undo", "reload")  # not known until all have answered
+        self._server.post("/update_weights", {"update_info": order}, timeout)
+        return self._hear(self._read(token, timeout))
+
+    def _hear(self, answers: list[Answer]) -> list[Answer]:
+        holdings = {answer.holding for answer in answers}
+        self._holding = holdings.pop() if len(holdings) == 1 else None
+        # Workers that hold different versions are as bad as one that holds two.
+        self._torn = any(answer.torn for answer in answers) or len(holdings) > 1
+        self.gone = next((answer.gone for answer in answers if answer.gone), "")
+        self.slow = {name: why for answer in answers for name, why in answer.slow.items()}
+        return answers
+
+    def _read(self, token: str, timeout: float) -> list[Answer]:
+        """The answers of all workers. Some of them are still at work when the server has replied."""
+        until = time.monotonic() + timeout
+        while True:
+            answers = read_answers(self._directory, token)
+            if len(answers) >= self._workers:
+                for path in self._directory.glob(f"{token}.*"):
+                    path.unlink(missing_ok=True)
+                return answers
+            if time.monotonic() > until:
+                raise EngineError(
+                    f"{self.name}: {len(answers)} of {self._workers} workers answered within {timeout:g} s",
+                    hint="the server must run on this machine, with the same weightwire, and see the same files",
+                )
+            self._server.check_alive()
+            time.sleep(_LOOK)
+
+    def _check(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            if answer.problem:
+                raise EngineError(f"{self.name}: {answer.problem}", hint=answer.hint or "see the server's log")
+
+    # --- vLLM's ways ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[Any]:
+        """An update, which vLLM must be told the beginning and the end of; the end with the version, if it succeeds."""
+        finished: list[str] = []
+
+        def finish(version: str) -> None:
+            self._server.post("/finish_weight_update", {"weight_version": version})
+            finished.append(version)
+
+        try:
+            self._server.post("/start_weight_update", {})
+        except _Refused:  # one that a follower left open when it died
+            with contextlib.suppress(_Refused):
+                self._server.post("/finish_weight_update", {})
+            self._server.post("/start_weight_update", {})
+        try:
+            yield finish
+        finally:
+            if not finished:
+                with contextlib.suppress(EngineError):
+                    self._server.post("/finish_weight_update", {})
+
+    @contextlib.contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Requests are kept, and go on afterwards with what they have; the prefix cache is emptied."""
+        if self._paused_mark is not None:
+            self._paused_mark.touch()
+        self._server.post("/pause?mode=keep", {}, _LONG)
+        try:
+            yield
+        except BaseException:
+            if not self._torn:  # else it serves nothing until it has been reloaded
+                self._resume()
+            raise
+        self._resume()
+
+    def _resume(self) -> None:
+        self._server.post("/resume", {})
+        if self._paused_mark is not None:
+            self._paused_mark.unlink(missing_ok=True)
+
+    def _resume_forgotten(self) -> None:
+        """A server that a follower paused, and then died."""
+        if self._paused_mark is not None and self._paused_mark.exists():
+            self._resume()
+
+
+def served_version(url: str) -> int | None:
+    """The version that a vLLM server says it serves; None if it has never been given one."""
+    server = _Server(url)
+    try:
+        return _parse_version(server.get("/weight_info")["weight_version"])
+    finally:
+        server.close()
+
+
+def _parse_version(text: Any) -> int | None:
+    return int(text) if isinstance(text, str) and text.isdecimal() else None
+
+
+class _Refused(EngineError):
+    """The server is there, and says no."""
+
+
+class _Server:
+    """One connection, kept open: to open one takes as long as some of the calls."""
+
+    def __init__(self, url: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise EngineError(f"{url!r} is no URL of a server", hint="write it as http://127.0.0.1:8000")
+        self._url = url.rstrip("/")
+        self._prefix = parts.path.rstrip("/")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(parts.hostname, parts.port)
+        self._last_seen = time.monotonic()
+
+    def get(self, path: str) -> dict[str, Any]:
+        return self._call("GET", path, None, _QUICK)
+
+    def post(self, path: str, body: dict[str, Any], timeout: float = _QUICK) -> dict[str, Any]:
+        return self._call("POST", path, body, timeout)
+
+    def check_alive(self) -> None:
+        """While its workers are awaited: one that has died will never answer."""
+        if time.monotonic() - self._last_seen > 1.0:
+            self.get("/weight_info")
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None, timeout: float) -> dict[str, Any]:
+        for attempt in (1, 2):
+            fresh = self._connection.sock is None
+            try:
+                status, answer = self._exchange(method, path, body, timeout)
+                break
+            except (OSError, http.client.HTTPException) as problem:
+                self._connection.close()
+                # A connection that was idle for long has been closed by the server, which then never saw this.
+                if fresh or attempt == 2 or not isinstance(problem, http.client.RemoteDisconnected | ConnectionError):
+                    raise EngineGone(
+                        f"{self._url}: cannot be reached ({problem or type(problem).__name__})",
+                        hint="start vLLM there, or give the URL of one that runs",
+                    ) from problem
+        self._last_seen = time.monotonic()
+        if status == 200:
+            return answer
+        if status == 404:
+            raise EngineError(f"{self._url}: has no {path.split('?')[0]} ({self._about()})", hint=_START)
+        raise _Refused(f"{self._url}{path.split('?')[0]}: {_reason(answer, status)}", hint="see the server's log")
+
+    def _exchange(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout: float
+    ) -> tuple[int, dict[str, Any]]:
+        self._connection.timeout = timeout
+        if self._connection.sock is not None:
+            self._connection.sock.settimeout(timeout)
+        data = None if body is None else json.dumps(body)
+        self._connection.request(method, self._prefix + path, data, {"Content-Type": "application/json"})
+        response = self._connection.getresponse()
+        raw = response.read()
+        try:
+            answer = json.loads(raw)
+        except ValueError:
+            answer = {"error": raw.decode(errors="replace")[:500]}
+        return response.status, answer if isinstance(answer, dict) else {"error": str(answer)[:500]}
+
+    def _about(self) -> str:
+        """Which vLLM it is, for one that lacks what we need."""
+        try:
+            status, answer = self._exchange("GET", "/version", None, _QUICK)
+        except (OSError, http.client.HTTPException):
+            return "is it vLLM?"
+        version = answer.get("version") if status == 200 else None
+        if not isinstance(version, str):
+            return "is it vLLM?"
+        return f"vLLM {version}, {_OLDEST} or newer is needed, in developer mode"
+
+
+def _reason(answer: dict[str, Any], status: int) -> str:
+    error = answer.get("error") or answer.get("detail") or f"HTTP {status}"
+    text = error.get("message", error) if isinstance(error, dict) else error
+    return str(text)[:500]

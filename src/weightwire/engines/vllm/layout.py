@@ -1,0 +1,65 @@
+"""Keeps the weights of a vLLM model where they can be patched in place, and tells where they are not.
+
+On CPUs vLLM hands linear layers to kernels that keep a packed copy of their own and drops the weights. Such a copy
+cannot be patched, so with our backend it is not made. Knows vLLM's modules; no patch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["keep_plain", "relaid_out"]
+
+
+def keep_plain() -> None:
+    """From now on linear layers on a CPU keep their weights as they were loaded, where our backend is asked for."""
+    try:
+        from vllm.model_executor.layers import utils
+    except ImportError:
+        return
+    pack = getattr(utils, "dispatch_cpu_unquantized_gemm", None)
+    if pack is None or getattr(pack, "of_weightwire", False):
+        return
+
+    def pack_unless_ours(layer: Any, remove_weight: bool) -> None:
+        if _is_ours() and layer.weight.ndim == 2:
+            layer.cpu_linear = torch.nn.functional.linear
+        else:
+            pack(layer, remove_weight)
+
+    pack_unless_ours.of_weightwire = True  # type: ignore[attr-defined]
+    utils.dispatch_cpu_unquantized_gemm = pack_unless_ours
+
+
+def _is_ours() -> bool:
+    from vllm.config import get_current_vllm_config
+
+    config = get_current_vllm_config().weight_transfer_config
+    return config is not None and config.backend == "weightwire"
+
+
+def relaid_out(model: torch.nn.Module) -> str:
+    """The first layer whose weights are not, or not only, where its parameter is; and what they are instead."""
+    for name, module in model.named_modules():
+        if type(module).__name__ in ("FusedMoE", "SharedFusedMoE") and _on_cpu(module):
+            return f"{name}: the experts are packed for the CPU"
+        if any(value is not None and _holds_weights(value) for value in _enclosed(getattr(module, "cpu_linear", None))):
+            return f"{name}: the weights are packed for the CPU"
+    for name, parameter in model.named_parameters():
+        if not parameter.numel():
+            return f"{name}: the weights are packed, and dropped"
+    return ""
+
+
+def _on_cpu(module: torch.nn.Module) -> bool:
+    return any(parameter.device.type == "cpu" for parameter in module.parameters())
+
+
+def _enclosed(function: Any) -> list[Any]:
+    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+
+
+def _holds_weights(value: Any) -> bool:
+    return not isinstance(value, bool | int | float | str) and not callable(value)

@@ -1,0 +1,209 @@
+"""Inside vLLM: a weight transfer backend that patches a worker's model in place.
+
+One in each worker. What only reads is done beside the generation, in a thread; what writes is done when it is told,
+while the follower has paused it. Whatever goes wrong is answered and not raised: of several workers all must be told
+the same, and vLLM tells none of the others when one raises. Knows vLLM's interface; no HTTP, and no bucket.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import vllm
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from weightwire.decode import changes
+from weightwire.delta import Delta
+from weightwire.engines.mapping import torch_dtype
+from weightwire.engines.port import Holding
+from weightwire.engines.runtime import Runtime, Staged
+from weightwire.engines.vllm.layout import relaid_out
+from weightwire.engines.vllm.orders import Answer, write_answer
+from weightwire.errors import EngineError, WeightwireError
+from weightwire.weights import Checkpoint
+
+__all__ = ["Hello", "Order", "WeightwireEngine"]
+
+_log = logging.getLogger("vllm.weightwire")  # below vLLM's own, so that it is seen where vLLM's is
+
+
+@dataclass
+class Hello(WeightTransferInitInfo):  # type: ignore[misc]
+    """Someone wants to know what this worker holds."""
+
+    directory: str
+    token: str
+
+
+@dataclass
+class Order(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """See `orders`. `file` is a patch or a checkpoint; `run`, `version` and `state` are what it leads to."""
+
+    action: str
+    directory: str
+    token: str
+    file: str = ""
+    run: str = ""
+    version: int = -1
+    state: str = ""
+
+    @property
+    def holding(self) -> Holding:
+        return Holding(self.run, self.version, self.state)
+
+
+class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc]
+    init_info_cls = Hello
+    update_info_cls = Order
+    supports_draft_weight_update = False
+
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self._runtime = Runtime(model, model.load_weights)
+        self._gone = relaid_out(model)
+        self._staged: Staged | None = None
+        self._patch: Delta | None = None
+        self._busy: threading.Thread | None = None
+        if self._gone:
+            _log.warning("weightwire: %s. Every version will be loaded anew, which is slow.", self._gone)
+
+    # --- vLLM's interface ----------------------------------------------------------------------------------------
+
+    def init_transfer_engine(self, init_info: Hello) -> None:
+        self._answer(init_info, lambda: True)
+
+    def start_weight_update(self) -> None:
+        pass
+
+    def receive_weights(self, update_info: Order) -> None:
+        order = update_info
+        reading = {"adopt": self._adopt, "check": self._check, "stage": self._stage}
+        writing = {"swap": self._swap, "undo": self._undo, "reload": self._reload}
+        if self._busy is not None:
+            self._busy.join()
+        if order.action in reading:
+            self._beside(order, reading[order.action])
+        else:
+            self._answer(order, lambda: writing[order.action](order))
+
+    def finish_weight_update(self) -> None:
+        self._staged = self._patch = None  # and with it what was kept to undo it
+
+    def shutdown(self) -> None:
+        self._staged = self._patch = None
+
+    # --- orders --------------------------------------------------------------------------------------------------
+
+    def _adopt(self, order: Order) -> bool:
+        self._check_whole()
+        return not self._gone and self._runtime.adopt(order.file, order.holding)
+
+    def _check(self, order: Order) -> bool:
+        self._check_whole()
+        if not self._gone:
+            self._runtime.learn(Checkpoint(order.file))
+        return True
+
+    def _stage(self, order: Order) -> bool:
+        self._patch = Delta.open(order.file)
+        self._staged = self._runtime.stage(self._patch, order.holding)
+        for name in self._staged.odd:
+            _log.info("weightwire: tensor %r takes the slow way: %s", name, self._runtime.odd[name])
+        return True
+
+    def _swap(self, order: Order) -> bool:
+        staged, patch = self._staged, self._patch
+        if staged is None or patch is None:
+            raise EngineError("there is no patch to swap in", hint="stage it first")
+        staged.swap()
+        if staged.odd:
+            self._load_slowly(patch, staged)
+        return True
+
+    def _undo(self, order: Order) -> bool:
+        if self._staged is not None:
+            self._staged.undo()
+            if self._staged.odd:  # those have no way back
+                self._runtime.holding, self._runtime.torn = None, True
+        return True
+
+    def _reload(self, order: Order) -> bool:
+        if not self._gone:
+            self._runtime.reload(order.file, order.holding)
+            return True
+        from vllm.model_executor.model_loader.reload.inplace import reload_weights
+
+        self._check_whole()
+        self._runtime.holding, self._runtime.torn = None, True
+        reload_weights(self.vllm_config, self.model, None, order.file, True)
+        self._runtime.holding, self._runtime.torn = order.holding, False
+        return True
+
+    def _load_slowly(self, patch: Delta, staged: Staged) -> None:
+        """Through vLLM's own loader, which takes a whole tensor for it and has no way back."""
+        from vllm.model_executor.model_loader.checkpoint_weight_patch import (
+            CheckpointWeightPatch,
+            load_checkpoint_weight_patches,
+        )
+
+        patches = []
+        for name in staged.odd:
+            entry = patch.entries[name]
+            positions, values = changes({}, patch, name)
+            bits = torch.from_numpy(np.array(values).view(f"<i{entry.dtype.unit}"))
+            dtype = torch_dtype(name, entry.dtype)
+            patches.append(
+                CheckpointWeightPatch(name, entry.shape, dtype, bits.view(dtype), torch.from_numpy(positions))
+            )
+        holding = self._runtime.holding
+        self._runtime.holding, self._runtime.torn = None, True
+        load_checkpoint_weight_patches(self.model, patches)
+        self._runtime.holding, self._runtime.torn = holding, False
+
+    def _check_whole(self) -> None:
+        """That this is a model whose weights are those of a checkpoint."""
+        if self.model_config.quantization is not None:
+            raise EngineError(
+                f"the model is served quantised ({self.model_config.quantization})",
+                hint="serve it without: its weights are not those of the checkpoint",
+            )
+        if "experts" in self._gone:
+            raise EngineError(self._gone, hint="vLLM cannot reload such a model either: serve it on a GPU")
+
+    # --- answers -------------------------------------------------------------------------------------------------
+
+    def _beside(self, order: Order, work: Callable[[Order], bool]) -> None:
+        self._busy = threading.Thread(
+            target=self._answer, args=(order, lambda: work(order)), name="weightwire-stage", daemon=True
+        )
+        self._busy.start()
+
+    def _answer(self, order: Hello | Order, work: Callable[[], bool]) -> None:
+        done, problem, hint = False, "", ""
+        try:
+            done = work()
+        except WeightwireError as error:
+            problem, hint = error.message, error.hint or ""
+        except Exception as error:
+            _log.exception("weightwire: an order failed")
+            problem = f"{type(error).__name__}: {error}"
+        runtime = self._runtime
+        answer = Answer(
+            runtime.holding, done, runtime.torn, problem, hint, self._gone, dict(runtime.odd), vllm.__version__
+        )
+        try:
+            write_answer(Path(order.directory), order.token, str(os.getpid()), answer)
+        except OSError as error:  # whoever asked is gone
+            _log.warning("weightwire: nobody is there to hear of it (%s)", error)

@@ -1,0 +1,155 @@
+"""Where weights lie in a running model: learnt from its loader, which loads nothing meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+import torch
+
+from fused import SCHEMA, SHAPES, Fused, arrays, contents, loaded, tensors_of
+from weightwire.dtypes import DTYPES
+from weightwire.engines.mapping import Box, learn
+from weightwire.errors import EngineError
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (0, 2), (1, 2), (3, 4)])
+def test_what_is_learnt_is_what_the_loader_does(rank: int, ranks: int) -> None:
+    model, bits = Fused(rank, ranks), arrays()
+    mapped = learn(model, model.load_weights, SCHEMA)
+    assert not mapped.odd
+    for name, tensor in tensors_of(bits).items():
+        for copy in mapped.copies[name]:
+            copy.target_view.copy_(copy.source_in(tensor.reshape(-1)))
+    assert contents(model) == loaded(bits, rank, ranks)
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (1, 2), (3, 4)])
+def test_positions_are_found_one_by_one(rank: int, ranks: int) -> None:
+    model, bits = Fused(rank, ranks), arrays()
+    mapped = learn(model, model.load_weights, SCHEMA)
+    for name, shape in SHAPES.items():
+        at = np.flatnonzero(np.random.default_rng(1).random(np.prod(shape)) < 0.3)
+        for copy in mapped.copies[name]:
+            found = copy.box.select(at)
+            flat = copy.target.as_strided((copy.target.untyped_storage().nbytes() // 2,), (1,), 0)
+            values = tensors_of(bits)[name].reshape(-1)[at][found.chosen]
+            flat[torch.from_numpy(found.positions.astype(np.int64)) + copy.box.target_start] = values
+    held, whole = contents(model), loaded(bits, rank, ranks)
+    everything = learn(model, model.load_weights, SCHEMA)
+    assert everything.copies.keys() == SHAPES.keys()
+    for name in held:  # either what was there before, or what the loader would have put there
+        now, then = (np.frombuffer(one[name], np.uint16) for one in (held, whole))
+        assert ((now == then) | (now == 0)).all()
+        assert (now == then).sum() > 0.1 * len(now)
+
+
+def test_nothing_is_written_while_learning() -> None:
+    model, bits = Fused(), arrays()
+    model.load_weights(tensors_of(bits).items())
+    learn(model, model.load_weights, SCHEMA)
+    assert contents(model) == loaded(bits)
+
+
+def test_a_transposed_copy_is_a_box_like_any_other() -> None:
+    model = torch.nn.Linear(6, 4, bias=False)
+
+    def load(weights: Weights) -> None:
+        for _, value in weights:
+            model.weight.data.copy_(value.t())
+
+    [copy] = learn(model, load, {"w": (DTYPES["F32"], (6, 4))}).copies["w"]
+    found = copy.box.select(np.arange(24))
+    assert found.positions.tolist() == [4 * 0 + 6 * column + row for row in range(6) for column in range(4)]
+
+
+def test_tied_parameters_are_one_place() -> None:
+    model = Fused()
+    model.head = model.embed
+    mapped = learn(model, model.load_weights, SCHEMA)
+    [one], [other] = mapped.copies["embed.weight"], mapped.copies["head.weight"]
+    assert one.target.data_ptr() == other.target.data_ptr()
+
+
+def cast(model: torch.nn.Module, value: torch.Tensor) -> None:
+    model.weight.data.copy_(value)
+
+
+def compute(model: torch.nn.Module, value: torch.Tensor) -> None:
+    model.weight.data.copy_(value.to(torch.float32) + 1)
+
+
+def add(model: torch.nn.Module, value: torch.Tensor) -> None:
+    model.weight.data.add_(value)
+
+
+def repeat(model: torch.nn.Module, value: torch.Tensor) -> None:
+    model.weight.data.copy_(value[:1])
+
+
+@pytest.mark.parametrize(
+    ("write", "why"),
+    [
+        (cast, "the loader casts it to float32"),
+        (compute, "the loader computes it"),
+        (add, "the loader writes it with aten.add_.Tensor"),
+    ],
+)
+def test_what_does_not_simply_lie_somewhere_is_odd(
+    write: Callable[[torch.nn.Module, torch.Tensor], None], why: str
+) -> None:
+    model = torch.nn.Linear(4, 4, bias=False)
+    before = model.weight.detach().clone()
+
+    def load(weights: Weights) -> None:
+        for _, value in weights:
+            write(model, value)
+
+    mapped = learn(model, load, {"w": (DTYPES["BF16"], (4, 4))})
+    assert mapped.odd == {"w": why}
+    assert "w" not in mapped.copies
+    assert torch.equal(model.weight, before)
+
+
+def test_a_repeated_row_is_odd() -> None:
+    model = torch.nn.Linear(4, 4, bias=False)
+
+    def load(weights: Weights) -> None:
+        for _, value in weights:
+            repeat(model, value)
+
+    assert learn(model, load, {"w": (DTYPES["F32"], (4, 4))}).odd == {"w": "the loader repeats it"}
+
+
+def test_a_loader_that_puts_in_new_parameters_is_refused_and_undone() -> None:
+    model = torch.nn.Linear(4, 4, bias=False)
+    weight = model.weight
+
+    def load(weights: Weights) -> None:
+        for _, value in weights:
+            model.weight = torch.nn.Parameter(value)
+
+    with pytest.raises(EngineError, match="puts a new one in its place"):
+        learn(model, load, {"w": (DTYPES["F32"], (4, 4))})
+    assert model.weight is weight
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
+    model = Fused()
+    with pytest.raises(EngineError, match=r"at tensor 'other'.*KeyError") as caught:
+        learn(model, model.load_weights, {**SCHEMA, "other": (DTYPES["BF16"], (1,))})
+    assert caught.value.hint
+    with pytest.raises(EngineError, match=r"layer\.norm\.weight"):
+        learn(model, model.load_weights, {**SCHEMA, "layer.norm.weight": (DTYPES["BF16"], (3, 5))})
+
+
+def test_boxes_join_what_runs_on() -> None:
+    whole, target = torch.empty(8, 6), torch.empty(20, 6)
+    assert Box.of(whole[2:5], target[7:10]) == Box((18,), 12, (1,), 42, (1,))
+    assert Box.of(whole[:, 2:4], target[:8, :2]) == Box((8, 2), 2, (6, 1), 0, (6, 1))
+    assert Box.of(whole[0, 0], target[3, 1]).is_run
+    assert Box.of(whole[:0], target[:0]).count == 0
+    assert not Box.of(whole[:1].expand(8, 6), target[:8]).is_nested
