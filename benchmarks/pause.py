@@ -68,8 +68,8 @@ HERE = Path(__file__).parent
 SHARED_MEMORY = Path("/dev/shm")
 CLIENTS, TOKENS = 4, 96
 LONGEST = 256  # tokens of a request, prompt included
-SLOT = 6.0  # seconds of streaming that an update is looked at in, at least
-SETTLE = 3.0  # seconds after an update in which its consequences show
+SLOT = 5.0  # seconds of streaming that an update is looked at in, at least
+SETTLE = 2.5  # seconds after an update in which its consequences show
 PLAIN_ROUNDS = 3
 
 # In less than a gigabyte of weights, the way to the server is what one sees.
@@ -432,8 +432,8 @@ def gaps(played: Played) -> list[Gap]:
 
 
 def gaps_in(all_gaps: list[Gap], slots: list[Slot]) -> list[float]:
-    """Sorted."""
-    return sorted(gap.seconds for gap in all_gaps for slot in slots if slot.began < gap.ended <= slot.until)
+    """Those that began while it was looked at, sorted."""
+    return sorted(gap.seconds for gap in all_gaps for slot in slots if slot.began < gap.began <= slot.until)
 
 
 def gaps_before_pause(all_gaps: list[Gap], slots: list[Slot]) -> list[float]:

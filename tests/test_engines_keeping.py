@@ -40,9 +40,9 @@ class Watched(TorchEngine):
         self.gone = False
         self.failing = ""
 
-    def attach(self) -> Holding | None:
+    def attach(self, run: str = "") -> Holding | None:
         self._do("attach")
-        return super().attach()
+        return super().attach(run)
 
     def adopt(self, checkpoint: Path, holding: Holding) -> bool:
         self._do("adopt")

@@ -477,6 +477,26 @@ class TestFailures:
         assert on_all(bucket, 2, work) == [2, 2]
         assert steps(bucket) == [0, 2]
 
+    def test_a_first_publish_that_fails_on_one_rank(self, bucket: Troubled) -> None:
+        def work(publisher: Publisher, rank: int) -> int:
+            with pytest.raises(WeightwireError):
+                publisher.publish({"x": "y"} if rank else shard(at_step(0), rank, 2), step=0).wait(10)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+
+        assert on_all(bucket, 2, work) == [1, 1]
+        assert steps(bucket) == [1]
+
+    def test_shards_that_do_not_fit(self, bucket: Troubled) -> None:
+        """All hear of it at once, and may try again."""
+
+        def work(publisher: Publisher, rank: int) -> int:
+            with pytest.raises(CheckpointError, match="no rank has rows"):
+                publisher.publish(shard(at_step(0), rank, 3), step=0)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+
+        assert on_all(bucket, 2, work) == [1, 1]
+        assert steps(bucket) == [1]
+
     def test_ranks_at_different_steps(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> None:
             publication = publisher.publish(shard(at_step(rank), rank, 2), step=rank)
@@ -690,7 +710,7 @@ class TestChance:
         circle = Circle(size)
         leaves = {chance.randrange(size): chance.randrange(12)} if chance.random() < 0.4 else {}
         seeds = [chance.random() for _ in range(size)]
-        how = {"blocking": chance.random() < 0.3, "anchor_every": 3}
+        how: dict[str, Any] = {"blocking": chance.random() < 0.3, "anchor_every": 3}
 
         async def unlucky(act: Act) -> Any:
             await asyncio.sleep(chance.choice([0, 0, 0, 0.01]))

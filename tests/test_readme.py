@@ -1,9 +1,11 @@
-"""What the README shows is run: each block as it stands, with a bucket, a model and a server of our own."""
+"""What the README shows is run: each block as it stands, with a bucket, a model and a server of our own.
+
+The one for TRL is run by tests/test_trainers_trl.py.
+"""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -15,30 +17,10 @@ import numpy as np
 import pytest
 
 from commands import Running, bits_of
+from readme import blocks, filled
 from serving import VLLM
 from weightwire import Follower, Publisher
 from weightwire.weights import read_weights
-
-README = (Path(__file__).parent.parent / "README.md").read_text()
-
-
-def blocks(heading: str, language: str = "python") -> list[str]:
-    """The fenced blocks below a heading, up to the next one."""
-    [section] = re.findall(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", README, re.M | re.S)
-    return re.findall(rf"^```{language}\n(.*?)^```$", section, re.M | re.S)
-
-
-def filled(text: str, **places: object) -> str:
-    """A block with places of ours."""
-    for old, new in {
-        "s3://bucket/run": places["bucket"],
-        "path/to/model": places.get("model", ""),
-        "http://127.0.0.1:8000": places.get("server", ""),
-        '"replica"': f'"{places.get("replica", "")}"',
-        "--into replica": f"--into {places.get('replica', '')}",
-    }.items():
-        text = text.replace(old, str(new))
-    return text
 
 
 def run(code: str, directory: Path) -> str:

@@ -18,6 +18,7 @@ import torch
 
 from commands import Running, versions_in
 from published import version_in
+from readme import blocks, filled
 from serving import VLLM
 from stores import NOWHERE, SeaweedFS, use
 from weightwire import digest
@@ -403,11 +404,12 @@ def trl_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_flash_attn", lambda: SimpleNamespace(flash_attn_varlen_func=attend))
 
 
-def grpo(model: Path, server: str, transfer: BucketTransfer, output: Path) -> Any:
+def grpo(model: Path, server: str, bucket: str, output: Path) -> Any:
+    """A trainer, as the README makes it."""
     import trl
     from datasets import Dataset
     from transformers import AutoTokenizer
-    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+    from trl.experimental.async_grpo import AsyncGRPOConfig
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
@@ -433,14 +435,18 @@ def grpo(model: Path, server: str, transfer: BucketTransfer, output: Path) -> An
         gradient_checkpointing=False,
         dtype="float32",
     )
-    return AsyncGRPOTrainer(
-        model=str(model),
-        reward_funcs=reward_letters,
-        args=args,
-        train_dataset=Dataset.from_dict({"prompt": prompts}),
-        processing_class=tokenizer,
-        weight_transfer=transfer,
-    )
+    given = {
+        "model": str(model),
+        "reward": reward_letters,
+        "args": args,
+        "dataset": Dataset.from_dict({"prompt": prompts}),
+        "tokenizer": tokenizer,
+    }
+    [block] = blocks("TRL, asynchronous GRPO")
+    make, train = filled(block, bucket=bucket, model=model, server=server).rsplit("\n", 2)[:2]
+    assert train == "trainer.train()"
+    exec(make, given)
+    return given["trainer"]
 
 
 @pytest.mark.usefixtures("trl_on_cpu")
@@ -451,8 +457,8 @@ def test_async_grpo_through_a_bucket(
     use(monkeypatch, seaweedfs.env)
     url = seaweedfs.url("trl")
     paused = vllm.log().count("POST /pause")
-    transfer = BucketTransfer(url, server=vllm.url, files=tiny)
-    trainer = grpo(tiny, vllm.url, transfer, tmp_path)
+    trainer = grpo(tiny, vllm.url, url, tmp_path)
+    transfer = trainer.weight_transfer
     with Running("follow", url, "--into", tmp_path / "replica", "--engine", f"vllm={vllm.url}"):
         trainer.train()
         until(lambda: transfer.staleness == 0)

@@ -354,7 +354,7 @@ class _Reader:
         """What this rank holds of a sharded tensor; as torch cuts it, the last ranks may hold less, or nothing."""
         local, mesh = value.detach().to_local(), value.device_mesh
         cut = [dim for dim, one in enumerate(value.placements) if not one.is_replicate() and mesh.size(dim) > 1]
-        if not cut:
+        if not cut or not value.shape[0]:
             return local, None
         if len(cut) > 1 or type(one := value.placements[cut[0]]).__name__ != "Shard" or one.dim != 0:
             _fail(

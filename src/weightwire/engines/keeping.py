@@ -91,7 +91,7 @@ class Keeper:
     # --- one engine ----------------------------------------------------------------------------------------------
 
     def _advance(self, engine: Engine, update: Update, began: int | None, target: Holding) -> None:
-        held = engine.holding or engine.attach()
+        held = engine.holding or engine.attach(target.run)
         if held == target:
             return
         # Positions with absolute values: right for any version from the first of them to the last.
@@ -117,14 +117,16 @@ class Keeper:
 
     def _see_to(self, engine: Engine) -> None:
         failed = engine.holding is None and engine.name in self._trouble
-        held = engine.attach()
-        if failed or held is None or (self._at is not None and held.version < self._at):
+        position = self._follower.replica.position
+        held = engine.attach(position.run if position else "")
+        behind = held is None or position is None or held.run != position.run or held.version < (self._at or 0)
+        if failed or behind:
             self._reload(engine)
 
     def _reload(self, engine: Engine) -> None:
         checkpoint = self._follower.checkpoint()
         holding = _holding_of(checkpoint)
-        held = engine.holding or engine.attach()
+        held = engine.holding or engine.attach(holding.run)
         if held == holding or (held is None and engine.adopt(checkpoint, holding)):
             return
         swap = engine.reload(checkpoint, holding)

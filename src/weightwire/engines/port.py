@@ -41,8 +41,8 @@ class Engine(Protocol):
     def holding(self) -> Holding | None:
         """What it serves, as far as is known here."""
 
-    def attach(self) -> Holding | None:
-        """Makes contact, again after it was lost. Returns what it serves, if it knows."""
+    def attach(self, run: str = "") -> Holding | None:
+        """Makes contact, again after it was lost. Returns what it serves, if it knows; of this run it then says so."""
 
     def adopt(self, checkpoint: Path, holding: Holding) -> bool:
         """Whether it serves this checkpoint already, bit for bit; if so, it knows from now on."""

@@ -61,7 +61,7 @@ class TorchEngine:
         """What it serves, while `lock` is held."""
         return self._runtime.holding.version if self._runtime.holding else None
 
-    def attach(self) -> Holding | None:
+    def attach(self, run: str = "") -> Holding | None:
         return self._runtime.holding
 
     def adopt(self, checkpoint: Path, holding: Holding) -> bool:

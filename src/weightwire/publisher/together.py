@@ -38,6 +38,7 @@ from weightwire.publisher.publication import Publication
 from weightwire.publisher.publishing import Release, finite
 from weightwire.publisher.ranks import LATE, PULSE, Ranks
 from weightwire.publisher.roll import Rolled, roll
+from weightwire.publisher.sharing import Holding, Sharing
 from weightwire.restore import copy_weights
 from weightwire.state import State
 from weightwire.weights import Weights
@@ -90,7 +91,8 @@ class Together(Joining):
     def __init__(self, bucket: Bucket, world: World, settings: Settings, emit: Listener, ranks: Ranks) -> None:
         super().__init__(bucket, world, settings, emit, ranks)
         self._turn = 0  # how often the trainer has called publish
-        self._missed = 0  # the turn of a publish that failed here, which the others have not heard of
+        self._settled = 0  # the turn that all ranks have taken, or given up
+        self._missed = 0  # the turn of the last publish that failed here
         self._offer: _Offer | None = None
         self._anchor_wanted = False
         self._uploaded: list[AnchorPart] = []  # which the others have not heard of
@@ -111,9 +113,14 @@ class Together(Joining):
             self._missed = turn
             self.copies.skip(turn)
 
+    async def _make_room(self, sharing: Sharing, holding: Holding) -> None:
+        await super()._make_room(sharing, holding)
+        if self._turn:  # all that came before this one have failed
+            self._miss(self._turn)
+
     def catch_up(self) -> None:
         """Before the next one is captured: one that failed here must have been given up by all."""
-        while self._missed and self.failure is None:
+        while self._missed > self._settled and self.failure is None:
             time.sleep(0.01)
 
     def _capture(self, copies: HostCopies[Publication], publication: Publication, weights: Weights) -> None:
@@ -203,7 +210,7 @@ class Together(Joining):
     @property
     def _is_waiting(self) -> bool:
         captured = self.copies is not None and self.copies.waiting
-        return captured or self._offer is not None or self._missed > 0
+        return captured or self._offer is not None or self._missed > self._settled
 
     async def _publish_next(self) -> None:
         assert self.copies is not None
@@ -238,7 +245,7 @@ class Together(Joining):
         except WeightwireError as problem:
             return problem
         finally:
-            self._missed = self._missed if self._missed > turn else 0
+            self._settled = max(self._settled, turn)
             self.copies.let(None)
         return different_steps(said)
 

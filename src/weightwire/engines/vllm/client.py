@@ -63,7 +63,7 @@ class VllmEngine:
 
     # --- the engine ----------------------------------------------------------------------------------------------
 
-    def attach(self) -> Holding | None:
+    def attach(self, run: str = "") -> Holding | None:
         self._holding = None
         served = self._server.get("/weight_info")["weight_version"]
         self._workers = int(self._server.get("/get_world_size")["world_size"])
@@ -77,7 +77,7 @@ class VllmEngine:
                 f"{self.name}: does not serve with the weightwire backend ({problem.message})", hint=_START
             ) from problem
         self._hear(self._read(token, _QUICK))
-        if self._holding is not None and served != str(self._holding.version):
+        if self._holding is not None and self._holding.run == run and served != str(self._holding.version):
             # Whoever swapped it in died before it could say so.
             self._server.post("/update_weight_version", {"new_version": str(self._holding.version)})
         if not self._torn:
