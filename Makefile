@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 KERNEL := $(shell find src/weightwire/codec -name '*.[ch]')
 
 .DEFAULT_GOAL := help
@@ -15,10 +16,10 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: lint types ## Format, lint, types and every test: what CI runs
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: lint types ## The same without the slow tests: before every commit
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 format: $(VENV)/.tools ## Rewrite the sources in the house style
 	$(BIN)/ruff check --fix .

@@ -17,10 +17,12 @@ SERVERS = {"rclone", "seaweedfs", "vllm", "vllm_split"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever needs a server is slow."""
+    """Whatever needs a server is slow; those that share one run in one process, one after the other."""
     for item in items:
-        if SERVERS & set(getattr(item, "fixturenames", ())):
+        needed = SERVERS & set(getattr(item, "fixturenames", ()))
+        if needed:
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xdist_group("vllm" if needed & {"vllm", "vllm_split"} else "stores"))
 
 
 @pytest.fixture(params=["kernel", "spec"])

@@ -54,13 +54,13 @@ def ask(door: Door, path: str, data: bytes | None = None, method: str | None = N
 def send(door: Door, data: bytes) -> bytes:
     host, _, port = door.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
         answer = b""
         try:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
             while piece := connection.recv(4096):
                 answer += piece
-        except ConnectionResetError:
+        except (ConnectionResetError, BrokenPipeError):  # it has heard enough
             pass
         return answer
 

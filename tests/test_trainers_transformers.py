@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 from pathlib import Path
@@ -23,7 +24,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from published import commits_in, run_in, version_in
 from serving import tiny_model
-from troubled import Troubled, in_memory, slow
+from troubled import Act, Trouble, Troubled, in_memory
 from weightwire import Follower, Publisher, digest
 from weightwire.bucket import open_bucket
 from weightwire.errors import CheckpointError, Fenced
@@ -49,6 +50,17 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
         self.logged.append(dict(logs))
+
+
+def until_step(reporter: Reporter, step: int) -> Trouble:
+    """Nothing gets through before a step has been logged."""
+
+    async def wait(act: Act) -> Any:
+        while len(reporter.logged) < step:
+            await asyncio.sleep(0.01)
+        return await act()
+
+    return wait
 
 
 def loaded(checkpoint: Path) -> Any:
@@ -129,7 +141,7 @@ def test_the_log_says_how_it_goes(checkpoint: Path, bucket: Troubled, tmp_path: 
 
 def test_a_slow_bucket_holds_up_nothing(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
     model, reporter = loaded(checkpoint), Reporter()
-    bucket.trouble("put", "deltas/", slow(1.0), times=100)
+    bucket.trouble("put", "deltas/", until_step(reporter, 7), times=100)
     trainer(model, tmp_path, reporter, WeightwireCallback(bucket), steps=8).train()
     assert len(steps_in(bucket)) < 9  # the others were superseded
     assert steps_in(bucket)[-1] == 8
