@@ -7,9 +7,11 @@ model meanwhile: whoever swaps must see to it that nobody does.
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,7 +32,7 @@ from weightwire.state import State, add, digest
 from weightwire.weights import Bits, Checkpoint, Tensor
 from weightwire.workers import in_order, to_the_end
 
-__all__ = ["Runtime", "Staged", "naked_tensors"]
+__all__ = ["Runtime", "Staged", "naked_tensors", "use_all_cores"]
 
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ALL = np.dtype("<u4")
@@ -178,11 +180,13 @@ class Staged:
 
     def _write(self, stop: threading.Event) -> None:
         def work(write: _Write) -> tuple[str, Lanes | None]:
+            use_all_cores()
             self._written.append(write)
             return write.name, write.swap()
 
         sums: dict[str, Lanes] = {}
-        for name, lanes in in_order(work, self._writes, self._runtime._threads):
+        threads = self._runtime._threads or min(8, os.cpu_count() or 1)
+        for name, lanes in in_order(work, self._writes, threads):
             if lanes is not None:
                 sums[name] = add(sums.get(name, (0, 0)), lanes)
         for write in self._writes:
@@ -193,6 +197,12 @@ class Staged:
                     f"tensor {name!r}: would have another digest than it should",
                     hint="reload the model: it has drifted",
                 )
+
+
+def use_all_cores() -> None:
+    """For this thread: an engine may have bound it to some, which stand idle while the others do the work."""
+    with suppress(OSError, AttributeError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 def naked_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:

@@ -15,7 +15,9 @@ import shutil
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,8 @@ class VllmEngine:
         self.slow: dict[str, str] = {}  # tensors that cannot be patched in place, and why
         self.gone = ""  # why nothing can be
         self._holding: Holding | None = None
-        self._server = _Server(url)
-        self._workers = 0
+        self._server, self._pausing = _Server(url), _Server(url)
+        self._workers = self._replicas = 0
         self._torn = False
         self._directory = Path(
             tempfile.mkdtemp(prefix="weightwire-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
@@ -67,6 +69,7 @@ class VllmEngine:
         self._holding = None
         served = self._server.get("/weight_info")["weight_version"]
         self._workers = int(self._server.get("/get_world_size")["world_size"])
+        self._replicas = self._workers // int(self._server.get("/get_world_size?include_dp=false")["world_size"])
         token = secrets.token_hex(8)
         try:
             self._server.post(
@@ -103,8 +106,9 @@ class VllmEngine:
             with self._session() as finish:
                 self._check(self._order("stage", file, holding, _LONG))
                 ready = time.perf_counter()
-                with self._pause():
+                with self._pause() as settled:
                     self._swap(holding)
+                    settled()
                     finish(str(holding.version))
                 return Swap(ready - began, time.perf_counter() - ready)
         except OSError as problem:
@@ -119,7 +123,8 @@ class VllmEngine:
         with self._session() as finish:
             self._check(self._order("check", checkpoint, holding, _LONG))
             ready = time.perf_counter()
-            with self._pause():
+            with self._pause() as settled:
+                settled()
                 self._check(self._order("reload", checkpoint, holding, _LONG))
                 finish(str(holding.version))
             return Swap(ready - began, time.perf_counter() - ready)
@@ -130,6 +135,7 @@ class VllmEngine:
 
     def close(self) -> None:
         self._server.close()
+        self._pausing.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     # --- orders --------------------------------------------------------------------------------------------------
@@ -211,18 +217,36 @@ class VllmEngine:
                     self._server.post("/finish_weight_update", {})
 
     @contextlib.contextmanager
-    def _pause(self) -> Iterator[None]:
-        """Requests are kept, and go on afterwards with what they have; the prefix cache is emptied."""
+    def _pause(self) -> Iterator[Callable[[], object]]:
+        """Requests are kept, and go on afterwards with what they have; the prefix cache is emptied.
+
+        Nothing is generated any more from its beginning on, and what the workers are told to do comes after what was
+        being generated. vLLM takes its time to say so. Who has used that calls what this yields, which waits for it.
+        """
         if self._paused_mark is not None:
             self._paused_mark.touch()
-        self._server.post("/pause?mode=keep", {}, _LONG)
-        try:
-            yield
-        except BaseException:
-            if not self._torn:  # else it serves nothing until it has been reloaded
-                self._resume()
-            raise
+        with ThreadPoolExecutor(1, thread_name_prefix="weightwire-pause") as pool:
+            paused = pool.submit(self._pausing.post, "/pause?mode=keep", {}, _LONG)
+            if self._replicas > 1:  # the server answers for one of them only
+                paused.result()
+            while not paused.done() and not self._server.get("/is_paused")["is_paused"]:
+                pass
+            try:
+                if paused.done():
+                    paused.result()
+                yield partial(self._settle, paused)
+            except BaseException:
+                if not self._torn:  # else it serves nothing until it has been reloaded
+                    self._settle(paused)
+                    self._resume()
+                raise
         self._resume()
+
+    def _settle(self, paused: Future[dict[str, Any]]) -> None:
+        try:
+            paused.result()
+        except EngineError:  # without it, the prefix cache might answer for old weights
+            self._server.post("/pause?mode=keep", {}, _LONG)
 
     def _resume(self) -> None:
         self._server.post("/resume", {})
@@ -232,6 +256,7 @@ class VllmEngine:
     def _resume_forgotten(self) -> None:
         """A server that a follower paused, and then died."""
         if self._paused_mark is not None and self._paused_mark.exists():
+            self._server.post("/pause?mode=keep", {}, _LONG)  # to the end, which empties the prefix cache
             self._resume()
 
 

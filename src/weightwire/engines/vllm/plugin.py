@@ -28,7 +28,7 @@ from weightwire.decode import changes
 from weightwire.delta import Delta
 from weightwire.engines.mapping import torch_dtype
 from weightwire.engines.port import Holding
-from weightwire.engines.runtime import Runtime, Staged
+from weightwire.engines.runtime import Runtime, Staged, use_all_cores
 from weightwire.engines.vllm.layout import relaid_out
 from weightwire.engines.vllm.orders import Answer, write_answer
 from weightwire.errors import EngineError, WeightwireError
@@ -185,9 +185,11 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
     # --- answers -------------------------------------------------------------------------------------------------
 
     def _beside(self, order: Order, work: Callable[[Order], bool]) -> None:
-        self._busy = threading.Thread(
-            target=self._answer, args=(order, lambda: work(order)), name="weightwire-stage", daemon=True
-        )
+        def answer() -> None:
+            use_all_cores()
+            self._answer(order, lambda: work(order))
+
+        self._busy = threading.Thread(target=answer, name="weightwire-stage", daemon=True)
         self._busy.start()
 
     def _answer(self, order: Hello | Order, work: Callable[[], bool]) -> None:
