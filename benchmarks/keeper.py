@@ -23,7 +23,7 @@ def main() -> None:
     url, into, base, engine = sys.argv[1:]
     with (
         Follower(url, into=into, base=Path(base), on_event=tell) as follower,
-        closing(Keeper(follower, [VllmEngine(engine, memory=into)], on_event=tell)) as keeper,
+        closing(Keeper(follower, [VllmEngine(engine)], on_event=tell)) as keeper,
     ):
         keeper.start()
         say(stage="following")

@@ -70,8 +70,8 @@ def test_tied_parameters_are_one_place() -> None:
     model = Fused()
     model.head = model.embed
     mapped = learn(model, model.load_weights, SCHEMA)
-    [one], [other] = mapped.copies["embed.weight"], mapped.copies["head.weight"]
-    assert one.target.data_ptr() == other.target.data_ptr()
+    assert mapped.placeless == {"head.weight"}
+    assert mapped.copies.keys() == SHAPES.keys() - {"head.weight"}
 
 
 def cast(model: torch.nn.Module, value: torch.Tensor) -> None:
@@ -122,6 +122,72 @@ def test_a_repeated_row_is_odd() -> None:
             repeat(model, value)
 
     assert learn(model, load, {"w": (DTYPES["F32"], (4, 4))}).odd == {"w": "the loader repeats it"}
+
+
+def put_together(model: torch.nn.Module, values: list[torch.Tensor]) -> None:
+    model.weight.data.copy_(torch.cat(values))
+
+
+def put_out(model: torch.nn.Module, values: list[torch.Tensor]) -> None:
+    torch.cat(values, out=model.weight.data)
+
+
+def put_each(model: torch.nn.Module, values: list[torch.Tensor]) -> None:
+    torch._foreach_copy_([model.weight.data[:2], model.weight.data[2:]], values)
+
+
+def put_data(model: torch.nn.Module, values: list[torch.Tensor]) -> None:
+    model.weight.data = torch.cat(values)
+
+
+def put_numbers(model: torch.nn.Module, values: list[torch.Tensor]) -> None:
+    model.weight.data.fill_(values[0][0, 0].item())
+
+
+def put_nothing(model: torch.nn.Module, values: list[torch.Tensor]) -> None:
+    pass
+
+
+def put_half(model: torch.nn.Module, values: list[torch.Tensor]) -> None:
+    model.weight.data[:2].copy_(values[0])
+
+
+def put_twice(model: torch.nn.Module, values: list[torch.Tensor]) -> None:
+    put_half(model, values)
+    model.weight.data[1:3].copy_(values[1])
+    model.weight.data[3:].copy_(values[1][1:])
+
+
+@pytest.mark.parametrize(
+    ("put", "outcome"),
+    [
+        (put_together, {"a", "b"}),
+        (put_out, "writes to its weights with"),
+        (put_each, "writes to its weights with"),
+        (put_data, "puts a new one in its place"),
+        (put_numbers, {"a"}),
+        (put_nothing, "parameter 'weight': the run has no weights for all of it"),
+        (put_half, "parameter 'weight': the run has no weights for all of it"),
+        (put_twice, "parameter 'weight': the model's loader writes some of it twice"),
+    ],
+)
+def test_what_cannot_be_followed_is_told_and_changes_nothing(
+    put: Callable[[torch.nn.Module, list[torch.Tensor]], None], outcome: str | set[str]
+) -> None:
+    model = torch.nn.Linear(4, 4, bias=False)
+    before, place = model.weight.detach().clone(), model.weight.data_ptr()
+
+    def load(weights: Weights) -> None:
+        put(model, [value for _, value in weights])
+
+    schema = {"a": (DTYPES["F32"], (2, 4)), "b": (DTYPES["F32"], (2, 4))}
+    if isinstance(outcome, set):
+        assert learn(model, load, schema).odd.keys() == outcome
+    else:
+        with pytest.raises(EngineError, match=outcome):
+            learn(model, load, schema)
+    assert torch.equal(model.weight, before)
+    assert model.weight.data_ptr() == place
 
 
 def test_a_loader_that_puts_in_new_parameters_is_refused_and_undone() -> None:

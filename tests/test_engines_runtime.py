@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,111 @@ def test_a_model_that_has_drifted_is_noticed_and_put_back(tmp_path: Path) -> Non
         staged.swap()
     assert "reload" in str(caught.value)
     assert contents(model) == drifted
+
+
+def test_a_patch_is_swapped_in_once(tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after = changed(bits, 2)
+    staged = runtime.stage(patch_of(bits, after), holding(after, 2))
+    staged.swap()
+    with pytest.raises(EngineError, match="no longer holds"):
+        staged.swap()
+    assert contents(model) == loaded(after)
+    assert runtime.holding == holding(after, 2)
+
+
+def test_a_patch_that_something_else_came_before(tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after, other = changed(bits, 2), changed(bits, 3)
+    late = runtime.stage(patch_of(bits, after), holding(after, 2))
+    runtime.stage(patch_of(bits, other), holding(other, 3)).swap()
+    with pytest.raises(EngineError, match="no longer holds"):
+        late.swap()
+    late.undo()
+    assert contents(model) == loaded(other)
+    assert runtime.holding == holding(other, 3)
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, bits = Fused(), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after = changed(bits, 2)
+    staged = runtime.stage(patch_of(bits, after), holding(after, 2))
+
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(staged._writes[3], "swap", fail)
+    with pytest.raises(MemoryError):
+        staged.swap()
+    assert contents(model) == loaded(bits)
+    assert (runtime.holding, runtime.torn) == (holding(bits, 1), False)
+
+
+@pytest.mark.parametrize("when", ["before it is staged", "before it is swapped in"])
+def test_parameters_that_were_put_elsewhere(when: str, tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after = changed(bits, 2)
+    staged = runtime.stage(patch_of(bits, after), holding(after, 2))
+    model.norm.data = model.norm.data.clone()
+    stage = partial(runtime.stage, patch_of(bits, after), holding(after, 2))
+    with pytest.raises(EngineError, match="no longer where they were"):
+        (stage if when == "before it is staged" else staged.swap)()
+    assert runtime.holding is None
+    assert contents(model) == loaded(bits)
+    runtime.reload(save(after, tmp_path / "again"), holding(after, 2))
+    assert contents(model) == loaded(after)
+
+
+class TestTied:
+    """A model with one memory for two tensors of the checkpoint."""
+
+    def tied(self) -> Fused:
+        model = Fused()
+        model.head = model.embed
+        return model
+
+    def test_the_same_weights_under_two_names(self, tmp_path: Path) -> None:
+        model, bits = self.tied(), arrays()
+        bits["head.weight"] = bits["embed.weight"]
+        runtime = runtime_of(model, bits, tmp_path)
+        for version in range(2, 6):
+            after = changed(bits, version)
+            after["head.weight"] = after["embed.weight"]
+            runtime.stage(patch_of(bits, after), holding(after, version)).swap()
+            bits = after
+            assert contents(model)["embed"][: bits["embed.weight"].nbytes] == bits["embed.weight"].tobytes()
+
+    def test_weights_that_differ_are_refused_before_anything_is_written(self, tmp_path: Path) -> None:
+        model, bits = self.tied(), arrays()
+        before = contents(model)
+        runtime = Runtime(model, model.load_weights)
+        with pytest.raises(EngineError, match=r"'head\.weight': has no place of its own"):
+            runtime.reload(save(bits, tmp_path / "a"), holding(bits, 1))
+        assert contents(model) == before
+        assert not runtime.torn
+
+    def test_weights_that_come_to_differ(self, tmp_path: Path) -> None:
+        model, bits = self.tied(), arrays()
+        bits["head.weight"] = bits["embed.weight"]
+        runtime = runtime_of(model, bits, tmp_path)
+        before, after = contents(model), changed(bits, 2)
+        with pytest.raises(EngineError, match=r"'head\.weight': has no place of its own"):
+            runtime.stage(patch_of(bits, after), holding(after, 2))
+        assert contents(model) == before
+
+
+def test_a_loader_that_fails_half_way_leaves_it_torn(tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after = changed(bits, 2)
+    runtime._load = lambda weights: [next(iter(weights)), 1 / 0]
+    with pytest.raises(EngineError, match="ZeroDivisionError"):
+        runtime.reload(save(after, tmp_path / "b"), holding(after, 2))
+    assert (runtime.holding, runtime.torn) == (None, True)
 
 
 def test_a_fresh_tensor_takes_the_place_of_a_whole_one(tmp_path: Path) -> None:

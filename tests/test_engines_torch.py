@@ -85,10 +85,10 @@ def test_whoever_holds_the_lock_sees_one_version(tmp_path: Path) -> None:
 
     def use() -> None:
         while not stop.is_set():
-            with engine.lock:
+            with engine.serving() as served:
                 parts = (model.embed[:50], model.qk, model.o, model.norm, model.head[:50])
                 seen.append({int(number) for part in parts for number in part.view(torch.int16).unique()})
-                seen.append({engine.version or 0, *seen[-1]})
+                seen.append({served or 0, *seen[-1]})
 
     user = threading.Thread(target=use)
     user.start()
@@ -99,6 +99,18 @@ def test_whoever_holds_the_lock_sees_one_version(tmp_path: Path) -> None:
     user.join()
     assert all(len(numbers) == 1 for numbers in seen)
     assert len(set.union(*seen)) > 1
+
+
+def test_a_module_that_was_torn_is_not_served(tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    engine = TorchEngine(model, load=model.load_weights)
+    engine.reload(save(bits, tmp_path / "a"), holding(bits, 1))
+    engine._runtime.torn = True
+    with pytest.raises(EngineError, match="a reload failed half way"), engine.serving():
+        pass
+    engine.reload(save(bits, tmp_path / "b"), holding(bits, 2))
+    with engine.serving() as version:
+        assert version == 2
 
 
 def test_autograd_is_told(tmp_path: Path) -> None:

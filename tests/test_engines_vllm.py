@@ -54,7 +54,7 @@ class Scene:
     def __init__(self, trainer: Trainer, follower: Follower, servers: Sequence[VLLM]) -> None:
         self.events: list[Event] = []
         self.trainer, self.follower = trainer, follower
-        self.engines = [VllmEngine(one.url, memory=follower.replica.directory) for one in servers]
+        self.engines = [VllmEngine(one.url) for one in servers]
         self.keeper = Keeper(follower, self.engines, on_event=self.events.append)
 
     def bring(self) -> None:
@@ -219,6 +219,49 @@ def test_a_run_of_another_model(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
     assert vllm.get("/is_paused") == {"is_paused": False}
 
 
+def test_a_run_that_ties_what_the_server_does_not(vllm: VLLM, tmp_path: Path) -> None:
+    """Its head would stay what it was, under the embeddings of another version."""
+    words, checksums = said(vllm), vllm.checksums()
+    with scene(tmp_path, tiny_model(tmp_path / "tied", tied=True), vllm) as one:
+        one.bring()
+        assert "parameter 'lm_head.weight': the run has no weights for all of it" in one.keeper.trouble
+    assert (said(vllm), vllm.checksums()) == (words, checksums)
+    assert vllm.get("/is_paused") == {"is_paused": False}
+
+
+def test_two_followers_do_not_share_a_server(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
+    with scene(tmp_path, tiny, vllm, seed=6) as one:
+        one.bring()
+        with pytest.raises(EngineError, match="another follower keeps it up to date"):
+            VllmEngine(vllm.url + "/v1").attach()
+        one.trainer.step()
+        one.bring()
+        assert not one.warnings
+
+
+def test_an_order_that_comes_twice_is_carried_out_once(
+    vllm: VLLM, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a lost reply: to swap twice would be to undo it."""
+    with scene(tmp_path, tiny, vllm, seed=10) as one:
+        one.bring()
+        post = one.engines[0]._server.post
+
+        def twice(path: str, *rest: Any) -> Any:
+            if path == "/update_weights":
+                post(path, *rest)
+            return post(path, *rest)
+
+        monkeypatch.setattr(one.engines[0]._server, "post", twice)
+        version = one.trainer.step()
+        one.bring()
+        assert not one.warnings
+        assert vllm.weight_version == str(version)
+        checksums = vllm.checksums()
+        one.engines[0].reload(one.follower.checkpoint(), _holding(one.follower))
+        assert vllm.checksums() == checksums
+
+
 def test_weights_that_were_changed_behind_our_back_are_reloaded(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
     with scene(tmp_path, tiny, vllm, seed=7) as one:
         one.bring()
@@ -241,12 +284,12 @@ def test_a_follower_that_died_with_the_server_paused(vllm: VLLM, tiny: Path, tmp
         one.bring()
         engine = one.engines[0]
         # What it had done by then, and what it had written down.
-        assert engine._paused_mark is not None
         engine._paused_mark.touch()
         vllm.post("/start_weight_update")
         vllm.post("/pause?mode=keep")
+        engine.close()
         assert vllm.get("/is_paused") == {"is_paused": True}
-        another = VllmEngine(vllm.url, memory=one.follower.replica.directory)
+        another = VllmEngine(vllm.url)
         assert another.attach() == _holding(one.follower)
         assert vllm.get("/is_paused") == {"is_paused": False}
         version = one.trainer.step()

@@ -87,7 +87,7 @@ def test_fsdp2(tmp_path: Path) -> None:
             save_file(whole, "trained.safetensors")
         torch.distributed.destroy_process_group()
     """
-    block = block.replace("init_process_group()", 'init_process_group("gloo")')
+    block = block.replace("init_process_group()", 'init_process_group("gloo")').replace(', files="path/to/model"', "")
     (tmp_path / "script.py").write_text(
         textwrap.dedent(before) + filled(block, bucket=tmp_path / "bucket") + textwrap.dedent(after)
     )
@@ -139,6 +139,22 @@ def test_a_torch_module(tiny: Path, tmp_path: Path) -> None:
     run(before + block + SAVE, tmp_path)
     expected = {name: bytes(bits) for name, (_, _, bits) in weights.items()}
     assert {name: one for name, one in bits_of(tmp_path / "trained").items() if name in expected} == expected
+
+
+@pytest.mark.slow
+def test_anything_else(tiny: Path, tmp_path: Path) -> None:
+    [block] = blocks("Anything else")
+    weights = _changed(tiny)
+    with Publisher(tmp_path / "bucket") as publisher:
+        publisher.publish(tiny).wait()
+        block = filled(block, bucket=tmp_path / "bucket", replica=tmp_path / "replica")
+        publisher.publish(weights).wait()
+    after = """
+safetensors.torch.save_file(weights, "held.safetensors")
+"""
+    run(block.replace("timeout=60", "timeout=1") + after, tmp_path)
+    expected = {name: bytes(bits) for name, (_, _, bits) in weights.items()}
+    assert bits_of(tmp_path / "held.safetensors") == expected
 
 
 def test_vllm(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:

@@ -43,10 +43,10 @@ def merged(model: Any) -> Iterator[tuple[str, Any]]:
     layers, outside = dict(_outermost(model)), _outside(model)
     for name, value in model.state_dict(keep_vars=True).items():
         if not any(module in layers for module in _above(name)):
-            yield name.replace(*outside), value
+            yield name.replace(*outside, 1), value
     for module, layer in layers.items():
         for name, value in _merge(layer).state_dict(keep_vars=True).items():
-            yield f"{module}.{name}".replace(*outside), value
+            yield f"{module}.{name}".replace(*outside, 1), value
 
 
 def _kinds() -> tuple[type, ...]:
@@ -90,6 +90,9 @@ def _above(name: str) -> Iterator[str]:
 
 def _merge(layer: Any) -> Any:
     if getattr(layer, "disable_adapters", False):
+        if getattr(layer, "merged", False):  # which does not count while they are disabled
+            layer = copy.deepcopy(layer)
+            layer.unmerge()
         return layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer.original_module
     twin = copy.deepcopy(layer)
     if hasattr(twin, "unload_and_optionally_merge_module"):

@@ -22,7 +22,7 @@ from weightwire.dtypes import DTYPES, Dtype
 from weightwire.errors import CheckpointError, WeightwireError
 from weightwire.weights import Bits, Checkpoint, Tensor, Weights, check_name, dtype_called, read_weights
 
-__all__ = ["Casting", "LiveTensor", "plain_names", "read_live", "untie", "unwrapped"]
+__all__ = ["Casting", "LiveTensor", "as_mapping", "plain_names", "read_live", "untie", "unwrapped"]
 
 _PIECE = 1 << 22  # units that are cast, or fetched from a device, at once
 _FLOATS = {DTYPES["F64"]: "float64", DTYPES["F32"]: "float32", DTYPES["F16"]: "float16", DTYPES["BF16"]: "bfloat16"}
@@ -94,8 +94,8 @@ def read_live(
         return untie(read_weights(source), run)
     pairs, torch = _pairs(source, merge), sys.modules.get("torch")
     if torch is None or not any(isinstance(value, torch.Tensor) for _, value in pairs):
-        return untie(read_weights(_mapping(pairs)), run)
-    given = _as_saved(_mapping(plain_names(pairs)), source)
+        return untie(read_weights(as_mapping(pairs)), run)
+    given = _as_saved(as_mapping(plain_names(pairs)), source)
     _check_no_adapters(given)
     kept, aliases = untie(_Reader(torch, sharded).read(given), run)
     for name, tensor in kept.items():
@@ -195,7 +195,8 @@ def _as_saved(given: dict[str, Any], source: Any) -> dict[str, Any]:
         return dict(revert(model, given))
 
 
-def _mapping(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+def as_mapping(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Names and tensors by name; none may be there twice."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]

@@ -132,7 +132,7 @@ def _engine_url(text: str) -> str:
 
 def _keeper(follower: Follower, urls: list[str], ear: _Ear) -> Keeper:
     """Each must be there and willing now: what is wrong with it is better said before anything is followed."""
-    engines = [VllmEngine(url, memory=follower.replica.directory) for url in urls]
+    engines = [VllmEngine(url) for url in urls]
     for engine in engines:
         with suppress(EngineGone):  # it may still be starting
             engine.attach()

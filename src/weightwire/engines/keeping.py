@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,6 +25,7 @@ from weightwire.follower import Follower, Update
 __all__ = ["Keeper"]
 
 _LOOK_AGAIN = 2.0  # seconds
+_LONGEST = 10.0  # seconds that an engine may take before the others go on without it
 
 
 class Keeper:
@@ -42,6 +43,7 @@ class Keeper:
         self._stages: dict[str, Stage] = {}
         self._looked = 0.0
         self._pool = ThreadPoolExecutor(max(1, len(self.engines)), thread_name_prefix="weightwire-engine")
+        self._busy: dict[str, Future[None]] = {}  # engines that take long, and hold up no other
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -73,20 +75,31 @@ class Keeper:
         self._each(self._see_to)
 
     def _each(self, work: Callable[[Engine], None]) -> None:
-        for done in [self._pool.submit(self._carefully, engine, work) for engine in self.engines]:
-            done.result()
+        for engine in self.engines:
+            if engine.name not in self._busy:
+                self._busy[engine.name] = self._pool.submit(self._carefully, engine, work)
+        wait(self._busy.values(), timeout=_LONGEST)
+        self._busy = {name: one for name, one in self._busy.items() if not one.done()}
+        for name in self._busy:
+            self._trouble.setdefault(name, f"{name}: is still busy with an earlier version")
         self._follower.serve(self.served, self.trouble, self._stages)
 
     def _carefully(self, engine: Engine, work: Callable[[Engine], None]) -> None:
         try:
             work(engine)
         except WeightwireError as problem:
-            if self._trouble.get(engine.name) != problem.message:
-                self._warn(str(problem))
-            self._trouble[engine.name] = problem.message
+            self._note(engine, problem.message, str(problem))
+        except Exception as problem:  # of an engine that is not ours: no reason to leave the others alone
+            message = f"{engine.name}: {type(problem).__name__}: {problem}"
+            self._note(engine, message, message)
         else:
             if self._trouble.pop(engine.name, None):
                 self._emit(Event("recovered", self._at, message=f"over: {engine.name} is back"))
+
+    def _note(self, engine: Engine, message: str, whole: str) -> None:
+        if self._trouble.get(engine.name) != message:
+            self._warn(whole)
+        self._trouble[engine.name] = message
 
     # --- one engine ----------------------------------------------------------------------------------------------
 
@@ -157,9 +170,10 @@ class Keeper:
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
-        self._pool.shutdown()
+        wait(self._busy.values(), timeout=_LONGEST)
         for engine in self.engines:
-            engine.close()
+            engine.close()  # also one that does not answer, so that nobody waits for it
+        self._pool.shutdown()
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -185,5 +199,8 @@ class Keeper:
 
 def _holding_of(checkpoint: Path) -> Holding:
     """What a replica's checkpoint says of itself."""
-    about = json.loads((checkpoint / "weightwire.json").read_bytes())
+    try:
+        about = json.loads((checkpoint / "weightwire.json").read_bytes())
+    except FileNotFoundError as problem:  # a newer one has taken its place just now
+        raise EngineError(f"{checkpoint}: is gone", hint="the next one will be loaded") from problem
     return Holding(about["run"], about["version"], about["state"])

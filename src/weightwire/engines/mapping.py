@@ -21,7 +21,7 @@ from weightwire.checkpoint import Schema
 from weightwire.dtypes import Dtype
 from weightwire.errors import EngineError
 
-__all__ = ["Box", "Copy", "Map", "Selection", "learn", "torch_dtype"]
+__all__ = ["Box", "Copy", "Load", "Map", "Selection", "learn", "places_of", "torch_dtype"]
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 """A model's own loader: takes names and tensors of a checkpoint, and copies them to where they belong."""
@@ -50,6 +50,8 @@ _TORCH = {
     "C64": torch.complex64,
 }
 _COPY = torch.ops.aten.copy_.default
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_OTHER = "it serves another model than the run's, or one that cannot be patched in place"
 
 
 def torch_dtype(name: str, dtype: Dtype) -> torch.dtype:
@@ -157,13 +159,27 @@ class Copy:
 
 @dataclass(frozen=True)
 class Map:
-    """The copies of each checkpoint tensor; none where the model has no use for it (or another rank has).
+    """The copies of each checkpoint tensor. Together they fill all parameters of the model, and none twice.
 
-    `odd` are those that do not simply lie somewhere, and why: the loader casts or computes them.
+    `odd` are tensors that do not simply lie somewhere, and why: the loader casts or computes them. `placeless` are
+    those that the loader has no use for, or puts where it has put another one: they must be the same as another tensor.
     """
 
     copies: Mapping[str, tuple[Copy, ...]]
     odd: Mapping[str, str]
+    placeless: frozenset[str]
+    places: Places
+
+
+Places = tuple[tuple[object, ...], ...]
+
+
+def places_of(model: torch.nn.Module) -> Places:
+    """Where a model's weights are: what is learnt holds for as long as that stays the same."""
+    return tuple(
+        (name, _storage(tensor), tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        for name, tensor in _tensors_of(model).items()
+    )
 
 
 # --- learning ----------------------------------------------------------------------------------------------------
@@ -171,7 +187,8 @@ class Map:
 
 def learn(model: torch.nn.Module, load: Load, schema: Schema) -> Map:
     """Runs a model's loader without loading anything. The model is as it was, whatever happens."""
-    before = _tensors_of(model)
+    before, places = _tensors_of(model), places_of(model)
+    data = {name: tensor.data for name, tensor in before.items()}
     recorder = _Recorder(before.values())
     try:
         with torch.no_grad(), recorder:
@@ -180,18 +197,23 @@ def learn(model: torch.nn.Module, load: Load, schema: Schema) -> Map:
         raise
     except Exception as problem:
         where = f" (at tensor {recorder.at!r})" if recorder.at else ""
+        reason = f"{type(problem).__name__}: {_first_line(problem)}"
         raise EngineError(
-            f"the model's loader does not take this checkpoint{where}: {type(problem).__name__}: {problem}",
+            f"the model's loader does not take this checkpoint{where}: {reason}",
             hint="names, shapes and layout must be those that the model was started with",
         ) from problem
     finally:
-        replaced = _put_back(model, before)
-    if replaced:
+        replaced = _put_back(model, before, data)
+    if replaced or places_of(model) != places:
         raise EngineError(
             f"parameter {replaced!r}: the model's loader puts a new one in its place",
             hint="its layout cannot be patched in place",
         )
-    return recorder.map(schema)
+    return recorder.map(model, schema, places)
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).split("\n")[0][:300]
 
 
 def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -199,7 +221,7 @@ def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {**found, **dict(model.named_buffers(remove_duplicate=False))}
 
 
-def _put_back(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> str:
+def _put_back(model: torch.nn.Module, before: Mapping[str, torch.Tensor], data: Mapping[str, torch.Tensor]) -> str:
     """Undoes what the loader did by assignment; returns the first name that it did it to."""
     replaced = ""
     now = _tensors_of(model)
@@ -210,13 +232,17 @@ def _put_back(model: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> str
             module = model.get_submodule(owner)
             table = module._parameters if isinstance(tensor, torch.nn.Parameter) else module._buffers
             table[attribute] = tensor
+        if _storage(tensor) != _storage(data[name]) or tensor.data_ptr() != data[name].data_ptr():
+            replaced = replaced or name
+            tensor.data = data[name]
     return replaced
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Notes the copies into a model's memory, and makes none of them.
 
-    What is computed from a source that holds nothing is nothing too; that it came from there is remembered.
+    What is computed from a source that holds nothing is nothing too; that it came from there is remembered. Whatever
+    else would write to the model's memory is refused: what comes of it cannot be told.
     """
 
     def __init__(self, memory: Iterable[torch.Tensor]) -> None:
@@ -224,10 +250,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.at = ""  # the tensor that the loader was given last
         self._memory = {_storage(tensor) for tensor in memory}
         self._names: dict[int, str] = {}  # of sources, by storage
-        self._derived: dict[int, str] = {}
+        self._derived: dict[int, set[str]] = {}
         self._kept: list[torch.Tensor] = []  # lest their storages be used again for something else
         self._copies: dict[str, list[Copy]] = {}
+        self._constants: list[torch.Tensor] = []  # what is filled with something that is in no checkpoint
         self._odd: dict[str, str] = {}
+        self._odd_targets: list[torch.Tensor] = []
 
     def sources(self, schema: Schema) -> Iterator[tuple[str, torch.Tensor]]:
         for name, (dtype, shape) in schema.items():
@@ -238,66 +266,116 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._kept.append(source)
             yield name, source
 
-    def map(self, schema: Schema) -> Map:
-        copies = {name: tuple(self._copies.get(name, ())) for name in schema if name not in self._odd}
-        return Map(copies, self._odd)
+    def map(self, model: torch.nn.Module, schema: Schema, places: Places) -> Map:
+        for name in self._odd:
+            self._odd_targets += [copy.target_view for copy in self._copies.pop(name, ())]
+        copies: dict[str, tuple[Copy, ...]] = {}
+        taken: set[frozenset[tuple[int, Box]]] = set()
+        for name in schema:
+            found = tuple(self._copies.get(name, ()))
+            place = frozenset((_storage(copy.target), copy.box) for copy in found)
+            if found and place not in taken:  # else tied: one of them is enough, where they are the same
+                copies[name] = found
+                taken.add(place)
+        placeless = frozenset(name for name in schema if name not in copies and name not in self._odd)
+        self._check_cover(model, [copy for several in copies.values() for copy in several])
+        return Map(copies, self._odd, placeless, places)
+
+    def _check_cover(self, model: torch.nn.Module, copies: Iterable[Copy]) -> None:
+        """That all parameters are filled, and no weight twice: else what is served would be a mixture."""
+        views: dict[int, list[torch.Tensor]] = {}
+        for copy in copies:
+            views.setdefault(_storage(copy.target), []).append(copy.target_view)
+        others: dict[int, list[torch.Tensor]] = {}
+        for view in (*self._constants, *self._odd_targets):
+            others.setdefault(_storage(view), []).append(view)
+        for name, parameter in model.named_parameters():
+            storage = _storage(parameter)
+            count = parameter.untyped_storage().nbytes() // parameter.element_size()
+            times = torch.zeros(count, dtype=torch.uint8)
+            for view in views.get(storage, ()):
+                times.as_strided(view.shape, view.stride(), view.storage_offset()).add_(1)
+            if bool((times > 1).any()):
+                raise EngineError(f"parameter {name!r}: the model's loader writes some of it twice", hint=_OTHER)
+            for view in others.get(storage, ()):
+                times.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(1)
+            if not bool(times.as_strided(parameter.shape, parameter.stride(), parameter.storage_offset()).all()):
+                raise EngineError(f"parameter {name!r}: the run has no weights for all of it", hint=_OTHER)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is _COPY and _storage(args[0]) in self._memory:
+        if func is _COPY and self._is_ours(args[0]):
             self._note(args[0], args[1])
             return args[0]
-        if any(argument.is_write for argument in map(_alias, func._schema.arguments) if argument):
-            written = args[0] if args and isinstance(args[0], torch.Tensor) else None
-            if written is not None and _storage(written) in self._memory:
-                self._note_odd_write(func, args)
-                return written
+        written = [tensor for tensor in _written(func, args, kwargs) if self._is_ours(tensor)]
+        if written:
+            return self._note_write(func, args, written)
+        if func is _ITEM and (names := self._origins(args)):
+            for name in names:
+                self._odd[name] = "the loader looks at it"
         result = func(*args, **kwargs)
-        self._trace(args, result)
+        self._trace((*args, *kwargs.values()), result)
         return result
 
+    def _is_ours(self, tensor: torch.Tensor) -> bool:
+        return _storage(tensor) in self._memory
+
     def _note(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        storage = _storage(source)
-        name = self._names.get(storage)
+        name = self._names.get(_storage(source))
         if name is None:
-            if storage in self._derived:
-                self._odd[self._derived[storage]] = "the loader computes it"
-            return  # a constant, such as the zeros behind the last row
-        if source.dtype != target.dtype:
-            self._odd[name] = f"the loader casts it to {str(target.dtype).removeprefix('torch.')}"
+            for origin in (origins := self._origins((source,))):
+                self._odd[origin] = "the loader computes it"
+            (self._odd_targets if origins else self._constants).append(target.detach())
+        elif source.dtype != target.dtype:
+            self._find_odd(name, f"the loader casts it to {str(target.dtype).removeprefix('torch.')}", target)
         elif source.shape != target.shape:
             source.expand(target.shape)  # raises where the copy would
-            self._odd[name] = "the loader repeats it"
+            self._find_odd(name, "the loader repeats it", target)
         else:
             box = Box.of(source, target)
             if not box.is_nested:
-                self._odd[name] = "the loader repeats it"
+                self._find_odd(name, "the loader repeats it", target)
             else:
                 self._copies.setdefault(name, []).append(Copy(box, target.detach()))
 
-    def _note_odd_write(self, func: Any, args: tuple[Any, ...]) -> None:
-        for value in args[1:]:
-            if isinstance(value, torch.Tensor):
-                name = self._names.get(_storage(value)) or self._derived.get(_storage(value))
-                if name is not None:
-                    self._odd[name] = f"the loader writes it with {func}"
+    def _find_odd(self, name: str, why: str, target: torch.Tensor) -> None:
+        self._odd[name] = why
+        self._odd_targets.append(target.detach())
 
-    def _trace(self, args: tuple[Any, ...], result: Any) -> None:
-        came = [
-            name
-            for value in _flat(args)
-            if (name := self._names.get(_storage(value)) or self._derived.get(_storage(value)))
-        ]
+    def _note_write(self, func: Any, args: tuple[Any, ...], written: list[torch.Tensor]) -> Any:
+        """Nothing is written: of constants that is all there is to it, of weights they are odd."""
+        if len(written) > 1 or not args or args[0] is not written[0]:
+            raise EngineError(f"the model's loader writes to its weights with {func}", hint=_OTHER)
+        origins = self._origins(args[1:])
+        for name in origins:
+            self._odd[name] = f"the loader writes it with {func}"
+        (self._odd_targets if origins else self._constants).append(written[0].detach())
+        return written[0]
+
+    def _origins(self, values: Iterable[Any]) -> set[str]:
+        """The sources that these are, or came from."""
+        found: set[str] = set()
+        for value in _flat(values):
+            storage = _storage(value)
+            found |= {self._names[storage]} if storage in self._names else self._derived.get(storage, set())
+        return found
+
+    def _trace(self, args: Iterable[Any], result: Any) -> None:
+        came = self._origins(args)
         if not came:
             return
         for value in _flat((result,)):
             if _storage(value) not in self._names:
-                self._derived[_storage(value)] = came[0]
+                self._derived.setdefault(_storage(value), set()).update(came)
                 self._kept.append(value)
 
 
-def _alias(argument: Any) -> Any:
-    return argument.alias_info
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """The arguments that an operation writes to."""
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[number] if number < len(args) else kwargs.get(argument.name)
+            yield from _flat((given,))
 
 
 def _flat(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -25,7 +25,7 @@ from weightwire.checkpoint import Schema, schema_of_weights
 from weightwire.codec import Lanes, Layout
 from weightwire.decode import Job, jobs_of, naming
 from weightwire.delta import Delta, Entry
-from weightwire.engines.mapping import Box, Copy, Load, Map, learn
+from weightwire.engines.mapping import Box, Copy, Load, Map, learn, places_of, torch_dtype
 from weightwire.engines.port import Holding
 from weightwire.errors import EngineError
 from weightwire.state import State, add, digest
@@ -41,17 +41,18 @@ _ALL = np.dtype("<u4")
 class Runtime:
     """`adopt` or `reload` a checkpoint first: from then on the model holds a version, and `stage` takes it further.
 
-    `holding` is what the model holds, None where that is not known. `load` is the model's own loader.
+    `holding` is what the model holds, None where that is not known. `torn` says that some of its weights may be those
+    of another version than the others: it must not be used. `load` is the model's own loader.
     """
 
     def __init__(self, model: torch.nn.Module, load: Load, *, threads: int | None = None) -> None:
         self.holding: Holding | None = None
-        self.torn = False  # that some of its weights may be those of another version than the others
+        self.torn = False
         self._model = model
         self._load = load
         self._threads = threads
         self._schema: Schema = {}
-        self._map = Map({}, {})
+        self._map = Map({}, {}, frozenset(), ())
         self._state = State({})
 
     @property
@@ -64,42 +65,14 @@ class Runtime:
     def learn(self, checkpoint: Checkpoint) -> None:
         """Where the tensors of a checkpoint lie in the model. Raises where it is a checkpoint of another model."""
         schema = schema_of_weights(checkpoint)
-        if schema == self._schema:
-            return
-        self._map = learn(self._model, self._load, schema)
-        self._schema = schema
+        if schema != self._schema or not self._is_in_place():
+            self._schema = {}
+            self._map = learn(self._model, self._load, schema)
+            self._schema = schema
 
-    def adopt(self, path: str | Path, holding: Holding) -> bool:
-        """Whether the model holds this checkpoint already, bit for bit; if so, it is known from now on."""
-        checkpoint = Checkpoint(path)
+    def holds(self, checkpoint: Checkpoint) -> bool:
+        """Whether the model holds just these bits, as far as they can be seen."""
         self.learn(checkpoint)
-        if self._map.odd or not self._is_same(checkpoint):
-            return False
-        self._take_on(checkpoint, holding)
-        return True
-
-    def reload(self, path: str | Path, holding: Holding) -> None:
-        """Loads a checkpoint, all of it, and compares. Where it fails, what the model holds is not known."""
-        checkpoint = Checkpoint(path)
-        self.learn(checkpoint)
-        self.holding, self.torn = None, True
-        with torch.no_grad():
-            self._load(naked_tensors(checkpoint))
-        if not self._is_same(checkpoint):
-            raise EngineError(
-                f"{path}: was loaded, but the model does not hold it", hint="its layout cannot be patched in place"
-            )
-        self._take_on(checkpoint, holding)
-
-    def _take_on(self, checkpoint: Checkpoint, holding: Holding) -> None:
-        state = digest(checkpoint, threads=self._threads)
-        if state.hex != holding.state:
-            raise EngineError(
-                f"{checkpoint.path}: is not version {holding.version}", hint="the replica is damaged: rebuild it"
-            )
-        self._state, self.holding, self.torn = state, holding, False
-
-    def _is_same(self, checkpoint: Checkpoint) -> bool:
         for name, copies in self._map.copies.items():
             whole = _as_torch(checkpoint[name])
             for copy in copies:
@@ -107,6 +80,58 @@ class Runtime:
                 if not torch.equal(copy.source_in(whole).to(held.device), held):
                     return False
         return True
+
+    def adopt(self, path: str | Path, holding: Holding) -> bool:
+        """Whether the model holds this checkpoint already, bit for bit; if so, it is known from now on."""
+        checkpoint = Checkpoint(path)
+        self.learn(checkpoint)
+        state = self._state_of(checkpoint, holding)
+        if self._map.odd or not self.holds(checkpoint):
+            return False
+        self._state, self.holding, self.torn = state, holding, False
+        return True
+
+    def reload(self, path: str | Path, holding: Holding) -> None:
+        """Loads a checkpoint, all of it, and compares. Where that fails the model is torn."""
+        checkpoint = Checkpoint(path)
+        self.learn(checkpoint)
+        state = self._state_of(checkpoint, holding)
+        self.holding, self.torn = None, True
+        try:
+            with torch.no_grad():
+                self._load(naked_tensors(checkpoint))
+        except Exception as problem:
+            raise EngineError(
+                f"{path}: the model's loader failed ({type(problem).__name__}: {problem})", hint="load it again"
+            ) from problem
+        if not self.holds(checkpoint):
+            raise EngineError(
+                f"{path}: was loaded, but the model does not hold it", hint="its layout cannot be patched in place"
+            )
+        self._state, self.holding, self.torn = state, holding, False
+
+    def _state_of(self, checkpoint: Checkpoint, holding: Holding) -> State:
+        """Of a checkpoint that is this version, and one of this model."""
+        state = digest(checkpoint, threads=self._threads)
+        if state.hex != holding.state:
+            raise EngineError(
+                f"{checkpoint.path}: is not version {holding.version}", hint="the replica is damaged: rebuild it"
+            )
+        self._check_twins(state)
+        return state
+
+    def _check_twins(self, state: State) -> None:
+        """A tensor that has no place of its own must be the same as one that has: tied weights, saved twice."""
+        for name in self._map.placeless:
+            known = state.tensors[name]
+            if known not in (state.tensors[other] for other in self._map.copies):
+                raise EngineError(
+                    f"tensor {name!r}: has no place of its own in the model, and is not the same as another tensor",
+                    hint="the model ties weights that the run does not, or is another one",
+                )
+
+    def _is_in_place(self) -> bool:
+        return places_of(self._model) == self._map.places
 
     # --- patches -----------------------------------------------------------------------------------------------------
 
@@ -118,23 +143,30 @@ class Runtime:
             raise EngineError(f"the model holds run {self.holding.run[:12]}, not {holding.run[:12]}", hint="reload it")
         if patch.removed:
             raise EngineError(f"tensor {patch.removed[0]!r}: a running model cannot lose a tensor", hint="reload it")
+        self.check_in_place()
         writes: list[_Write] = []
         for name, entry in patch.entries.items():
             _check(name, entry, self._schema)
-            if name not in self._map.odd:
-                for job in jobs_of(patch, {name: entry}):
-                    writes += _writes(patch, job, self._map.copies[name])
+            for job in jobs_of(patch, {name: entry}) if name in self._map.copies else ():
+                writes += _writes(patch, job, self._map.copies[name])
         after = self._state.replace({name: entry.state for name, entry in patch.entries.items()})
         if after.hex != holding.state:
             raise EngineError(
                 f"the patch does not lead from version {self.holding.version} to {holding.version}", hint="reload it"
             )
-        return Staged(self, writes, patch, holding, after)
+        self._check_twins(after)
+        return Staged(self, writes, patch, holding, self.holding, self._state, after)
+
+    def check_in_place(self) -> None:
+        """That the weights are where they were: someone may have moved them, or put others in their place."""
+        if not self._is_in_place():
+            self.holding, self._schema = None, {}
+            raise EngineError("the model's parameters are no longer where they were", hint="reload it")
 
 
 @dataclass
 class Staged:
-    """A patch that is ready. `swap` writes it, all of it or nothing; `undo` puts back what was there.
+    """A patch that is ready. `swap` writes it, once, all of it or nothing; `undo` puts back what was there.
 
     Of `odd` tensors nothing is written: that is left to who knows how.
     """
@@ -142,10 +174,12 @@ class Staged:
     _runtime: Runtime
     _writes: list[_Write]
     _patch: Delta
-    _holding: Holding
+    holding: Holding
+    _from: Holding
+    _before: State
     _after: State
     _written: list[_Write] = field(default_factory=list)
-    _before: tuple[State, Holding | None] | None = None
+    _is_fresh: bool = True
 
     @property
     def odd(self) -> list[str]:
@@ -154,7 +188,10 @@ class Staged:
     def swap(self) -> None:
         """Writes, and proves that the model then holds what it should; puts everything back where it does not."""
         runtime = self._runtime
-        self._before = runtime._state, runtime.holding
+        if not self._is_fresh or runtime.holding != self._from or runtime._state is not self._before:
+            raise EngineError("this patch was made ready for what the model no longer holds", hint="stage it again")
+        runtime.check_in_place()
+        self._is_fresh = False
         # Whatever happens in between, nobody is to believe that it holds what it held.
         runtime.holding, runtime.torn = None, True
         try:
@@ -162,27 +199,31 @@ class Staged:
         except BaseException:
             self.undo()
             raise
-        runtime._state, runtime.holding, runtime.torn = self._after, self._holding, False
+        runtime._state, runtime.holding, runtime.torn = self._after, self.holding, False
 
     def undo(self) -> None:
-        """Back to what was there before; twice is harmless."""
-        if self._before is None:
+        """Back to what was there before this was swapped in; twice is harmless."""
+        if self._is_fresh:
             return
 
         def take_back(stop: threading.Event) -> None:
+            runtime = self._runtime
+            if runtime.holding not in (None, self.holding):  # something else has been written since
+                return
+            runtime.holding, runtime.torn = None, True
             while self._written:
-                self._written.pop().swap()
+                self._written[-1].swap()
+                self._written.pop()
+            runtime._state, runtime.holding, runtime.torn = self._before, self._from, False
 
         to_the_end(take_back)
-        self._runtime._state, self._runtime.holding = self._before
-        self._runtime.torn = False
-        self._before = None
 
     def _write(self, stop: threading.Event) -> None:
         def work(write: _Write) -> tuple[str, Lanes | None]:
             use_all_cores()
-            self._written.append(write)
-            return write.name, write.swap()
+            lanes = write.swap()
+            self._written.append(write)  # only now: one that failed has written nothing
+            return write.name, lanes
 
         sums: dict[str, Lanes] = {}
         threads = self._runtime._threads or min(8, os.cpu_count() or 1)
@@ -192,7 +233,7 @@ class Staged:
         for write in self._writes:
             write.check()
         for name, lanes in sums.items():
-            if add(self._runtime._state.tensors[name].digest, lanes) != self._patch.entries[name].digest:
+            if add(self._before.tensors[name].digest, lanes) != self._patch.entries[name].digest:
                 raise EngineError(
                     f"tensor {name!r}: would have another digest than it should",
                     hint="reload the model: it has drifted",
@@ -207,8 +248,6 @@ def use_all_cores() -> None:
 
 def naked_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
     """A checkpoint as a loader takes it: views of the mapped file."""
-    from weightwire.engines.mapping import torch_dtype
-
     for name in checkpoint:
         tensor = checkpoint[name]
         yield name, _as_torch(tensor).view(torch_dtype(name, tensor.dtype)).reshape(tensor.shape)
@@ -341,7 +380,7 @@ class _DeviceWrite:
 
     def swap(self) -> None:
         held = self.memory[self.positions]
-        self.memory[self.positions] = self.values
+        self.memory[self.positions] = self.values  # the last that can fail, and it needs no memory
         self.values, self.expected = held, self.values
 
     def check(self) -> None:

@@ -2,9 +2,8 @@
 
     engine = TorchEngine(model)
     with Keeper(follower, [engine]) as keeper:
-        with engine.lock:           # no version changes while it is held
+        with engine.serving() as version:  # which stays the same in here
             tokens = model.generate(...)
-            version = engine.version
 
 Knows the module and its names; where its weights lie is learnt by `mapping`.
 """
@@ -13,7 +12,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ __all__ = ["TorchEngine"]
 
 
 class TorchEngine:
-    """Serves a module. Whoever runs it holds `lock` meanwhile, and so sees one version, all of it.
+    """Serves a module. Whoever runs it does so inside of `serving`, and so sees one version, all of it.
 
     - `load`: the module's own loader, where its parameters are not simply those of the checkpoint (fused ones, say): it
       takes pairs of names and tensors, and copies every tensor to where it belongs.
@@ -60,6 +60,17 @@ class TorchEngine:
     def version(self) -> int | None:
         """What it serves, while `lock` is held."""
         return self._runtime.holding.version if self._runtime.holding else None
+
+    @contextmanager
+    def serving(self) -> Iterator[int | None]:
+        """No version comes in between. Yields the one that is there, None if that is what the module began with.
+
+        Raises where a reload failed half way: the module is good for nothing until the next one.
+        """
+        with self.lock:
+            if self._runtime.torn:
+                raise EngineError(f"{self.name}: a reload failed half way", hint="wait for the next one")
+            yield self.version
 
     def attach(self, run: str = "") -> Holding | None:
         return self._runtime.holding

@@ -6,6 +6,7 @@ Knows optimizers and the processes of a training job; how weights are read and p
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ __all__ = ["Attached", "Ranks", "attach", "publisher_for"]
 
 
 def attach(
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     model: torch.nn.Module,
     url: str | os.PathLike[str] | Bucket,
     *,
@@ -30,6 +31,8 @@ def attach(
 ) -> Attached:
     """Publishes the weights that a model has now, and after `every` so many steps of its optimizer.
 
+    Of several optimizers, give all in the order in which they step: a step is over when the last of them has made it.
+
     `with attach(optimizer, model, "s3://bucket/run"):` around the training loop is all it takes. `step` is where to
     count from, after a restart; `merge` publishes the weights of a PEFT model with its adapters merged into them. All
     other options are the `Publisher`'s. Where several processes train, call it in all of them: if they hold the same
@@ -37,11 +40,13 @@ def attach(
     """
     if every < 1:
         raise ValueError(f"every {every} steps is never: every is 1 or more")
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    _check(optimizers, model)
     publisher = publisher_for(model, url, **options)
     attached = Attached(publisher, model, every=every, step=step, merge=merge)
     try:
         attached.publish()
-        attached.listen(optimizer)
+        attached.listen(optimizers[-1])
     except BaseException:
         attached.abandon()
         raise
@@ -119,6 +124,15 @@ class Attached:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+
+def _check(optimizers: Sequence[torch.optim.Optimizer], model: torch.nn.Module) -> None:
+    """What is easily mixed up."""
+    for one in optimizers:
+        if not hasattr(one, "register_step_post_hook") and not hasattr(one, "optimizer"):
+            raise TypeError(f"a {type(one).__name__} is no optimizer: write attach(optimizer, model, url)")
+    if not optimizers or not isinstance(model, torch.nn.Module):
+        raise TypeError(f"a {type(model).__name__} is no module: write attach(optimizer, model, url)")
 
 
 def publisher_for(model: torch.nn.Module, url: str | os.PathLike[str] | Bucket, **options: Any) -> Publisher | None:

@@ -91,7 +91,8 @@ class WeightwireCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         if self.publisher is None:
             return
-        if self._progress.last_step != state.global_step:
+        # The best model may have been loaded in place of the last one.
+        if self._progress.last_step != state.global_step or args.load_best_model_at_end:
             self._publish(given["model"], state)
         self.publisher.close()
         self.publisher = None

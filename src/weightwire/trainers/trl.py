@@ -25,7 +25,7 @@ from weightwire.bucket import Bucket
 from weightwire.dtypes import Dtype
 from weightwire.engines.vllm.client import served_version
 from weightwire.errors import EngineError, EngineGone
-from weightwire.live import Casting, read_live
+from weightwire.live import Casting, as_mapping, plain_names, read_live
 from weightwire.publisher import Publication, Publisher
 from weightwire.weights import Tensor
 
@@ -129,16 +129,17 @@ class BucketTransfer:
     def _copy(self, iterator: Iterator[tuple[str, Any]]) -> dict[str, Tensor]:
         """Into memory of our own, one by one: what a sharded trainer gathers for us would fill its device."""
         dtypes = {} if self.publisher is None else self.publisher.dtypes
-        return dict(self._copy_one(name, value, dtypes) for name, value in iterator)
+        copies = [(name, self._copy_one(name, value, dtypes)) for name, value in iterator]
+        return as_mapping(plain_names(copies))  # what is in all names only all of them tell
 
-    def _copy_one(self, name: str, value: Any, dtypes: Mapping[str, Dtype]) -> tuple[str, Tensor]:
-        [(name, tensor)] = read_live({name: value}, self._casting, dtypes)[0].items()
+    def _copy_one(self, name: str, value: Any, dtypes: Mapping[str, Dtype]) -> Tensor:
+        [tensor] = read_live([(name, value)], self._casting, dtypes)[0].values()
         copy = self._copies.get(name)
         if copy is None or (copy.dtype, copy.shape) != (tensor.dtype, tensor.shape):
             bits = np.empty(tensor.count, f"<u{tensor.dtype.unit}")
             copy = self._copies[name] = Tensor(tensor.dtype, tensor.shape, bits)
         tensor.copy_to(0, tensor.count, copy.bits)
-        return name, copy
+        return copy
 
     def _send(self, weights: Mapping[str, Tensor]) -> None:
         assert self.publisher is not None

@@ -6,12 +6,11 @@ Knows vLLM's endpoints and what they answer when something is wrong; no bucket, 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.client
 import json
 import os
 import secrets
-import shutil
+import socket
 import tempfile
 import time
 import urllib.parse
@@ -21,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from weightwire import durable
 from weightwire.delta import Delta
 from weightwire.engines.port import Holding, Swap
 from weightwire.engines.vllm.orders import Action, Answer, read_answers
@@ -30,7 +30,8 @@ __all__ = ["VllmEngine", "served_version"]
 
 _OLDEST = "0.29"
 _START = 'start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "weightwire"}\''
-_QUICK, _LONG = 30.0, 1800.0  # seconds: for what should take none, and for what takes as long as the model is large
+# Seconds: for what should take none, for a swap, and for what takes as long as the model is large.
+_QUICK, _SWAP, _LONG = 30.0, 120.0, 1800.0
 _LOOK = 0.002  # seconds
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -38,22 +39,23 @@ _SHARED_MEMORY = Path("/dev/shm")
 class VllmEngine:
     """A vLLM server, by its URL. It must run on this machine: patches are handed over as files.
 
-    `memory` is where something is written down that must outlive this process: that it has paused the server.
+    One follower keeps it up to date at a time. What it must remember after it was killed, that it has paused the
+    server, lies beside the patches.
     """
 
-    def __init__(self, url: str, *, memory: str | os.PathLike[str] | None = None) -> None:
-        self.name = url
+    def __init__(self, url: str) -> None:
+        self.name = _public(url)
         self.slow: dict[str, str] = {}  # tensors that cannot be patched in place, and why
         self.gone = ""  # why nothing can be
         self._holding: Holding | None = None
         self._server, self._pausing = _Server(url), _Server(url)
         self._workers = self._replicas = 0
         self._torn = False
-        self._directory = Path(
-            tempfile.mkdtemp(prefix="weightwire-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
-        )
-        token = hashlib.sha256(url.encode()).hexdigest()[:12]
-        self._paused_mark = None if memory is None else Path(memory) / f"paused-{token}"
+        # By its port, however its URL is written: it is on this machine.
+        shared = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+        self._directory = shared / f"weightwire-{os.getuid()}-{self._server.port}"
+        self._paused_mark = self._directory / "paused"
+        self._lock: int | None = None
 
     @property
     def holding(self) -> Holding | None:
@@ -67,9 +69,11 @@ class VllmEngine:
 
     def attach(self, run: str = "") -> Holding | None:
         self._holding = None
-        served = self._server.get("/weight_info")["weight_version"]
-        self._workers = int(self._server.get("/get_world_size")["world_size"])
-        self._replicas = self._workers // int(self._server.get("/get_world_size?include_dp=false")["world_size"])
+        self._take_hold()
+        served = self._server.get("/weight_info").get("weight_version")
+        self._workers = int(self._server.get("/get_world_size").get("world_size", 1))
+        one = int(self._server.get("/get_world_size?include_dp=false").get("world_size", self._workers))
+        self._replicas = self._workers // max(1, one)
         token = secrets.token_hex(8)
         try:
             self._server.post(
@@ -87,14 +91,40 @@ class VllmEngine:
             self._resume_forgotten()
         return self._holding
 
+    def _take_hold(self) -> None:
+        """One follower at a time; what one that was killed has left behind is removed."""
+        if self._lock is not None and self._directory.is_dir():
+            return
+        self._let_go()
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            self._lock = durable.lock_file(self._directory / "lock")
+        except OSError as problem:
+            raise EngineError(
+                f"{self._directory}: cannot be used ({problem.strerror})", hint="check whose it is, and make room there"
+            ) from problem
+        if self._lock is None:
+            raise EngineError(
+                f"{self.name}: another follower keeps it up to date", hint="stop that one, or leave this engine to it"
+            )
+        for path in self._directory.iterdir():
+            if path.name not in ("lock", "paused"):
+                path.unlink(missing_ok=True)
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def adopt(self, checkpoint: Path, holding: Holding) -> bool:
         with self._session() as finish:
             answers = self._order("adopt", checkpoint, holding, _LONG)
             self._check(answers)
-            if all(answer.done for answer in answers):
-                finish(str(holding.version))
-                return True
-            return False
+            if not all(answer.done for answer in answers):
+                return False
+            self._check_holding(holding)
+            finish(str(holding.version))
+            return True
 
     def patch(self, patch: Delta, holding: Holding) -> Swap:
         began = time.perf_counter()
@@ -108,6 +138,7 @@ class VllmEngine:
                 ready = time.perf_counter()
                 with self._pause() as settled:
                     self._swap(holding)
+                    self._check_holding(holding)
                     settled()
                     finish(str(holding.version))
                 return Swap(ready - began, time.perf_counter() - ready)
@@ -126,24 +157,25 @@ class VllmEngine:
             with self._pause() as settled:
                 settled()
                 self._check(self._order("reload", checkpoint, holding, _LONG))
+                self._check_holding(holding)
                 finish(str(holding.version))
             return Swap(ready - began, time.perf_counter() - ready)
 
     def served(self) -> int | None:
         """The version that the server says it serves."""
-        return _parse_version(self._server.get("/weight_info")["weight_version"])
+        return _parse_version(self._server.get("/weight_info").get("weight_version"))
 
     def close(self) -> None:
         self._server.close()
         self._pausing.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._let_go()
 
     # --- orders --------------------------------------------------------------------------------------------------
 
     def _swap(self, holding: Holding) -> None:
-        answers = self._order("swap", None, holding, _LONG)
+        answers = self._order("swap", None, holding, _SWAP)
         if any(answer.problem for answer in answers):
-            self._order("undo", None, holding, _LONG)  # those that did it, too
+            self._order("undo", None, holding, _SWAP)  # those that did it, too
             self._check(answers)
 
     def _order(self, action: Action, file: Path | None, holding: Holding, timeout: float) -> list[Answer]:
@@ -159,7 +191,8 @@ class VllmEngine:
         }
         self._holding, self._torn = None, action in ("swap", "undo", "reload")  # not known until all have answered
         self._server.post("/update_weights", {"update_info": order}, timeout)
-        return self._hear(self._read(token, timeout))
+        # What writes is done by now; what only reads goes on beside the generation.
+        return self._hear(self._read(token, _QUICK if self._torn else timeout))
 
     def _hear(self, answers: list[Answer]) -> list[Answer]:
         holdings = {answer.holding for answer in answers}
@@ -186,6 +219,11 @@ class VllmEngine:
                 )
             self._server.check_alive()
             time.sleep(_LOOK)
+
+    def _check_holding(self, holding: Holding) -> None:
+        """Before anybody is told so."""
+        if self._holding != holding:
+            raise EngineError(f"{self.name}: does not hold version {holding.version}", hint="see the server's log")
 
     def _check(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -223,13 +261,12 @@ class VllmEngine:
         Nothing is generated any more from its beginning on, and what the workers are told to do comes after what was
         being generated. vLLM takes its time to say so. Who has used that calls what this yields, which waits for it.
         """
-        if self._paused_mark is not None:
-            self._paused_mark.touch()
+        self._paused_mark.touch()
         with ThreadPoolExecutor(1, thread_name_prefix="weightwire-pause") as pool:
             paused = pool.submit(self._pausing.post, "/pause?mode=keep", {}, _LONG)
             if self._replicas > 1:  # the server answers for one of them only
                 paused.result()
-            while not paused.done() and not self._server.get("/is_paused")["is_paused"]:
+            while not paused.done() and not self._server.get("/is_paused").get("is_paused"):
                 pass
             try:
                 if paused.done():
@@ -250,12 +287,11 @@ class VllmEngine:
 
     def _resume(self) -> None:
         self._server.post("/resume", {})
-        if self._paused_mark is not None:
-            self._paused_mark.unlink(missing_ok=True)
+        self._paused_mark.unlink(missing_ok=True)
 
     def _resume_forgotten(self) -> None:
         """A server that a follower paused, and then died."""
-        if self._paused_mark is not None and self._paused_mark.exists():
+        if self._paused_mark.exists():
             self._server.post("/pause?mode=keep", {}, _LONG)  # to the end, which empties the prefix cache
             self._resume()
 
@@ -264,7 +300,7 @@ def served_version(url: str) -> int | None:
     """The version that a vLLM server says it serves; None if it has never been given one."""
     server = _Server(url)
     try:
-        return _parse_version(server.get("/weight_info")["weight_version"])
+        return _parse_version(server.get("/weight_info").get("weight_version"))
     finally:
         server.close()
 
@@ -284,8 +320,10 @@ class _Server:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EngineError(f"{url!r} is no URL of a server", hint="write it as http://127.0.0.1:8000")
-        self._url = url.rstrip("/")
-        self._prefix = parts.path.rstrip("/")
+        self._url = _public(url)
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        # Clients of OpenAI's interface end it in /v1, where the rest is not.
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(parts.hostname, parts.port)
         self._last_seen = time.monotonic()
@@ -302,6 +340,10 @@ class _Server:
             self.get("/weight_info")
 
     def close(self) -> None:
+        """At once, also for a thread that waits for an answer."""
+        if self._connection.sock is not None:
+            with contextlib.suppress(OSError):
+                self._connection.sock.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None, timeout: float) -> dict[str, Any]:
@@ -351,6 +393,12 @@ class _Server:
         if not isinstance(version, str):
             return "is it vLLM?"
         return f"vLLM {version}, {_OLDEST} or newer is needed, in developer mode"
+
+
+def _public(url: str) -> str:
+    """Without a password."""
+    before, _, host = url.rstrip("/").rpartition("@")
+    return f"{before.partition('://')[0]}://{host}" if before else host
 
 
 def _reason(answer: dict[str, Any], status: int) -> str:

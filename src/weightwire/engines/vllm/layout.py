@@ -43,7 +43,7 @@ def _is_ours() -> bool:
 def relaid_out(model: torch.nn.Module) -> str:
     """The first layer whose weights are not, or not only, where its parameter is; and what they are instead."""
     for name, module in model.named_modules():
-        if type(module).__name__ in ("FusedMoE", "SharedFusedMoE") and _on_cpu(module):
+        if hasattr(module, "w13_weight") and _on_cpu(module):  # which all mixtures of experts have
             return f"{name}: the experts are packed for the CPU"
         if any(value is not None and _holds_weights(value) for value in _enclosed(getattr(module, "cpu_linear", None))):
             return f"{name}: the weights are packed for the CPU"

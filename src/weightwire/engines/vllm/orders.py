@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from weightwire.engines.port import Holding
 
-__all__ = ["Action", "Answer", "read_answers", "write_answer"]
+__all__ = ["Action", "Answer", "check_place", "read_answers", "write_answer"]
 
 Action = Literal["adopt", "check", "stage", "swap", "undo", "reload"]
 
@@ -31,6 +31,15 @@ class Answer:
     gone: str = ""  # why nothing can be patched in place: only whole reloads can be done
     slow: dict[str, str] = field(default_factory=dict)  # tensors that take the slow way, and why
     vllm: str = ""
+
+
+def check_place(directory: str, token: str) -> None:
+    """Answers go only to who may leave patches here: whoever reaches the server's port could ask for more."""
+    path = Path(directory)
+    if not (path.name.startswith("weightwire-") and path.is_dir() and os.getuid() in (0, path.stat().st_uid)):
+        raise ValueError(f"{directory!r} is no directory of a follower of this user")
+    if not token.isalnum():
+        raise ValueError("no token")
 
 
 def write_answer(directory: Path, token: str, worker: str, answer: Answer) -> None:

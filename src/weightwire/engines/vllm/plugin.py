@@ -30,7 +30,7 @@ from weightwire.engines.mapping import torch_dtype
 from weightwire.engines.port import Holding
 from weightwire.engines.runtime import Runtime, Staged, use_all_cores
 from weightwire.engines.vllm.layout import relaid_out
-from weightwire.engines.vllm.orders import Answer, write_answer
+from weightwire.engines.vllm.orders import Answer, check_place, write_answer
 from weightwire.errors import EngineError, WeightwireError
 from weightwire.weights import Checkpoint
 
@@ -76,12 +76,16 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
         self._staged: Staged | None = None
         self._patch: Delta | None = None
         self._busy: threading.Thread | None = None
+        self._owner = ""  # who staged it
+        self._done = ""  # the order that was carried out last
+        self._is_pristine = True  # that nobody has written to the model since vLLM loaded it
         if self._gone:
             _log.warning("weightwire: %s. Every version will be loaded anew, which is slow.", self._gone)
 
     # --- vLLM's interface ----------------------------------------------------------------------------------------
 
     def init_transfer_engine(self, init_info: Hello) -> None:
+        check_place(init_info.directory, init_info.token)
         self._answer(init_info, lambda: True)
 
     def start_weight_update(self) -> None:
@@ -89,6 +93,10 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
 
     def receive_weights(self, update_info: Order) -> None:
         order = update_info
+        check_place(order.directory, order.token)
+        if order.token == self._done:  # its reply was lost, and it was sent again
+            return
+        self._done = order.token
         reading = {"adopt": self._adopt, "check": self._check, "stage": self._stage}
         writing = {"swap": self._swap, "undo": self._undo, "reload": self._reload}
         if self._busy is not None:
@@ -111,13 +119,14 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
         return not self._gone and self._runtime.adopt(order.file, order.holding)
 
     def _check(self, order: Order) -> bool:
+        """That this is a checkpoint of this model, before anything is written."""
         self._check_whole()
         if not self._gone:
             self._runtime.learn(Checkpoint(order.file))
         return True
 
     def _stage(self, order: Order) -> bool:
-        self._patch = Delta.open(order.file)
+        self._patch, self._owner = Delta.open(order.file), order.directory
         self._staged = self._runtime.stage(self._patch, order.holding)
         for name in self._staged.odd:
             _log.info("weightwire: tensor %r takes the slow way: %s", name, self._runtime.odd[name])
@@ -125,8 +134,8 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
 
     def _swap(self, order: Order) -> bool:
         staged, patch = self._staged, self._patch
-        if staged is None or patch is None:
-            raise EngineError("there is no patch to swap in", hint="stage it first")
+        if staged is None or patch is None or (self._owner, staged.holding) != (order.directory, order.holding):
+            raise EngineError(f"no patch to version {order.version} is ready here", hint="stage it first")
         staged.swap()
         if staged.odd:
             self._load_slowly(patch, staged)
@@ -140,6 +149,7 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
         return True
 
     def _reload(self, order: Order) -> bool:
+        self._is_pristine = False
         if not self._gone:
             self._runtime.reload(order.file, order.holding)
             return True
@@ -179,8 +189,21 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
                 f"the model is served quantised ({self.model_config.quantization})",
                 hint="serve it without: its weights are not those of the checkpoint",
             )
+        self._look_at_layout()
         if "experts" in self._gone:
             raise EngineError(self._gone, hint="vLLM cannot reload such a model either: serve it on a GPU")
+
+    def _look_at_layout(self) -> None:
+        """Whether the weights lie in the model as they were loaded: else what looks right would be served wrongly."""
+        if not self._is_pristine:
+            return
+        self._is_pristine = False
+        path = Path(self.model_config.model)
+        try:
+            if not self._gone and path.is_dir() and not self._runtime.holds(Checkpoint(path)):
+                self._gone = "the weights are not kept as they were loaded"
+        except WeightwireError as problem:
+            _log.warning("weightwire: %s: could not be compared with what is served (%s)", path, problem.message)
 
     # --- answers -------------------------------------------------------------------------------------------------
 
