@@ -126,7 +126,9 @@ def _follow(follower: Follower, keeper: Keeper | None, ear: _Ear, stop: Stop, as
 def _engine_url(text: str) -> str:
     kind, _, url = text.partition("=")
     if kind != "vllm" or not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(f"{text!r} is none: write vllm=http://127.0.0.1:8000", param_hint="--engine")
+        raise typer.BadParameter(
+            f"{text!r} is no engine that is known: write vllm=http://127.0.0.1:8000", param_hint="--engine"
+        )
     return url
 
 
@@ -148,6 +150,9 @@ def _bring_once(follower: Follower, urls: list[str], ear: _Ear) -> None:
             keeper.bring(update)
         if keeper.trouble:
             raise EngineError(keeper.trouble, hint="see above")
+        for engine in keeper.engines:
+            paused = f", paused for {1000 * ear.pauses[engine.name]:.0f} ms" if engine.name in ear.pauses else ""
+            say(f"{engine.name} serves {_name(keeper.served)}{paused}")
 
 
 # --- what is told ------------------------------------------------------------------------------------------------
@@ -158,9 +163,10 @@ def _tell(update: Update, ear: _Ear, as_json: bool) -> None:
     behind = max(0.0, time.time() - committed) if committed and nbytes else None
     late = "" if behind is None else f", {behind:.2f} s behind the commit"
     step = "" if update.step is None else f" (step {update.step})"
-    pauses, ear.pauses = ear.pauses, []
-    paused = "".join(f", {engine} paused for {1000 * seconds:.0f} ms" for engine, seconds in pauses)
-    say(f"{_name(update.version)}{step}: {byte_size(nbytes) if nbytes else 'nothing new'}{late}{paused}")
+    pauses, ear.pauses = ear.pauses, {}
+    fetched = byte_size(nbytes) if nbytes else "held already"
+    paused = "".join(f", {engine} paused for {1000 * seconds:.0f} ms" for engine, seconds in pauses.items())
+    say(f"{_name(update.version)}{step}: {fetched}{late}{paused}")
     if as_json:
         line = {
             "version": update.version,
@@ -169,7 +175,7 @@ def _tell(update: Update, ear: _Ear, as_json: bool) -> None:
             "bytes": nbytes,
             "behind_seconds": None if behind is None else round(behind, 3),
             "metrics": dict(update.metrics),
-            "pause_seconds": {engine: round(seconds, 6) for engine, seconds in pauses},
+            "pause_seconds": {engine: round(seconds, 6) for engine, seconds in pauses.items()},
         }
         print(json.dumps(line), flush=True)
 
@@ -215,7 +221,7 @@ class _Ear:
     def __init__(self, metrics: Metrics | None) -> None:
         self.metrics = metrics
         self.versions = 0
-        self.pauses: list[tuple[str, float]] = []  # engines, and for how long they did not serve
+        self.pauses: dict[str, float] = {}  # engines, and for how long they did not serve
         self._nbytes = 0
         self._lock = threading.Lock()
 
@@ -227,7 +233,7 @@ class _Ear:
                 self._nbytes += event.nbytes
                 self.versions += 1
         elif event.stage == "swap":
-            self.pauses.append((event.message, event.seconds))
+            self.pauses[event.message] = event.seconds
         elif event.stage == "warning":
             message, _, hint = event.message.partition("\nhint: ")
             say(f"warning: {message}")

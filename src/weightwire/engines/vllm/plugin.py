@@ -129,6 +129,8 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
         self._patch, self._owner = Delta.open(order.file), order.directory
         self._staged = self._runtime.stage(self._patch, order.holding)
         for name in self._staged.odd:
+            if not self._runtime.odd[name].startswith("the loader casts"):
+                raise EngineError(f"tensor {name!r}: cannot be patched ({self._runtime.odd[name]})", hint="reload it")
             _log.info("weightwire: tensor %r takes the slow way: %s", name, self._runtime.odd[name])
         return True
 
