@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest --numprocesses 2
 KERNEL := $(shell find src/weightwire/codec -name '*.[ch]')
 
 .DEFAULT_GOAL := help

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from serving import VLLM, tiny_model
 from stores import Rclone, SeaweedFS, running
 from weightwire import codec
 from weightwire.codec import _kernel, spec
 
+WITH_VLLM = {"test_engines_vllm.py", "test_readme.py", "test_trainers_trl.py"}
 SERVERS = {"rclone", "seaweedfs", "vllm", "vllm_split"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever needs a server is slow; those that share one run in one process, one after the other."""
+    """Whatever needs a server is slow."""
     for item in items:
-        needed = SERVERS & set(getattr(item, "fixturenames", ()))
-        if needed:
+        if SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.xdist_group("vllm" if needed & {"vllm", "vllm_split"} else "stores"))
+
+
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Of several processes, one runs all that needs vLLM: its servers take half a minute to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0].rpartition("/")[2]
+        return "vllm" if file in WITH_VLLM else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @pytest.fixture(params=["kernel", "spec"])

@@ -237,11 +237,13 @@ static PyObject *py_swap_block(PyObject *self, PyObject *args) {
             !fits(&positions, (Py_ssize_t)changes, 4, "positions"))
             goto done;
         const uint32_t *at = positions.buf;
-        for (size_t i = 0; i < changes; i++) {
-            if (at[i] >= count) {
-                PyErr_SetString(PyExc_TypeError, "a position lies outside its block");
-                goto done;
-            }
+        size_t inside = 0;
+        Py_BEGIN_ALLOW_THREADS;
+        while (inside < changes && at[inside] < count) inside++;
+        Py_END_ALLOW_THREADS;
+        if (inside < changes) {
+            PyErr_SetString(PyExc_TypeError, "a position lies outside its block");
+            goto done;
         }
     }
     Digest digest = {{0, 0}};

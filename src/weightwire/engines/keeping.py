@@ -146,13 +146,12 @@ class Keeper:
         self._tell(engine, holding.version, swap, 0)
 
     def _tell(self, engine: Engine, version: int, swap: Swap, nbytes: int) -> None:
-        now = time.time()
         self._stages = {
             "stage": Stage(round(swap.staged, 6), nbytes),
             "swap": Stage(round(swap.paused, 6), nbytes),
         }
-        self._emit(Event("stage", version, nbytes, swap.staged, now, engine.name))
-        self._emit(Event("swap", version, nbytes, swap.paused, now, engine.name))
+        self._emit(Event("stage", version, nbytes, swap.staged, swap.at, engine.name))
+        self._emit(Event("swap", version, nbytes, swap.paused, swap.at, engine.name))
 
     def _warn(self, message: str) -> None:
         self._emit(Event("warning", self._at, at=time.time(), message=message))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +27,7 @@ class Swap:
 
     staged: float
     paused: float
+    at: float = field(default_factory=time.time)  # when it served again
 
 
 class Engine(Protocol):

@@ -219,17 +219,22 @@ class Staged:
         to_the_end(take_back)
 
     def _write(self, stop: threading.Event) -> None:
-        def work(write: _Write) -> tuple[str, Lanes | None]:
-            use_all_cores()
-            lanes = write.swap()
-            self._written.append(write)  # only now: one that failed has written nothing
-            return write.name, lanes
+        todo = iter(self._writes)  # of which every thread takes the next
+
+        def work(core: int) -> list[tuple[str, Lanes | None]]:
+            _use_core(core)
+            done = []
+            for write in todo:
+                done.append((write.name, write.swap()))
+                self._written.append(write)  # only now: one that failed has written nothing
+            return done
 
         sums: dict[str, Lanes] = {}
-        threads = self._runtime._threads or min(8, os.cpu_count() or 1)
-        for name, lanes in in_order(work, self._writes, threads):
-            if lanes is not None:
-                sums[name] = add(sums.get(name, (0, 0)), lanes)
+        cores = _cores(self._runtime._threads or min(8, os.cpu_count() or 1))
+        for done in in_order(work, cores, len(cores)):
+            for name, lanes in done:
+                if lanes is not None:
+                    sums[name] = add(sums.get(name, (0, 0)), lanes)
         for write in self._writes:
             write.check()
         for name, lanes in sums.items():
@@ -244,6 +249,21 @@ def use_all_cores() -> None:
     """For this thread: an engine may have bound it to some, which stand idle while the others do the work."""
     with suppress(OSError, AttributeError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+def _use_core(core: int) -> None:
+    """For this thread, which ends soon. Left to themselves all would share one core: on others processes spin, and wait
+    for this engine."""
+    use_all_cores()
+    with suppress(OSError, AttributeError):
+        os.sched_setaffinity(0, {core})
+
+
+def _cores(count: int) -> list[int]:
+    """As many, beginning with those that this thread is bound to: other workers may be bound to the others."""
+    bound = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    cores = sorted(range(os.cpu_count() or 1), key=lambda core: (core not in bound, core))
+    return [cores[index % len(cores)] for index in range(count)]
 
 
 def naked_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
