@@ -238,7 +238,9 @@ class VllmEngine:
         finished: list[str] = []
 
         def finish(version: str) -> None:
+            known, self._holding = self._holding, None  # should this fail: it is asked again, and then told the version
             self._server.post("/finish_weight_update", {"weight_version": version})
+            self._holding = known
             finished.append(version)
 
         try:
