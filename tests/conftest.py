@@ -34,8 +34,9 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         return "vllm" if file in WITH_VLLM else nodeid
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
-    return Scheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
+    """Where the slow ones are left out, none needs vLLM, and the usual way is quicker."""
+    return None if config.option.markexpr == "not slow" else Scheduling(config, log)
 
 
 @pytest.fixture(params=["kernel", "spec"])
