@@ -174,6 +174,34 @@ def test_one_engine_that_is_gone_holds_up_no_other_and_is_reloaded_later(tmp_pat
         assert other.asked[-1] == "patch 4"
 
 
+def test_one_that_hangs_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "_LONGEST", 0.2)
+    quick, stuck = Watched("quick"), Watched("stuck")
+    with scene(tmp_path, quick, stuck) as one:
+        one.bring()
+        with stuck.lock:  # someone generates for ever
+            for _ in range(2):
+                version = one.publish()
+                one.bring()
+                assert quick.version == version
+            assert one.keeper.trouble == "stuck: is still busy with an earlier version"
+            assert one.keeper.served == 1
+        deadline = time.monotonic() + 20
+        while one.keeper.served != version and time.monotonic() < deadline:
+            one.keeper.look()
+            time.sleep(0.01)
+        assert contents(stuck.model) == loaded(one.bits)
+        assert one.keeper.trouble == ""
+
+
+def test_one_that_fails_in_its_own_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Watched()
+    with scene(tmp_path, engine) as one:
+        monkeypatch.setattr(engine, "attach", lambda run: 1 / 0)
+        one.bring()
+        assert one.keeper.trouble == "engine: ZeroDivisionError: division by zero"
+
+
 def test_an_engine_that_was_started_anew_is_found_out(tmp_path: Path) -> None:
     engine = Watched()
     with scene(tmp_path, engine) as one:
