@@ -175,10 +175,10 @@ def test_one_engine_that_is_gone_holds_up_no_other_and_is_reloaded_later(tmp_pat
 
 
 def test_one_that_hangs_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_LONGEST", 0.2)
     quick, stuck = Watched("quick"), Watched("stuck")
     with scene(tmp_path, quick, stuck) as one:
         one.bring()
+        monkeypatch.setattr(keeping, "_LONGEST", 1.0)
         with stuck.lock:  # someone generates for ever
             for _ in range(2):
                 version = one.publish()
