@@ -114,7 +114,7 @@ class Keeper:
             and held is not None
             and held.run == target.run
             and began <= held.version < target.version
-            and getattr(engine, "can_patch", True)
+            and engine.can_patch
         )
         if not fits:
             self._reload(engine)

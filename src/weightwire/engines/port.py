@@ -43,6 +43,10 @@ class Engine(Protocol):
     def holding(self) -> Holding | None:
         """What it serves, as far as is known here."""
 
+    @property
+    def can_patch(self) -> bool:
+        """That it takes patches; else every version is a reload."""
+
     def attach(self, run: str = "") -> Holding | None:
         """Makes contact, again after it was lost. Returns what it serves, if it knows; of this run it then says so."""
 

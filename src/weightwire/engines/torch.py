@@ -57,6 +57,10 @@ class TorchEngine:
         return self._runtime.holding
 
     @property
+    def can_patch(self) -> bool:
+        return True  # one that does not is refused
+
+    @property
     def version(self) -> int | None:
         """What it serves, while `lock` is held."""
         return self._runtime.holding.version if self._runtime.holding else None

@@ -45,8 +45,7 @@ class VllmEngine:
 
     def __init__(self, url: str) -> None:
         self.name = _public(url)
-        self.slow: dict[str, str] = {}  # tensors that cannot be patched in place, and why
-        self.gone = ""  # why nothing can be
+        self.gone = ""  # why nothing can be patched in place
         self._holding: Holding | None = None
         self._server, self._pausing = _Server(url), _Server(url)
         self._workers = self._replicas = 0
@@ -161,10 +160,6 @@ class VllmEngine:
                 finish(str(holding.version))
             return Swap(ready - began, time.perf_counter() - ready)
 
-    def served(self) -> int | None:
-        """The version that the server says it serves."""
-        return _parse_version(self._server.get("/weight_info").get("weight_version"))
-
     def close(self) -> None:
         self._server.close()
         self._pausing.close()
@@ -200,7 +195,6 @@ class VllmEngine:
         # Workers that hold different versions are as bad as one that holds two.
         self._torn = any(answer.torn for answer in answers) or len(holdings) > 1
         self.gone = next((answer.gone for answer in answers if answer.gone), "")
-        self.slow = {name: why for answer in answers for name, why in answer.slow.items()}
         return answers
 
     def _read(self, token: str, timeout: float) -> list[Answer]:

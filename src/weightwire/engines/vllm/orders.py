@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,8 +29,6 @@ class Answer:
     problem: str = ""
     hint: str = ""
     gone: str = ""  # why nothing can be patched in place: only whole reloads can be done
-    slow: dict[str, str] = field(default_factory=dict)  # tensors that take the slow way, and why
-    vllm: str = ""
 
 
 def check_place(directory: str, token: str) -> None:

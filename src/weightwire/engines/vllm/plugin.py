@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import vllm
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -227,9 +226,7 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
             _log.exception("weightwire: an order failed")
             problem = f"{type(error).__name__}: {error}"
         runtime = self._runtime
-        answer = Answer(
-            runtime.holding, done, runtime.torn, problem, hint, self._gone, dict(runtime.odd), vllm.__version__
-        )
+        answer = Answer(runtime.holding, done, runtime.torn, problem, hint, self._gone)
         try:
             write_answer(Path(order.directory), order.token, str(os.getpid()), answer)
         except OSError as error:  # whoever asked is gone
