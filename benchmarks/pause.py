@@ -35,7 +35,6 @@ import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 import urllib.parse
 from collections import defaultdict
@@ -48,13 +47,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from build import MIXED, fingerprint, machine
 from family import seconds_of_others
 from rounds import OTHERS, Spread, Times, range_of, ratio_row
 from streams import Arrival
 from sync import PATIENCE, Child
-from table import Bar, Report, Row, print_report, print_verdict
+from table import Bar, Report, Row
 from training import open_training
+from whole import run_whole
 
 import weightwire
 from weightwire.events import Event
@@ -80,17 +79,7 @@ NONE_LOST = Bar(0.0)
 
 def main() -> None:
     arguments = parse_arguments()
-    build = fingerprint()
-    with tempfile.TemporaryDirectory(prefix="weightwire-benchmark-") as directory:
-        report = measure(arguments.recording, arguments.rounds, Path(directory))
-    if arguments.json:
-        print(json.dumps({"machine": machine(), "sources": [report.to_json()]}, indent=2))
-    else:
-        print(machine())
-        print_report(report)
-        print_verdict([report])
-    if fingerprint() != build:
-        raise SystemExit(MIXED)
+    run_whole(lambda scratch: [measure(arguments.recording, arguments.rounds, scratch)], as_json=arguments.json)
 
 
 def parse_arguments() -> argparse.Namespace:

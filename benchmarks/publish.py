@@ -15,23 +15,21 @@ Memory is measured in a process of its own (memory.py), first publish and anchor
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-from build import MIXED, fingerprint, machine
 from held import Held, check_same, hold
 from rounds import OTHERS, Round, Spread, Times, processor_seconds_of_others, ratio_row
 from slowed import Slowed
-from table import Bar, Report, Row, print_report, print_verdict
+from table import Bar, Report, Row
 from training import Training, open_training
+from whole import run_whole
 
 from weightwire.bucket import Bucket, open_bucket
 from weightwire.follower import Follower
@@ -72,17 +70,7 @@ SCENES = [
 
 def main() -> None:
     arguments = parse_arguments()
-    build = fingerprint()
-    with tempfile.TemporaryDirectory(prefix="weightwire-benchmark-") as directory:
-        report = measure(arguments.recording, arguments.rounds, Path(directory))
-    if arguments.json:
-        print(json.dumps({"machine": machine(), "sources": [report.to_json()]}, indent=2))
-    else:
-        print(machine())
-        print_report(report)
-        print_verdict([report])
-    if fingerprint() != build:
-        raise SystemExit(MIXED)
+    run_whole(lambda scratch: [measure(arguments.recording, arguments.rounds, scratch)], as_json=arguments.json)
 
 
 def parse_arguments() -> argparse.Namespace:

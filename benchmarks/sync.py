@@ -30,7 +30,6 @@ import queue
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -42,12 +41,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from build import MIXED, fingerprint, machine
 from held import check_same, hold
 from recording import make_header, read_checkpoint
 from rounds import OTHERS, Spread, Times, processor_seconds_of_others, range_of
-from table import Bar, Report, Row, print_report, print_verdict
+from table import Bar, Report, Row
 from training import Training, write_synthetic
+from whole import run_whole
 
 import weightwire
 from weightwire.bucket import open_bucket
@@ -86,18 +85,7 @@ class Counts(NamedTuple):
 
 def main() -> None:
     arguments = parse_arguments()
-    build = fingerprint()
-    with tempfile.TemporaryDirectory(prefix="weightwire-benchmark-") as directory:
-        reports = list(measure(arguments, Path(directory)))
-    if arguments.json:
-        print(json.dumps({"machine": machine(), "sources": [report.to_json() for report in reports]}, indent=2))
-    else:
-        print(machine())
-        for report in reports:
-            print_report(report)
-        print_verdict(reports)
-    if fingerprint() != build:
-        raise SystemExit(MIXED)
+    run_whole(lambda scratch: measure(arguments, scratch), as_json=arguments.json)
 
 
 def parse_arguments() -> argparse.Namespace:
