@@ -247,6 +247,10 @@ def test_the_publisher_is_told_what_is_served(tmp_path: Path) -> None:
         one.bring()
         assert (one.heartbeat().served, one.heartbeat().reached) == (1, 1)
         assert {"stage", "swap"} <= one.heartbeat().stages.keys()
+        [passed] = one.heartbeat().recent
+        stages = passed.stages
+        assert passed.version == 1
+        assert 0 < stages["apply"].at <= stages["stage"].at < stages["swap"].at
         engine.gone = True
         one.publish()
         one.bring()

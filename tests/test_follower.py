@@ -1564,6 +1564,29 @@ class TestHeartbeat:
             assert {"discover", "apply"} <= set(beat.stages)
             assert beat.stages["apply"].bytes == commit_in(bucket, version).nbytes
 
+    def test_tells_of_the_last_versions_also_after_a_restart(
+        self, bucket: Troubled, trainer: Trainer, follower: Follower, into: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for _ in range(3):
+            trainer.publish()
+            follower.once()
+        told = beat_in(bucket, "rollout-1").recent
+        assert [one.version for one in told] == [1, 2, 3]
+        for one in told:
+            stages = one.stages
+            assert stages["fetch"].bytes == stages["apply"].bytes == commit_in(bucket, one.version).nbytes
+            assert 0 < stages["discover"].at <= stages["fetch"].at <= stages["verify"].at <= stages["apply"].at
+        follower.close()
+        trainer.publish()
+        with Follower(bucket, into=into, name="rollout-1", on_event=ignore) as again:
+            again.once()
+            assert beat_in(bucket, "rollout-1").recent[:3] == told
+            assert beat_in(bucket, "rollout-1").recent[3].version == 4
+            monkeypatch.setattr(following, "_RECENT", 2)
+            trainer.publish()
+            again.once()
+            assert [one.version for one in beat_in(bucket, "rollout-1").recent] == [4, 5]
+
     def test_is_what_the_publisher_waits_for(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
         follower.start()

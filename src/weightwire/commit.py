@@ -31,6 +31,7 @@ __all__ = [
     "Gc",
     "Head",
     "Heartbeat",
+    "Passed",
     "Run",
     "Sealed",
     "Shortcut",
@@ -165,10 +166,11 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """How long a stage took, for people."""
+    """How long a stage took, for people, and when it ended: 0.0 where nobody looked at a clock."""
 
     seconds: float
     bytes: int = 0
+    at: float = 0.0
 
 
 class Commit(Record, frozen=True, kw_only=True):
@@ -265,6 +267,13 @@ class Gc(Record, frozen=True, kw_only=True):
         _check(_is_count(self.below), "its version is malformed")
 
 
+class Passed(msgspec.Struct, frozen=True):
+    """A version on its way through a follower."""
+
+    version: int
+    stages: dict[str, Stage]
+
+
 class Heartbeat(Record, frozen=True, kw_only=True):
     """replicas/NAME.json: what a follower has reached. It is alive for `lease` seconds after it was written."""
 
@@ -277,6 +286,7 @@ class Heartbeat(Record, frozen=True, kw_only=True):
     trouble: str = ""
     stages: dict[str, Stage] = {}  # of the last version applied
     served: int | None = None  # the lowest version that its engines serve, where it has engines; -1: one serves none
+    recent: tuple[Passed, ...] = ()  # the last versions that it went through, the oldest first
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -82,7 +82,8 @@ class Keeper:
         self._busy = {name: one for name, one in self._busy.items() if not one.done()}
         for name in self._busy:
             self._trouble.setdefault(name, f"{name}: is still busy with an earlier version")
-        self._follower.serve(self.served, self.trouble, self._stages)
+        stages, self._stages = self._stages, {}
+        self._follower.serve(self.served, self.trouble, stages)
 
     def _carefully(self, engine: Engine, work: Callable[[Engine], None]) -> None:
         try:
@@ -147,8 +148,8 @@ class Keeper:
 
     def _tell(self, engine: Engine, version: int, swap: Swap, nbytes: int) -> None:
         self._stages = {
-            "stage": Stage(round(swap.staged, 6), nbytes),
-            "swap": Stage(round(swap.paused, 6), nbytes),
+            "stage": Stage(round(swap.staged, 6), nbytes, swap.at - swap.paused),
+            "swap": Stage(round(swap.paused, 6), nbytes, swap.at),
         }
         self._emit(Event("stage", version, nbytes, swap.staged, swap.at, engine.name))
         self._emit(Event("swap", version, nbytes, swap.paused, swap.at, engine.name))

@@ -15,7 +15,7 @@ from pathlib import Path as FilePath
 from weightwire.bucket import Bucket
 from weightwire.chain import Chain, Path, read_run
 from weightwire.checkpoint import schema_of_weights
-from weightwire.commit import FENCE, RUN, Commit, Heartbeat, Run, Sealed, Stage, heartbeat_path, seal
+from weightwire.commit import FENCE, RUN, Commit, Heartbeat, Passed, Run, Sealed, Stage, heartbeat_path, seal
 from weightwire.delta import Delta
 from weightwire.errors import (
     BrokenChain,
@@ -25,6 +25,8 @@ from weightwire.errors import (
     ForeignRun,
     NotFound,
     PermissionDenied,
+    RunError,
+    UnsupportedFormat,
     WeightwireError,
 )
 from weightwire.events import Event, Listener, careful
@@ -43,6 +45,7 @@ _NEAR = 64  # versions that are simply read one after the other
 _SMALL = 64 << 20  # of a replica this small, `current` is always the newest version
 _FEW = 1 << 20  # bytes of patches that are always worth keeping
 _RECHECK = 15.0  # seconds
+_RECENT = 100  # versions that a heartbeat tells of
 _PATIENCE = 16  # how often a way is planned anew before data counts as gone
 
 
@@ -105,6 +108,8 @@ class Following:
         self._period = 0.0  # seconds between versions, lately
         self._heartbeats = True
         self._stages: dict[str, Stage] = {}
+        self._passed: dict[int, dict[str, Stage]] = {}  # versions, and their stages
+        self._recalled = False
         self._served: int | None = None
         self._engines_trouble = ""
 
@@ -402,6 +407,8 @@ class Following:
         """What the engines that are kept up to date from here serve: for the next heartbeat."""
         served = -1 if version is None else version
         self._stages.update(stages)
+        if version is not None and stages:
+            self._pass(version, stages)
         if (served, trouble) != (self._served, self._engines_trouble):
             self._served, self._engines_trouble = served, trouble
             self._unsaid.set()
@@ -419,6 +426,8 @@ class Following:
         """Says how far this follower is. Without the right to write it follows all the same."""
         if self.chain is None:
             return
+        if not self._recalled:
+            await self._recall(self.chain)
         beat = Heartbeat(
             run=self.chain.run.run,
             name=self.name,
@@ -430,6 +439,7 @@ class Following:
             trouble="; ".join(filter(None, (self.trouble, self._engines_trouble)))[:500],
             stages=self._stages,
             served=self._served,
+            recent=tuple(Passed(version, stages) for version, stages in sorted(self._passed.items())),
         )
         try:
             await self.bucket.put(heartbeat_path(self.name), seal(beat).data)
@@ -441,9 +451,24 @@ class Following:
         except BucketError:
             pass  # the next one may get through
 
+    async def _recall(self, chain: Chain) -> None:
+        """What it said before it was started anew, so that the story of this replica goes on."""
+        path = heartbeat_path(self.name)
+        with suppress(BucketError, RunError, UnsupportedFormat):
+            said = chain.unseal(await self.bucket.get(path), Heartbeat, path).record
+            self._passed = {one.version: dict(one.stages) for one in said.recent[-_RECENT:]} | self._passed
+        self._recalled = True
+
     def _tell(self, stage: str, version: int, nbytes: int, seconds: float) -> None:
-        self._stages[stage] = Stage(round(seconds, 6), nbytes)
-        self._emit(Event(stage, version, nbytes, seconds, self._world.time()))
+        now = self._world.time()
+        self._stages[stage] = Stage(round(seconds, 6), nbytes, now)
+        self._pass(version, {stage: self._stages[stage]})
+        self._emit(Event(stage, version, nbytes, seconds, now))
+
+    def _pass(self, version: int, stages: Mapping[str, Stage]) -> None:
+        self._passed.setdefault(version, {}).update(stages)
+        while len(self._passed) > _RECENT:
+            del self._passed[min(self._passed)]
 
 
 def _gone(problem: NotFound | CorruptDelta) -> WeightwireError:

@@ -101,5 +101,6 @@ def slowest(stages: Sequence[Mapping[str, Stage]]) -> dict[str, Stage]:
     names = dict.fromkeys(name for one in stages for name in one)
     found = {name: [one[name] for one in stages if name in one] for name in names}
     return {
-        name: Stage(max(one.seconds for one in each), sum(one.bytes for one in each)) for name, each in found.items()
+        name: Stage(max(one.seconds for one in each), sum(one.bytes for one in each), max(one.at for one in each))
+        for name, each in found.items()
     }

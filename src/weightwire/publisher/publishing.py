@@ -138,7 +138,7 @@ class Publishing:
         self._capture(self.copies, publication, weights)
         self._aliases = publication.aliases
         seconds, nbytes = self._world.clock() - began, sum(one.nbytes for one in weights.values())
-        publication.stages = {"capture": Stage(round(seconds, 6), nbytes)}
+        publication.stages = {"capture": Stage(round(seconds, 6), nbytes, self._world.time())}
         self._emit(Event("capture", None, nbytes, seconds, self._world.time()))
 
     def _capture(self, copies: HostCopies[Publication], publication: Publication, weights: Weights) -> None:
@@ -447,20 +447,20 @@ class Publishing:
         timing = _Timing(self._world)
         yield timing
         stage = timing.stage
-        self._emit(Event(name, version, stage.bytes, stage.seconds, self._world.time()))
+        self._emit(Event(name, version, stage.bytes, stage.seconds, stage.at))
 
 
 class _Timing:
     """A stage under way."""
 
     def __init__(self, world: World) -> None:
-        self._clock = world.clock
+        self._world = world
         self._began = world.clock()
         self.nbytes = 0
 
     @property
     def stage(self) -> Stage:
-        return Stage(round(self._clock() - self._began, 6), self.nbytes)
+        return Stage(round(self._world.clock() - self._began, 6), self.nbytes, self._world.time())
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
