@@ -10,12 +10,18 @@ KERNEL := $(shell find src/weightwire/codec -name '*.[ch]')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test check format lint types clean
+.PHONY: help demo demo-s3 test check format lint types chromium clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: lint types ## Format, lint, types and every test: what CI runs
+demo: $(VENV)/.installed ## A model learns Wordle while its weights travel through a bucket: 3 minutes (ARGS=--quick: 1)
+	$(BIN)/weightwire demo $(ARGS)
+
+demo-s3: $(VENV)/.tools $(VENV)/.installed ## The same through a real S3 store, SeaweedFS, on this machine
+	$(BIN)/python examples/seaweedfs.py $(BIN)/weightwire demo --bucket s3://weights/wordle $(ARGS)
+
+test: lint types chromium ## Format, lint, types and every test: what CI runs
 	$(PYTEST)
 
 check: lint types ## The same without the slow tests: before every commit
@@ -29,28 +35,46 @@ lint: $(VENV)/.tools
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(VENV)/.installed
+types: $(VENV)/.tools $(VENV)/.installed
 	$(BIN)/mypy
+
+# The page is tested in a real browser: Debian's, where it is missing and may be installed. Without one its tests are
+# left out, which they say themselves; nothing else needs it.
+chromium:
+	@command -v chromium > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
+	  && echo 'installing chromium, for the tests of the page' \
+	  && { apt-get update -qq; apt-get install -qq -y --no-install-recommends chromium; } > /dev/null 2>&1; } \
+	  || echo 'WARNING: no chromium here, so the page is not tested in a browser: apt-get install chromium' >&2
 
 clean: ## Remove .venv and everything built
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
 	rm -f src/weightwire/codec/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# All but weightwire itself: the tools, and the trainers and the engine of the tests. Compiled at once on all cores, since
-# vLLM takes three times as long to start without; a package may hold files that are not for this Python.
-$(VENV)/.tools: requirements.txt
+INSTALL = $(PIP) install --quiet --no-deps --no-compile
+
+$(VENV)/.demo: requirements-demo.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "weightwire needs Python 3.11 or newer: make PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --no-deps --no-compile -r requirements.txt
+	@echo 'installing what the demo needs into $(VENV)'
+	$(INSTALL) -r $<
+	@$(BIN)/python -c 'import torch' 2> /dev/null || \
+	  { echo 'torch does not import: pip found a build for GPUs; have it find the one for CPUs (pytorch.org tells how)' >&2; exit 1; }
+	touch $@
+
+# The tools, and the trainers and the engine of the tests. Compiled at once on all cores, since vLLM takes three times as
+# long to start without; a package may hold files that are not for this Python.
+$(VENV)/.tools: requirements.txt $(VENV)/.demo
+	@echo 'installing what the tests need into $(VENV)'
+	$(INSTALL) -r $<
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 # An editable install, again whenever a C source changes. The kernel is optional for users, not here: the old one
 # goes first, since a build that fails would leave it for the tests to pass with.
-$(VENV)/.installed: $(VENV)/.tools pyproject.toml setup.py $(KERNEL)
+$(VENV)/.installed: $(VENV)/.demo pyproject.toml setup.py $(KERNEL)
 	rm -f src/weightwire/codec/*.so
-	$(PIP) install --quiet -c requirements.txt --no-build-isolation -e '.[test,dev]'
+	$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	$(BIN)/python -c 'import weightwire.codec._kernel' || \
 	  { echo 'the kernel did not build: run $(PIP) install -v --no-build-isolation -e . to see why' >&2; exit 1; }
 	touch $@

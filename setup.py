@@ -1,14 +1,16 @@
-"""The C kernel of the codec; everything else about the package is in pyproject.toml.
+"""The C kernel of the codec, and the example in the wheel; everything else about the package is in pyproject.toml.
 
 The kernel is optional: where there is no working C compiler `pip install` warns, leaves it out, and
 weightwire falls back to its NumPy implementation, which produces the same bytes more slowly.
 """
 
+import shutil
 import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 CODEC = Path("src/weightwire/codec")
 
@@ -27,6 +29,17 @@ class BuildKernel(build_ext):
         super().build_extensions()
 
 
+class BuildWithExample(build_py):
+    """`weightwire demo` finds the example in the wheel; in an editable install, where it lies."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib, "weightwire", "examples", "wordle")
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree("examples/wordle", target, ignore=shutil.ignore_patterns("__pycache__"))
+
+
 kernel = Extension(
     "weightwire.codec._kernel",
     sources=[(CODEC / "_kernel.c").as_posix()],
@@ -39,6 +52,6 @@ kernel = Extension(
 
 setup(
     ext_modules=[kernel],
-    cmdclass={"build_ext": BuildKernel},
+    cmdclass={"build_ext": BuildKernel, "build_py": BuildWithExample},
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED_API else {},
 )

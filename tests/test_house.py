@@ -47,7 +47,9 @@ ORDER = [
     "metrics",
     "engines",
     "trainers",
+    "server",
     "page",
+    "demo",
     "__init__",
     "cli",
     "__main__",
@@ -71,7 +73,7 @@ STRANGERS = {("follower", "publisher"), ("replica", "bucket"), ("replica", "publ
 }
 
 # The only ones that may import torch; the core must work where it is not installed.
-TORCH = {"engines", "trainers"}
+TORCH = {"engines", "server", "trainers"}
 
 # Slow to import, and not needed to diff, patch or follow.
 HEAVY = {

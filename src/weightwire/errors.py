@@ -21,6 +21,7 @@ __all__ = [
     "NotFound",
     "OutputError",
     "PermissionDenied",
+    "ProcessFailed",
     "RankFailed",
     "ReplicaError",
     "RunError",
@@ -123,6 +124,10 @@ class SchemaChanged(RunError):
 
 class RankFailed(WeightwireError):
     """One of the ranks that publish together is gone, or out of step with the others: none of them can go on."""
+
+
+class ProcessFailed(WeightwireError):
+    """A process that was started from here has ended, or did not get ready."""
 
 
 class ReplicaError(WeightwireError):

@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from weightwire import WeightwireError, __version__
-from weightwire.cli import diff, follow, gc, log, patch, publish, restore, show, status, verify
+from weightwire.cli import demo, diff, follow, gc, log, page, patch, publish, restore, serve, show, status, verify
 from weightwire.cli.terminal import fail
 
 __all__ = ["app", "main", "script"]
@@ -30,12 +30,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# A run first, as one comes to need them; then what works on files alone.
+# The demo first; a run, as one comes to need them; then what works on files alone.
+app.command()(demo.demo)
 app.command(no_args_is_help=True)(publish.publish)
 app.command(no_args_is_help=True, options_metavar="[OPTIONS] --into DIR")(follow.follow)
+app.command(no_args_is_help=True, options_metavar="[OPTIONS] --follow URL")(serve.serve)
 app.command(no_args_is_help=True, options_metavar="[OPTIONS] -o DIR")(restore.restore)
 app.command(no_args_is_help=True)(status.status)
 app.command(no_args_is_help=True)(log.log)
+app.command(no_args_is_help=True)(page.page)
 app.command(no_args_is_help=True)(verify.verify)
 app.command(no_args_is_help=True)(gc.gc)
 app.command(no_args_is_help=True, options_metavar="[OPTIONS] -o DELTA")(diff.diff)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 import typer
 
-from weightwire.cli.running import Url, ago, span, with_bucket
-from weightwire.cli.terminal import AsJson, byte_size, print_rows, say, stdout_is_watched, write_json
+from weightwire.cli.running import Url, ago, short, with_bucket
+from weightwire.cli.terminal import AsJson, byte_size, print_rows, say, write_json
 from weightwire.commit import Stage
 from weightwire.upkeep.report import Version, history
 
@@ -18,6 +18,7 @@ __all__ = ["log"]
 
 _HEADINGS = ("version", "kind", "step", "when", "bytes", "changed", "encode", "upload")
 _WORDS = ("kind", "when")
+_METRICS = 4  # of the trainer's, for which there is room
 
 
 def log(
@@ -33,11 +34,11 @@ def log(
     if not versions:
         say("no version has been published yet")
         return
-    cells = _for_people if stdout_is_watched() else _exactly
-    print_rows(_HEADINGS, [cells(one) for one in versions], _WORDS)
+    metrics = list(dict.fromkeys(name for one in versions for name in one.metrics))[:_METRICS]
+    print_rows([*_HEADINGS, *metrics], [_cells(one, metrics) for one in versions], _WORDS)
 
 
-def _for_people(one: Version) -> list[str]:
+def _cells(one: Version, metrics: Sequence[str]) -> list[str]:
     return [
         str(one.version),
         one.kind,
@@ -46,33 +47,13 @@ def _for_people(one: Version) -> list[str]:
         byte_size(one.nbytes) if one.nbytes else "-",
         f"{one.changed:,}" if one.changed else "-",
         *(_time(one.stages.get(stage)) for stage in ("encode", "upload")),
+        *(_number(one.metrics.get(name)) for name in metrics),
     ]
-
-
-def _exactly(one: Version) -> list[str]:
-    """For other programs: nothing rounded, and no spaces within a cell."""
-    return [
-        str(one.version),
-        one.kind,
-        "-" if one.step is None else str(one.step),
-        _moment(one.time),
-        str(one.nbytes),
-        str(one.changed),
-        *(_seconds(one.stages.get(stage)) for stage in ("encode", "upload")),
-    ]
-
-
-def _moment(seconds: float) -> str:
-    """A publisher may have written any number."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):
-        return "-"
 
 
 def _time(stage: Stage | None) -> str:
-    return "-" if stage is None else span(stage.seconds)
+    return "-" if stage is None else short(stage.seconds)
 
 
-def _seconds(stage: Stage | None) -> str:
-    return "-" if stage is None else f"{stage.seconds:.6f}"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

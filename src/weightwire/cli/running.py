@@ -11,7 +11,7 @@ import typer
 
 from weightwire.bucket import Bucket, open_bucket
 
-__all__ = ["Url", "ago", "duration", "span", "with_bucket"]
+__all__ = ["Url", "ago", "duration", "short", "span", "with_bucket"]
 
 Result = TypeVar("Result")
 
@@ -57,6 +57,11 @@ def span(seconds: float) -> str:
     if seconds >= 9.95:
         return f"{seconds:.0f} s"
     return f"{seconds:.1f} s" if seconds >= 0.9995 else f"{1000 * seconds:.0f} ms"
+
+
+def short(seconds: float) -> str:
+    """The same for what is often over within a millisecond."""
+    return f"{1000 * max(0.0, seconds):.1f} ms" if seconds < 0.00995 else span(seconds)
 
 
 def ago(seconds: float) -> str:

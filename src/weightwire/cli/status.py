@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from weightwire.cli.running import Url, ago, span, with_bucket
-from weightwire.cli.terminal import AsJson, byte_size, counted, print_facts, print_rows, stdout_is_watched, write_json
+from weightwire.cli.running import Url, ago, short, with_bucket
+from weightwire.cli.terminal import AsJson, byte_size, counted, print_facts, print_rows, write_json
 from weightwire.commit import Stage
 from weightwire.upkeep.report import ReplicaReport, Report, report
 from weightwire.world import World
 
 __all__ = ["status"]
 
-_HEADINGS = ("replica", "version", "behind", "seen", "alive", "fetch", "apply", "trouble")
+_HEADINGS = ("replica", "version", "serves", "behind", "seen", "alive", "fetch", "apply", "pause", "trouble")
 _WORDS = ("replica", "alive", "trouble")
 
 
@@ -28,8 +28,7 @@ def status(url: Url, as_json: AsJson = False) -> None:
     print_facts(_facts(found))
     if found.replicas:
         print()
-        cells = _for_people if stdout_is_watched() else _exactly
-        print_rows(_HEADINGS, [cells(one) for one in found.replicas], _WORDS)
+        print_rows(_HEADINGS, [_cells(one) for one in found.replicas], _WORDS)
 
 
 def _facts(found: Report) -> Iterator[tuple[str, str]]:
@@ -62,25 +61,19 @@ def _newest(found: Report) -> str:
     return f"version {found.head.version}{step}, {ago(found.age)}{kind}"
 
 
-def _for_people(one: ReplicaReport) -> list[str]:
-    fetch, apply = (_time(one.stages.get(stage)) for stage in ("fetch", "apply"))
-    return [one.name, *_position(one), ago(one.seen), "yes" if one.alive else "no", fetch, apply, one.trouble or "-"]
+def _cells(one: ReplicaReport) -> list[str]:
+    times = (_time(one.stages.get(stage)) for stage in ("fetch", "apply", "swap"))
+    alive = "yes" if one.alive else "no"
+    return [one.name, *_position(one), ago(one.seen), alive, *times, one.trouble or "-"]
 
 
-def _exactly(one: ReplicaReport) -> list[str]:
-    """For other programs: seconds, and no spaces within a cell but the last."""
-    fetch, apply = (_seconds(one.stages.get(stage)) for stage in ("fetch", "apply"))
-    seen = f"{one.seen:.3f}"
-    return [one.name, *_position(one), seen, "yes" if one.alive else "no", fetch, apply, one.trouble or "-"]
-
-
-def _position(one: ReplicaReport) -> tuple[str, str]:
-    return (str(one.version), str(one.behind)) if one.version >= 0 else ("-", "-")
+def _position(one: ReplicaReport) -> tuple[str, str, str]:
+    """Its own version, that of its engines, and how far they are behind."""
+    if one.version < 0:
+        return "-", "-", "-"
+    served = "-" if one.served is None else "none" if one.served < 0 else str(one.served)
+    return str(one.version), served, str(one.behind)
 
 
 def _time(stage: Stage | None) -> str:
-    return "-" if stage is None else span(stage.seconds)
-
-
-def _seconds(stage: Stage | None) -> str:
-    return "-" if stage is None else f"{stage.seconds:.6f}"
+    return "-" if stage is None else short(stage.seconds)

@@ -96,7 +96,8 @@ class ReplicaReport:
     name: str
     host: str
     version: int
-    behind: int  # versions, of the newest there is
+    served: int | None  # by its engines; -1: one serves none; None: it has none
+    behind: int  # versions, of the newest there is: what whoever asks it gets
     seen: float  # seconds ago
     alive: bool
     trouble: str
@@ -236,9 +237,19 @@ async def _replicas(chain: Chain, objects: Sequence[Object], head: int, now: flo
         if beat is None or heartbeat_path(beat.name) != one.path:
             return
         seen = now - one.modified
-        behind = max(0, head - beat.version)
-        alive = seen < beat.lease
-        found.append(ReplicaReport(beat.name, beat.host, beat.version, behind, seen, alive, beat.trouble, beat.stages))
+        found.append(
+            ReplicaReport(
+                name=beat.name,
+                host=beat.host,
+                version=beat.version,
+                served=beat.served,
+                behind=max(0, head - beat.reached),
+                seen=seen,
+                alive=seen < beat.lease,
+                trouble=beat.trouble,
+                stages=beat.stages,
+            )
+        )
 
     await each(objects, _LANES, read)
     return sorted(found, key=lambda one: one.name)

@@ -1,0 +1,257 @@
+"""A Wordle server: any number of games at once, in the wire shape of OpenEnv (openenv-core 0.3), so that its clients work.
+
+    python examples/wordle/environment.py --port 8100
+
+    /ws                          a WebSocket is a session, for one game after the other, by messages such as
+                                 {"type": "reset", "data": {"seed": 7}}, {"type": "step", "data": {"guess": "crane"}},
+                                 {"type": "state"} and {"type": "close"}
+    POST /reset, /step           the same without a session: {"seed": 7}, then {"action": {"guess": "crane"}}. Where several
+                                 games go on, `episode_id` in both says which; else it is the one that was reset last
+    GET /state, /health, /schema
+
+Knows HTTP, WebSockets and whose game is whose; the rules are in `game.py`. The reward comes with the last guess of a game,
+and is 0 before. Needs starlette, uvicorn and websockets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import random
+import socket
+import sys
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from game import LETTERS, TURNS, Game, answer_for
+
+__all__ = ["Refused", "Session", "application", "main"]
+
+_MOST_GAMES = 4096  # that are kept for those who come without a WebSocket; the oldest go first
+
+
+class Refused(Exception):
+    """A request that makes no sense, with OpenEnv's code for it."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.data = {"code": code, "message": message}
+
+
+@dataclass
+class Session:
+    """One game after the other."""
+
+    episode: str = field(default_factory=lambda: uuid.uuid4().hex)
+    game: Game | None = None
+
+    def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        seed, episode = data.get("seed"), data.get("episode_id")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+            raise Refused("VALIDATION_ERROR", f"seed: is a whole number from 0 on, not {seed!r}")
+        if episode is not None and not (isinstance(episode, str) and len(episode) <= 255):
+            raise Refused("VALIDATION_ERROR", "episode_id: is a text of at most 255 characters")
+        self.episode = episode or uuid.uuid4().hex
+        self.game = Game(answer_for(random.getrandbits(32) if seed is None else seed))
+        return self._observation(self.game, reward=None)
+
+    def step(self, action: Any) -> dict[str, Any]:
+        guess = action.get("guess") if isinstance(action, Mapping) else None
+        if not isinstance(guess, str):
+            raise Refused("VALIDATION_ERROR", 'an action is {"guess": "crane"}')
+        if self.game is None or self.game.done:
+            raise Refused("EXECUTION_ERROR", "no game: reset starts one" if self.game is None else "this game is over")
+        self.game = self.game.guess(guess)
+        return self._observation(self.game, reward=self.game.reward)
+
+    def state(self) -> dict[str, Any]:
+        turns = self.game.turns if self.game else ()
+        shown = [{"guess": turn.guess, "marks": turn.marks} for turn in turns]
+        return {"episode_id": self.episode, "step_count": len(turns), "turns": shown}
+
+    def _observation(self, game: Game, reward: float | None) -> dict[str, Any]:
+        last = game.turns[-1] if game.turns else None
+        shown = {
+            "episode_id": self.episode,
+            "guess": last.guess if last else None,
+            "marks": last.marks if last else None,
+            "turns_left": TURNS - len(game.turns),
+            "solved": game.solved,
+            "answer": game.answer if game.done else None,
+        }
+        return {"observation": shown, "reward": reward, "done": game.done}
+
+
+async def converse(socket: WebSocket) -> None:
+    """A session: every message gets one answer, and what makes no sense gets an error and ends nothing."""
+    await socket.accept()
+    session = Session()
+    with suppress(WebSocketDisconnect):
+        while (answer := _answer(session, await socket.receive_text())) is not None:
+            await socket.send_text(json.dumps(answer))
+        await socket.close()
+
+
+def _answer(session: Session, text: str) -> dict[str, Any] | None:
+    """None ends the session."""
+    try:
+        message = _object(text)
+        data = message.get("data", {})
+        if not isinstance(data, dict):
+            raise Refused("VALIDATION_ERROR", "data: is an object")
+        match message.get("type"):
+            case "reset":
+                return {"type": "observation", "data": session.reset(data)}
+            case "step":
+                return {"type": "observation", "data": session.step(data)}
+            case "state":
+                return {"type": "state", "data": session.state()}
+            case "close":
+                return None
+            case other:
+                raise Refused("UNKNOWN_TYPE", f"Unknown message type: {other}")
+    except Refused as refused:
+        return {"type": "error", "data": refused.data}
+
+
+class Visits:
+    """Games of those who come without a WebSocket, by episode."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+
+    async def reset(self, request: Request) -> JSONResponse:
+        session = Session()
+        try:
+            observation = session.reset(_object((await request.body()).decode() or "{}"))
+        except (Refused, UnicodeDecodeError) as problem:
+            return _refusal(problem)
+        self._sessions[session.episode] = session
+        self._sessions.move_to_end(session.episode)
+        while len(self._sessions) > _MOST_GAMES:
+            self._sessions.popitem(last=False)
+        return JSONResponse(observation)
+
+    async def step(self, request: Request) -> JSONResponse:
+        try:
+            body = _object((await request.body()).decode())
+            return JSONResponse(self._find(body.get("episode_id")).step(body.get("action")))
+        except (Refused, UnicodeDecodeError) as problem:
+            return _refusal(problem)
+
+    async def state(self, request: Request) -> JSONResponse:
+        try:
+            return JSONResponse(self._find(request.query_params.get("episode_id")).state())
+        except Refused as problem:
+            return _refusal(problem)
+
+    def _find(self, episode: Any) -> Session:
+        if episode is None:
+            return next(reversed(self._sessions.values()), Session())
+        session = self._sessions.get(episode) if isinstance(episode, str) else None
+        if session is None:
+            raise Refused("SESSION_ERROR", f"episode {episode!r}: there is none")
+        return session
+
+
+def application() -> Starlette:
+    visits = Visits()
+    return Starlette(
+        routes=[
+            Route("/health", _health),
+            Route("/schema", _schema),
+            Route("/reset", visits.reset, methods=["POST"]),
+            Route("/step", visits.step, methods=["POST"]),
+            Route("/state", visits.state),
+            WebSocketRoute("/ws", converse),
+        ]
+    )
+
+
+async def _health(request: Request) -> JSONResponse:
+    return JSONResponse({"status": "healthy"})
+
+
+async def _schema(request: Request) -> JSONResponse:
+    text, whole, flag = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
+    maybe = {"type": ["string", "null"]}
+    turn = {"type": "object", "properties": {"guess": text, "marks": text}}
+    fields = {
+        "action": {"guess": {**text, "description": f"{LETTERS} letters"}},
+        "observation": {
+            "episode_id": text,
+            "guess": maybe,
+            "marks": {**maybe, "description": "+ in its place, ? elsewhere, - absent, all ! for what is no word"},
+            "turns_left": whole,
+            "solved": flag,
+            "answer": {**maybe, "description": "once the game is over"},
+        },
+        "state": {"episode_id": text, "step_count": whole, "turns": {"type": "array", "items": turn}},
+    }
+    return JSONResponse(
+        {
+            name: {"title": f"Wordle{name.title()}", "type": "object", "properties": shape, "required": list(shape)}
+            for name, shape in fields.items()
+        }
+    )
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise Refused("INVALID_JSON", f"Invalid JSON: {problem}") from None
+    if not isinstance(value, dict):
+        raise Refused("VALIDATION_ERROR", "a message is an object")
+    return value
+
+
+def _refusal(problem: Refused | UnicodeDecodeError) -> JSONResponse:
+    """As OpenEnv's server words it."""
+    detail = problem.data if isinstance(problem, Refused) else {"code": "INVALID_JSON", "message": str(problem)}
+    return JSONResponse({"detail": detail}, status_code=409 if detail["code"] == "EXECUTION_ERROR" else 422)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Serve games of Wordle, in the wire shape of OpenEnv.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8100, help="8100; 0 for any that is free")
+    arguments = parser.parse_args()
+    listener = _listen(arguments.host, arguments.port)
+    host, port = listener.getsockname()[:2]
+    print(f"wordle: http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)
+    # Sessions are left open by those who are gone: nobody waits for them.
+    config = uvicorn.Config(application(), log_level="error", access_log=False, timeout_graceful_shutdown=1)
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket of our own: a port that is taken is one clear line."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(2048)
+    except (OSError, OverflowError, UnicodeError) as problem:
+        taken = isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE
+        reason = "another program listens there already" if taken else f"cannot be listened on ({problem})"
+        sys.exit(f"error: {host}:{port}: {reason}\nhint: choose another port, or 0 for any")
+    return listener
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Asynchronous GRPO in plain PyTorch, on one machine or many: the trainer.
+
+    python examples/wordle/environment.py
+    weightwire serve examples/wordle/policy --follow /tmp/run
+    python examples/wordle/train.py --bucket /tmp/run --environment http://127.0.0.1:8100 --rollout http://127.0.0.1:8000
+
+Games are played all the time, in a thread (`play.py`), with whatever version the rollout servers hold at the moment. Here
+they are learnt from: each step takes a batch of them, leaves out what is too stale, and publishes what it made of the
+weights. The trainer never talks to the servers about weights: those travel through the bucket, and no step waits for them.
+
+Knows the loss and the loop; not how games are played, nor how weights travel. Needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+import transformers
+
+import weightwire
+from play import Group, Player
+from policy import tokenizer
+from weightwire.cli.stopping import stopping
+from weightwire.cli.terminal import fail, say
+
+__all__ = ["Batch", "advantages_of", "batch_of", "loss_of", "main"]
+
+_MOST_RATIO = 2.0  # what a token counts at most, if the policy has come to like it since it was written
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    try:
+        with stopping() as stop:
+            train(arguments, stop)
+    except weightwire.WeightwireError as error:
+        fail(error.message, error.hint)
+
+
+def train(arguments: argparse.Namespace, stop: threading.Event) -> None:
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(arguments.threads)
+    # The masters are float32; what is published of them is bfloat16, as the rollout servers hold it.
+    policy = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=arguments.lr, betas=(0.9, 0.98), weight_decay=0.0)
+
+    with weightwire.Publisher(arguments.bucket, files=arguments.model) as publisher:
+        publisher.publish(policy, step=0).wait()
+        with playing(arguments) as games:
+            for step in range(1, arguments.steps + 1):
+                groups, staleness = fresh(games, arguments, publisher, stop)
+                if stop.is_set():
+                    break
+                loss = loss_of(policy, batch_of(groups))
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                metrics = {**figures(groups), "staleness": staleness, "loss": loss.item()}
+                publisher.publish(policy, step=step, metrics=metrics)
+                print(f"step {step}", *(f"{name} {value:.3f}" for name, value in metrics.items()), sep="  ", flush=True)
+    if arguments.save is not None:
+        policy.to(torch.bfloat16).save_pretrained(arguments.save)
+        tokenizer().save_pretrained(arguments.save)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Games side by side, padded on the right. `written` marks what the policy wrote: only that is learnt from."""
+
+    tokens: torch.Tensor
+    written: torch.Tensor
+    logprobs: torch.Tensor  # when it was written
+    advantages: torch.Tensor  # one for each game
+
+
+def batch_of(groups: Sequence[Group]) -> Batch:
+    samples = [sample for group in groups for sample in group]
+    return Batch(
+        tokens=_padded([sample.tokens for sample in samples], torch.long),
+        written=_padded([sample.written for sample in samples], torch.bool),
+        logprobs=_padded([sample.logprobs for sample in samples], torch.float32),
+        advantages=advantages_of(groups),
+    )
+
+
+def advantages_of(groups: Sequence[Group]) -> torch.Tensor:
+    """How much better a game went than the others with the same answer, in standard deviations of all of them."""
+    rewards = torch.tensor([[sample.reward for sample in group] for group in groups])
+    better = rewards - rewards.mean(dim=1, keepdim=True)
+    return (better / (better.std() + 1e-3)).flatten()
+
+
+def loss_of(policy: Any, batch: Batch) -> torch.Tensor:
+    """The policy gradient, off policy by a few versions: a token counts by how much likelier it is now than it was when it
+    was written, up to a bound."""
+    rows, places = batch.written.nonzero(as_tuple=True)
+    hidden = policy.model(batch.tokens).last_hidden_state
+    # The logits of a token are where the one before it is.
+    logprobs = policy.lm_head(hidden[rows, places - 1]).log_softmax(-1)
+    logprobs = logprobs.gather(1, batch.tokens[rows, places, None]).squeeze(1)
+    ratio = (logprobs.detach() - batch.logprobs[rows, places]).exp().clamp(max=_MOST_RATIO)
+    return -(ratio * batch.advantages[rows] * logprobs).mean()
+
+
+def fresh(
+    games: Callable[[], Group | None],
+    arguments: argparse.Namespace,
+    publisher: weightwire.Publisher,
+    stop: threading.Event,
+) -> tuple[list[Group], float]:
+    """As many groups as a step takes, and how many versions old they are on average."""
+    groups: list[Group] = []
+    stale: list[float] = []
+    while len(groups) < arguments.groups and not stop.is_set():
+        group = games()
+        if group is None:
+            continue
+        newest = publisher.version or 0
+        ages = [newest - (sample.version or 0) for sample in group]
+        if max(ages) <= arguments.max_staleness:
+            groups.append(group)
+            stale += ages
+    return groups, fmean(stale) if stale else 0.0
+
+
+def figures(groups: Sequence[Group]) -> dict[str, float]:
+    samples = [sample for group in groups for sample in group]
+    return {
+        "reward": fmean(sample.reward for sample in samples),
+        "solved": fmean(sample.solved for sample in samples),
+    }
+
+
+@contextmanager
+def playing(arguments: argparse.Namespace) -> Iterator[Callable[[], Group | None]]:
+    """Games that are played in a thread meanwhile. Yields whom to ask for the next group; None if there is none yet."""
+    finished: queue.Queue[Group] = queue.Queue()
+    failures: list[weightwire.WeightwireError] = []
+    loop = asyncio.new_event_loop()
+
+    async def take(group: Group) -> None:
+        # What waits here grows stale: no more of it than the next step takes.
+        while finished.qsize() >= arguments.groups:
+            await asyncio.sleep(0.02)
+        finished.put(group)
+
+    dice = random.Random(arguments.seed)
+    player = Player(
+        arguments.environment,
+        arguments.rollout,
+        groups=max(1, arguments.groups // len(arguments.rollout)),
+        games=arguments.games,
+        seeds=iter(lambda: dice.getrandbits(32), None),
+        take=take,
+        say=say,
+    )
+    task = loop.create_task(player.play())
+
+    def run() -> None:
+        try:
+            loop.run_until_complete(task)
+        except* asyncio.CancelledError:
+            pass
+        except* weightwire.WeightwireError as group:
+            failures.extend(error for error in group.exceptions if isinstance(error, weightwire.WeightwireError))
+
+    def ask() -> Group | None:
+        if failures:
+            raise failures[0]
+        try:
+            return finished.get(timeout=0.2)
+        except queue.Empty:
+            return None
+
+    thread = threading.Thread(target=run, name="games", daemon=True)
+    thread.start()
+    try:
+        yield ask
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        loop.close()
+
+
+def _padded(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> torch.Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=dtype)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Teach the policy Wordle by asynchronous GRPO, and publish its weights after every step.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    here = Path(__file__).parent
+    parser.add_argument("--bucket", required=True, metavar="URL", help="where to publish: a directory, s3://...")
+    parser.add_argument("--environment", default="http://127.0.0.1:8100", metavar="URL", help="the Wordle server")
+    parser.add_argument(
+        "--rollout", action="append", required=True, metavar="URL", help="a rollout server; may be repeated"
+    )
+    parser.add_argument(
+        "--model", type=Path, default=here / "policy", metavar="DIR", help="the checkpoint to start from"
+    )
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--groups", type=int, default=8, help="answers in a step")
+    parser.add_argument("--games", type=int, default=16, help="games with the same answer, that are compared")
+    parser.add_argument("--lr", type=float, default=1e-5, help="AdamW's learning rate")
+    parser.add_argument("--max-staleness", type=int, default=4, metavar="N", help="versions that a game may be old")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) // 2), metavar="N")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write the checkpoint there in the end")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""What a person sees of a demo: a board that is drawn anew where someone watches, and a line per version elsewhere.
+
+Knows the picture of a run; nothing of processes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from weightwire.cli.running import short
+from weightwire.cli.terminal import byte_size, percent, printable, say
+from weightwire.commit import DELTA, FENCE
+from weightwire.demo.scenes import View
+from weightwire.page.picture import Picture, Replica, Version
+
+__all__ = ["Lines", "board", "changed", "fifths", "full_bytes", "sent_bytes"]
+
+_BARS = "▁▂▃▄▅▆▇█"
+_PLOT = 40  # columns of the small plot
+_SAID = 4  # lines of what has happened
+
+
+# --- figures -----------------------------------------------------------------------------------------------------
+
+
+def fifths(picture: Picture) -> tuple[float, float] | None:
+    """The mean reward of the first and of the last fifth of all steps."""
+    rewards = _rewards(picture)
+    fifth = len(rewards) // 5
+    return (_mean(rewards[:fifth]), _mean(rewards[-fifth:])) if fifth else None
+
+
+def changed(picture: Picture) -> float | None:
+    """The fraction of the weights that a step changed, on average."""
+    counts = [one.changed for one in _steps(picture)]
+    return _mean(counts) / picture.parameters if counts and picture.parameters else None
+
+
+def sent_bytes(picture: Picture) -> int:
+    """All that was sent: deltas, and anchors, of which the first version is one."""
+    return sum(one.nbytes for one in picture.versions) + sum(one.nbytes for one in picture.anchors)
+
+
+def full_bytes(picture: Picture) -> int:
+    """What it would have been with all weights sent for each version."""
+    return sum(one.kind != FENCE for one in picture.versions) * picture.nbytes
+
+
+def _steps(picture: Picture) -> list[Version]:
+    """The versions that a step of the trainer made."""
+    return [one for one in picture.versions if one.kind == DELTA]
+
+
+def _rewards(picture: Picture) -> list[float]:
+    rewards = (one.metrics.get("reward") for one in _steps(picture))
+    return [one for one in rewards if one is not None]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+# --- where nobody watches ----------------------------------------------------------------------------------------
+
+
+class Lines:
+    """A line per version."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+
+    def say(self, text: str) -> None:
+        say(text)
+
+    def show(self, picture: Picture) -> None:
+        for one in picture.versions:
+            if one.version > self._shown:
+                self._shown = one.version
+                say(_line(one, picture))
+
+
+def _line(one: Version, picture: Picture) -> str:
+    reward = one.metrics.get("reward")
+    parts = [
+        f"version {one.version}" + ("" if one.step is None else f" (step {one.step})"),
+        "" if reward is None else f"reward {reward:.3f}",
+        f"{byte_size(one.nbytes)} of {byte_size(picture.nbytes)}",
+        f"{percent(one.changed, picture.parameters)} changed" if one.kind == DELTA else one.kind,
+        *(f"{replica.name} at {max(0, replica.reached)}{_pause(replica)}" for replica in picture.replicas),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _pause(replica: Replica) -> str:
+    return "" if replica.pause is None else f" (pause {short(replica.pause)})"
+
+
+# --- where someone does ------------------------------------------------------------------------------------------
+
+
+class _Board:
+    """Drawn anew with every look."""
+
+    def __init__(self, live: Live, steps: int) -> None:
+        self._live, self._steps = live, steps
+        self._began = time.monotonic()
+        self._said: list[str] = []
+        self._picture: Picture | None = None
+
+    def say(self, text: str) -> None:
+        self._said.append(f"{time.monotonic() - self._began:4.0f} s  {printable(text)}")
+        self._draw()
+
+    def show(self, picture: Picture) -> None:
+        self._picture = picture
+        self._draw()
+
+    def _draw(self) -> None:
+        parts: list[RenderableType] = []
+        if self._picture is not None and self._picture.versions:
+            parts += [_progress(self._picture, self._steps), Text(), _places(self._picture), Text()]
+        parts += [Text(line, style="dim") for line in self._said[-_SAID:]]
+        self._live.update(Group(*parts))
+
+
+def _progress(picture: Picture, steps: int) -> Table:
+    newest, rewards = picture.versions[-1], _rewards(picture)
+    grid = _grid()
+    done = min(steps, len(_steps(picture)))
+    grid.add_row("step", ProgressBar(total=steps, completed=done, width=_PLOT), Text(f"{done} of {steps}"))
+    if rewards:
+        recent = _mean(rewards[-5:])
+        grid.add_row(
+            "reward", Text(_plot(rewards), style="green"), Text(f"{recent:.3f}, began at {_mean(rewards[:5]):.3f}")
+        )
+    if newest.kind == DELTA and newest.nbytes:
+        share = ProgressBar(total=picture.nbytes, completed=newest.nbytes, width=_PLOT)
+        smaller = (
+            f"{picture.nbytes / newest.nbytes:,.0f}x smaller, {percent(newest.changed, picture.parameters)} changed"
+        )
+        grid.add_row("this delta", share, Text(f"{byte_size(newest.nbytes)} of {byte_size(picture.nbytes)}: {smaller}"))
+    sent, full = sent_bytes(picture), full_bytes(picture)
+    if full:
+        share = ProgressBar(total=full, completed=sent, width=_PLOT)
+        grid.add_row("sent in all", share, Text(f"{byte_size(sent)} of {byte_size(full)}"))
+    return grid
+
+
+def _places(picture: Picture) -> Table:
+    newest = picture.versions[-1].version
+    grid = _grid()
+    grid.add_row("trainer", Text(f"version {newest}"), Text())
+    for one in picture.replicas:
+        behind = newest - max(0, one.reached)
+        late = "" if behind <= 0 else f", {behind} behind"
+        pause = "" if one.pause is None else f"last pause {short(one.pause)}"
+        trouble = Text(printable(one.trouble), style="red") if one.trouble else Text(pause)
+        style = "" if behind <= 2 else "yellow"
+        grid.add_row(one.name, Text(f"version {max(0, one.reached)}{late}", style=style), trouble)
+    return grid
+
+
+def _grid() -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", min_width=11)
+    grid.add_column(min_width=_PLOT)
+    grid.add_column()
+    return grid
+
+
+def _plot(values: Sequence[float]) -> str:
+    """As many columns as there is room for, each the mean of its share."""
+    columns = min(_PLOT, len(values))
+    shares = [values[at * len(values) // columns : (at + 1) * len(values) // columns] for at in range(columns)]
+    means = [_mean(share) for share in shares]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+@contextmanager
+def board(steps: int) -> Iterator[View]:
+    """On stderr, as all talk is."""
+    if not sys.stderr.isatty():
+        yield Lines()
+        return
+    console = Console(stderr=True, highlight=False)
+    with Live(console=console, refresh_per_second=4) as live:
+        yield _Board(live, steps)

@@ -1,0 +1,120 @@
+"""`weightwire demo`: a model learns Wordle while its weights travel through a bucket; everything on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from weightwire.cli.board import board, changed, fifths, full_bytes, sent_bytes
+from weightwire.cli.terminal import AsJson, byte_size, note_if_slow, say, write_json
+from weightwire.commit import FENCE
+from weightwire.demo.cast import ENGINES
+from weightwire.demo.scenes import Plan, Played, play
+from weightwire.errors import OutputError
+from weightwire.page.document import exported
+from weightwire.page.picture import Picture
+
+__all__ = ["demo"]
+
+_STEPS, _QUICK = 60, 12
+
+
+def demo(
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"{_QUICK} steps instead of {_STEPS}: under a minute.")
+    ] = False,
+    bucket: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", show_default="a directory", help="Where the weights travel: s3://, gs://, az://, hf://."
+        ),
+    ] = None,
+    engine: Annotated[str, typer.Option(metavar="torch|vllm", help="What serves.")] = "torch",
+    replicas: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="How many of them.")] = 2,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", min=2, show_default=str(_STEPS), help="Training steps.")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="For another course of events.")] = 0,
+    into: Annotated[
+        Path, typer.Option("--into", metavar="DIR", help="Where logs, replicas and the page go: a folder per demo.")
+    ] = Path("weightwire-demo"),
+    as_json: AsJson = False,
+) -> None:
+    """Train a small model on Wordle, and watch its weights travel.
+
+    An environment, a trainer and replicas are started as processes of their own, which are told URLs and nothing else.
+    Half way a replica is killed, and catches up. In the end the bits of all of them are compared.
+    """
+    if engine not in ENGINES:
+        raise typer.BadParameter(f"{engine!r} is none: write torch or vllm", param_hint="--engine")
+    note_if_slow()
+    steps = steps or (_QUICK if quick else _STEPS)
+    name = time.strftime("%Y%m%d-%H%M%S")
+    root = (into / name).absolute()
+    run = f"{bucket.rstrip('/')}/{name}" if bucket else str(root / "bucket")
+    with board(steps) as view:
+        played = play(Plan(run, root, steps, seed, engine, replicas), view)
+    page = _write_page(played.picture, root / "page.html")
+    if as_json:
+        write_json(_figures(played, run, page))
+    else:
+        say(_learnt(played.picture))
+        for line in _summary(played, run, page):
+            print(line)
+
+
+def _write_page(picture: Picture, path: Path) -> Path:
+    """All that was seen of the run, which is more than heartbeats still tell."""
+    try:
+        path.write_bytes(exported(msgspec.json.encode(picture)))
+    except OSError as problem:
+        raise OutputError(
+            f"{path}: cannot be written ({problem.strerror})", hint="see whether the disk is full"
+        ) from problem
+    return path
+
+
+def _summary(played: Played, run: str, page: Path) -> Iterator[str]:
+    picture = played.picture
+    sent, full = sent_bytes(picture), full_bytes(picture)
+    versions = sum(one.kind != FENCE for one in picture.versions)
+    less = f"all weights each time would be {byte_size(full)}, {full / sent:.0f}x more"
+    yield f"sent       {byte_size(sent)} for {versions} versions; {less}"
+    same = f"hold the same bits: state {played.proof.state[:12]} of version {picture.versions[-1].version}"
+    yield f"bit-exact  {', '.join(played.proof.holders)} {same}"
+    yield f"page       {page} (live: weightwire page {run})"
+
+
+def _learnt(picture: Picture) -> str:
+    reward, share = fifths(picture), changed(picture)
+    parts = [
+        ""
+        if reward is None
+        else f"reward {reward[0]:.3f} in the first fifth of the steps, {reward[1]:.3f} in the last",
+        "" if share is None else f"{share:.2%} of the weights changed per step",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _figures(played: Played, run: str, page: Path) -> dict[str, Any]:
+    picture = played.picture
+    learnt = fifths(picture)
+    return {
+        "run": run,
+        "version": picture.versions[-1].version,
+        "state": played.proof.state,
+        "holders": list(played.proof.holders),
+        "sent_bytes": sent_bytes(picture),
+        "full_bytes": full_bytes(picture),
+        "changed_fraction": changed(picture),
+        "reward_first_fifth": learnt and learnt[0],
+        "reward_last_fifth": learnt and learnt[1],
+        "pause_seconds": {one.name: one.pause for one in picture.replicas},
+        "seconds": round(played.seconds, 1),
+        "page": str(page),
+    }

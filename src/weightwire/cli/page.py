@@ -1,0 +1,86 @@
+"""`weightwire page`: a run as pictures in a browser, live or as one file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weightwire.cli.running import Url, with_bucket
+from weightwire.cli.stopping import stopping
+from weightwire.cli.terminal import byte_size, say
+from weightwire.durable import write_file
+from weightwire.errors import OutputError
+from weightwire.page import PORT, Page
+from weightwire.page import export as export_page
+
+__all__ = ["page"]
+
+
+def page(
+    url: Url,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write the page as it is now to one file, and exit.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; the default is for this machine only.")] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, show_default=f"{PORT}, or the next that is free", help="The port; 0 for any."),
+    ] = None,
+    open_browser: Annotated[
+        bool | None,
+        typer.Option("--open/--no-open", show_default="on a terminal with a display", help="Open it in the browser."),
+    ] = None,
+) -> None:
+    """Show the run at URL as a page: its timeline, bytes, layers, replicas and metrics, live until Ctrl-C.
+
+    It reads the bucket alone, and writes nothing to it.
+    """
+    if export is not None:
+        target = _file_to_write(export)
+        document = with_bucket(url, export_page)
+        try:
+            write_file(target, document)
+        except OSError as problem:
+            reason = problem.strerror
+            raise OutputError(f"{export}: cannot be written ({reason})", hint="choose another place") from problem
+        say(f"wrote {export}: {byte_size(len(document))}, which any browser opens")
+        return
+    with stopping() as stop, Page(url, host=host, port=port) as shown:
+        print(shown.address, flush=True)
+        say(f"the page of {url}; Ctrl-C ends it")
+        if _is_watched() if open_browser is None else open_browser:
+            with suppress(webbrowser.Error):
+                webbrowser.open(shown.address)
+        stop.wait()
+
+
+def _file_to_write(out: Path) -> Path:
+    """A new file, or in place of an earlier page. Anything else that is there was hardly meant."""
+    target = Path(os.path.realpath(out))
+    if not target.parent.is_dir():
+        raise OutputError(f"{out}: there is no directory {target.parent}", hint="create it first")
+    if target.is_dir():
+        raise OutputError(f"{out}: is a directory already", hint="name the file to write")
+    if target.exists() and not (target.is_file() and _begins_like_a_page(target)):
+        raise OutputError(f"{out}: exists, and is no page", hint="name another file to write")
+    return target
+
+
+def _begins_like_a_page(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(15) in (b"", b"<!doctype html>")
+    except OSError:
+        return False
+
+
+def _is_watched() -> bool:
+    """Whether a browser would open where the one who typed this sees it."""
+    display = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return sys.stderr.isatty() and bool(display) and "SSH_CONNECTION" not in os.environ

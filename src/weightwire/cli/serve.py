@@ -1,0 +1,133 @@
+"""`weightwire serve`: a model as a completion server, whose weights follow a run."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack, closing
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Event as Stop
+from typing import Annotated
+
+import typer
+
+from weightwire.bucket import Bucket
+from weightwire.chain import Chain, read_run
+from weightwire.cli.following import Ear, find_run, tell, wait_for_run
+from weightwire.cli.running import with_bucket
+from weightwire.cli.stopping import stopping
+from weightwire.cli.terminal import note_if_slow, say
+from weightwire.engines.keeping import Keeper
+from weightwire.errors import EngineError, Unavailable, WeightwireError
+from weightwire.follower import Follower
+from weightwire.metrics import Metrics
+
+__all__ = ["serve"]
+
+_LOOK = 0.25  # seconds, in which a signal is noticed
+_TRIES = 20  # looks at a model that does not take the run's weights
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A checkpoint with tokenizer: what is served first.")],
+    follow: Annotated[
+        str, typer.Option("--follow", metavar="URL", help="The run: s3://BUCKET/PREFIX, another bucket, a directory.")
+    ],
+    host: Annotated[str, typer.Option(metavar="HOST", help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="Where to listen; 0 is any.")] = 8000,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            show_default="a temporary directory, removed at the end",
+            help="The replica. One that is kept makes a restart quick.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", show_default="by the host", help="What others see it under.")
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, show_default="one per core", help="How many threads to generate with."),
+    ] = None,
+) -> None:
+    """Serve completions of MODEL, with the weights of the run at URL as they come, until Ctrl-C.
+
+    OpenAI's POST /v1/completions; each choice says which versions its tokens came from. New versions are swapped in
+    between two tokens. Until the run has one, MODEL is served as it is. It is loaded in bfloat16, as runs are.
+    """
+    _check_installed()
+    from weightwire.server.app import Face
+    from weightwire.server.listening import Listening
+
+    note_if_slow()
+    metrics = Metrics("follower")
+    ear, face = Ear(metrics), Face(metrics)
+    with ExitStack() as stack:
+        listening = stack.enter_context(Listening(face.app, host, port))
+        # What is wrong with the URL or the rights to it does not pass by waiting.
+        there = find_run(follow, wait=True)
+        directory = into or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightwire-")))
+        # A run may start from just this checkpoint, and not have it in the bucket.
+        follower = Follower(follow, into=directory, base=model, name=name, threads=threads, on_event=ear)
+        stack.enter_context(follower)
+        say(f"loading {model}")
+        # Only now: torch and transformers take seconds to import.
+        from weightwire.server.service import serving
+
+        service = stack.enter_context(serving(model, follower, threads))
+        stop = stack.enter_context(stopping())
+        keeper = stack.enter_context(closing(Keeper(follower, [service.engine], on_event=ear)))
+        if there:
+            _catch_up(follow, follower, keeper, ear, stop)
+        face.open(service)
+        what = f"{model}" if keeper.served is None else f"version {keeper.served}"
+        say(f"serving {what} on {listening.url}")
+        if there or wait_for_run(follow, stop):
+            _follow(follower, keeper, ear, stop)
+        listening.close()  # first, so that what has been asked is still answered
+    say("stopped" if keeper.served is None else f"stopped at version {keeper.served}")
+
+
+def _check_installed() -> None:
+    for module in ("starlette", "torch", "transformers", "uvicorn"):
+        if find_spec(module) is None:
+            raise WeightwireError(
+                f"serve needs {module}, which is not installed", hint="pip install 'weightwire[serve]'"
+            )
+
+
+# --- the run -----------------------------------------------------------------------------------------------------
+
+
+def _catch_up(url: str, follower: Follower, keeper: Keeper, ear: Ear, stop: Stop) -> None:
+    """What the run has is served from the start, if there is any and it can be had."""
+    try:
+        if not with_bucket(url, _has_weights):
+            return
+    except Unavailable:
+        return
+    failed = 0
+    while keeper.served is None and not stop.is_set() and not follower.trouble:
+        for update in follower.watch(timeout=_LOOK):
+            keeper.bring(update)
+            tell(update, ear)
+        keeper.look()
+        failed = failed + 1 if keeper.trouble else 0
+        if failed > _TRIES:
+            raise EngineError(keeper.trouble, hint="MODEL must be the model of the run, in another version or the same")
+
+
+async def _has_weights(bucket: Bucket) -> bool:
+    head = await Chain(bucket, await read_run(bucket)).read_head()
+    return head is not None and bool(head.record.after)
+
+
+def _follow(follower: Follower, keeper: Keeper, ear: Ear, stop: Stop) -> None:
+    while not stop.is_set():
+        for update in follower.watch(timeout=_LOOK):
+            keeper.bring(update)
+            tell(update, ear)
+            if stop.is_set():
+                break
+        keeper.look()

@@ -1,0 +1,185 @@
+"""Processes that are started, looked after and ended together, each with a log of its own.
+
+Knows nothing of what they do. None outlives the one that started them: they are ended in the order opposite to their
+start, with whatever they started themselves, and the kernel sees to it where that one is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from weightwire.errors import OutputError, ProcessFailed
+
+__all__ = ["Process", "Processes", "free_port"]
+
+_GRACE = 8.0  # seconds to end by itself
+_LOOK = 0.05
+_TAIL = 20_000  # bytes of a log in which last words are looked for
+
+
+class Process:
+    """One of them. What it prints goes to `log`."""
+
+    def __init__(self, name: str, log: Path, popen: subprocess.Popen[bytes]) -> None:
+        self.name = name
+        self.log = log
+        self.must_last = True
+        self._popen = popen
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._popen.poll() is not None
+
+    def check(self) -> None:
+        """Raises ProcessFailed if it has ended in a way that it should not have."""
+        code = self._popen.poll()
+        if code is None or (code == 0 and not self.must_last):
+            return
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        said, hint = _last_words(self.log)
+        raise ProcessFailed(f"the {self.name} {how}" + (f": {said}" if said else ""), hint=hint or f"see {self.log}")
+
+    def kill(self) -> None:
+        """As a power cut would."""
+        self._signal(signal.SIGKILL)
+        self._popen.wait()
+
+    def ask_to_end(self) -> None:
+        if not self.ended:
+            self._signal(signal.SIGTERM)
+
+    def end(self, deadline: float) -> None:
+        """Waits for it, and for what it started; not beyond the deadline."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(max(0.0, deadline - time.monotonic()))
+        self._signal(signal.SIGKILL)
+        self._popen.wait()
+
+    def _signal(self, number: int) -> None:
+        # Each leads a group of its own, which may outlive it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, number)
+
+
+class Processes:
+    """All of them: `with Processes(logs) as processes`, which ends those that are left."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._running: list[Process] = []
+
+    def start(self, name: str, command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> Process:
+        log = self._logs / f"{name.replace(' ', '-')}.log"
+        try:
+            with log.open("ab") as out:
+                popen = subprocess.Popen(
+                    [str(word) for word in command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+                    start_new_session=True,  # so that Ctrl-C comes to us alone, who end them in order
+                    preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                )
+        except OSError as problem:
+            raise OutputError(
+                f"the {name} cannot be started ({problem})", hint="see whether the disk is full"
+            ) from problem
+        process = Process(name, log, popen)
+        self._running.append(process)
+        return process
+
+    def forget(self, process: Process) -> None:
+        """It has ended, and that is as it should be."""
+        self._running.remove(process)
+
+    def check(self) -> None:
+        """Raises ProcessFailed if one has ended that should not have."""
+        for process in self._running:
+            process.check()
+
+    def wait(self, ready: Callable[[], bool], what: str, seconds: float) -> None:
+        """Until something is so; raises ProcessFailed as `check` does, or if it takes too long."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"{what} took longer than {seconds:.0f} s", hint=f"see the logs in {self._logs}")
+            time.sleep(_LOOK)
+
+    def wait_to_answer(self, process: Process, url: str, seconds: float) -> None:
+        self.wait(lambda: _answers(url), f"the start of the {process.name}", seconds)
+
+    def close(self) -> None:
+        """Ends all, the last one first: who serves is there until who asks has gone."""
+        deadline = time.monotonic() + _GRACE
+        for process in reversed(self._running):
+            process.ask_to_end()
+        for process in reversed(self._running):
+            process.end(deadline)
+        self._running.clear()
+
+    def kill(self) -> None:
+        """Ends all at once, where nothing is to be saved."""
+        for process in self._running:
+            process.kill()
+        self._running.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def free_port() -> int:
+    """One that nobody uses just now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _last_words(log: Path) -> tuple[str, str]:
+    """The error and the hint that a process ended with; without one, the last line that it wrote."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL))
+            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return "", ""
+    for at in range(len(lines) - 1, -1, -1):
+        if lines[at].startswith("error: "):
+            after = lines[at + 1] if at + 1 < len(lines) else ""
+            return lines[at].removeprefix("error: "), after.removeprefix("hint: ") if after.startswith("hint: ") else ""
+    return (lines[-1] if lines else ""), ""
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

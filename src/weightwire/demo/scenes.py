@@ -1,0 +1,239 @@
+"""What happens in the demo: everybody is started, one replica is killed half way and comes back, all bits are compared.
+
+Sees the run as everybody else does: through its bucket. What a person sees of it is up to the view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from weightwire.background import Background
+from weightwire.bucket import open_bucket
+from weightwire.bucket.probe import probe
+from weightwire.demo import cast
+from weightwire.demo.cast import Command, ReplicaCast
+from weightwire.demo.processes import Process, Processes, free_port
+from weightwire.demo.proof import Proof, prove
+from weightwire.errors import BucketError, OutputError
+from weightwire.page import Page
+from weightwire.page.picture import Picture
+from weightwire.page.reading import Reader
+from weightwire.world import World
+
+__all__ = ["Plan", "Played", "View", "play"]
+
+_OFTEN, _GENTLE = 0.5, 5.0  # seconds between two looks at a bucket: where requests are rationed, the latter
+_START = 120.0  # seconds that a server may take
+_START_VLLM = 600.0
+_CATCH_UP = 60.0
+_AWAY = 4.0  # seconds that a killed replica stays away
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be played, and where: `root` is a new directory of this demo."""
+
+    run: str  # its URL
+    root: Path
+    steps: int
+    seed: int
+    engine: str
+    replicas: int
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of it."""
+
+    picture: Picture
+    proof: Proof
+    seconds: float
+
+
+class View(Protocol):
+    """Who tells a person."""
+
+    def say(self, text: str) -> None:
+        """Something happened."""
+
+    def show(self, picture: Picture) -> None:
+        """What the run looks like now."""
+
+
+def play(plan: Plan, view: View) -> Played:
+    """From the first process to the last comparison. Whatever goes wrong, no process is left behind."""
+    began = time.monotonic()
+    example = cast.find_example()
+    asyncio.run(_try_bucket(plan.run))
+    logs = plan.root / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise OutputError(
+            f"{logs}: cannot be made ({problem.strerror})", hint="choose another place: --into"
+        ) from problem
+    with _eye(plan.run) as eye, Page(plan.run) as page, Processes(logs) as processes:
+        view.say(f"watch it at {page.address}")
+        stage = _Stage(plan, example, processes, eye, view)
+        stage.raise_curtain()
+        stage.train()
+        picture = stage.catch_up()
+        proof = prove(stage.replicas, plan.root / "trained")
+    return Played(picture, proof, time.monotonic() - began)
+
+
+async def _try_bucket(url: str) -> None:
+    """What is wrong with it is better said before anything is started."""
+    bucket = open_bucket(url)
+    try:
+        await probe(bucket, World().token())
+    finally:
+        await bucket.close()
+
+
+class _Stage:
+    """The processes of one demo, and how far it is."""
+
+    def __init__(self, plan: Plan, example: Path, processes: Processes, eye: _Eye, view: View) -> None:
+        self._plan, self._example, self._processes, self._eye, self._view = plan, example, processes, eye, view
+        self._running: dict[str, list[Process]] = {}  # by replica
+        self.replicas: list[ReplicaCast] = []
+
+    # --- the beginning -------------------------------------------------------------------------------------------
+
+    def raise_curtain(self) -> None:
+        """All at once: who needs another one waits for it."""
+        plan = self._plan
+        port = free_port()
+        environment = self._start("environment", cast.environment(self._example, port))
+        self.replicas = [
+            cast.replica(plan.engine, number, self._example, plan.run, plan.root, free_port())
+            for number in range(1, plan.replicas + 1)
+        ]
+        for replica in self.replicas:
+            self._start_replica(replica)
+        self._processes.wait_to_answer(environment, f"http://127.0.0.1:{port}/health", _START)
+        words = cast.trainer(
+            self._example,
+            plan.run,
+            f"http://127.0.0.1:{port}",
+            self.replicas,
+            plan.steps,
+            plan.seed,
+            plan.root / "trained",
+        )
+        self._trainer = self._start("trainer", words)
+        self._trainer.must_last = False
+        names = ", ".join(one.name for one in self.replicas)
+        self._view.say(f"started: environment, {names}, trainer; they share nothing but {plan.run}")
+        for replica in self.replicas:
+            self._wait_for(replica)
+
+    def _start(self, name: str, command: Command) -> Process:
+        return self._processes.start(name, command.words, command.env)
+
+    def _start_replica(self, replica: ReplicaCast) -> None:
+        self._running[replica.name] = [self._start(replica.name, replica.server)]
+        if replica.follower is not None:
+            self._running[replica.name].append(self._start(f"follower of {replica.name}", replica.follower))
+
+    def _wait_for(self, replica: ReplicaCast) -> None:
+        seconds = _START if self._plan.engine == "torch" else _START_VLLM
+        self._processes.wait_to_answer(self._running[replica.name][0], f"{replica.url}/health", seconds)
+
+    # --- the middle ----------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Until the trainer has ended; half way, the last replica dies and comes back."""
+        victim, died = self.replicas[-1], 0.0
+        doomed = len(self.replicas) > 1
+        while not self._trainer.ended:
+            self._processes.check()
+            picture = self._look()
+            if doomed and _step(picture) >= self._plan.steps // 2:
+                doomed, died = False, time.monotonic()
+                self._kill(victim)
+                self._view.say(f"killed {victim.name} at version {_reached(picture, victim)}, to see it catch up")
+            if died and time.monotonic() - died > _AWAY:
+                died = 0.0
+                self._start_replica(victim)
+                self._view.say(f"started {victim.name} again")
+            time.sleep(0.1)
+        self._processes.check()
+        if died:
+            self._start_replica(victim)
+            self._view.say(f"started {victim.name} again")
+
+    def _kill(self, replica: ReplicaCast) -> None:
+        for process in self._running.pop(replica.name):
+            self._processes.forget(process)
+            process.kill()
+
+    def _look(self) -> Picture:
+        picture = self._eye.look()
+        self._view.show(picture)
+        return picture
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def catch_up(self) -> Picture:
+        """Until every replica serves what the trainer published last."""
+        names = {one.name for one in self.replicas}
+
+        def there() -> bool:
+            picture = self._look()
+            newest = picture.versions[-1].version if picture.versions else 0
+            return {one.name for one in picture.replicas if one.reached >= newest} >= names
+
+        self._processes.wait(there, "catching up with the last version", _CATCH_UP)
+        return self._look()
+
+
+# --- the bucket --------------------------------------------------------------------------------------------------
+
+
+class _Eye:
+    """Looks at the run now and then; what cannot be seen just now has not changed."""
+
+    def __init__(self, url: str, background: Background) -> None:
+        self._bucket = open_bucket(url)
+        self._reader = Reader(self._bucket, World())
+        self._background = background
+        self._often = _OFTEN if self._bucket.strict else _GENTLE
+        self._looked = float("-inf")
+        self._seen = Picture(self._bucket.url, time.time())
+
+    def look(self) -> Picture:
+        if time.monotonic() - self._looked >= self._often:
+            with suppress(BucketError, TimeoutError):
+                self._seen = self._background.call(self._reader.look(), timeout=60)
+            self._looked = time.monotonic()
+        return self._seen
+
+    def close(self) -> None:
+        self._background.call(self._bucket.close(), timeout=10)
+
+
+@contextmanager
+def _eye(url: str) -> Iterator[_Eye]:
+    background = Background("weightwire-demo")
+    try:
+        eye = _Eye(url, background)
+        yield eye
+        eye.close()
+    finally:
+        background.stop(timeout=5)
+
+
+def _step(picture: Picture) -> int:
+    return max((one.step or 0 for one in picture.versions), default=0)
+
+
+def _reached(picture: Picture, replica: ReplicaCast) -> int:
+    return max((one.reached for one in picture.replicas if one.name == replica.name), default=0)

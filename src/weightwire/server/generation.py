@@ -1,0 +1,237 @@
+"""Sequences that are generated together, token by token, and may come and go at every step.
+
+Prompts are padded on the left to the same width. Each step takes the weights as they are then: `serving` keeps a new
+version out only while one step of the model runs, so a sequence may span versions, and every token knows its own. What
+the keys and values in the cache were computed with stays as it is: after a swap they are those of the versions before,
+as is usual in asynchronous training, and the token is of the version that chose it.
+
+Knows torch and transformers' caches; not who asked, nor how the weights come there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["Generation", "Running", "Task"]
+
+_GREEDY = 1e-5  # a temperature below is none
+_SLACK = 8  # tokens more than a stop text can have: some have no text of their own
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to make of a prompt, once.
+
+    - `seed`, `index`: the same two give the same random numbers, whatever else is generated at the time.
+    - `tops`: of how many of the likeliest tokens to tell the log-probability at each step.
+    """
+
+    prompt: tuple[int, ...]
+    most: int
+    temperature: float
+    top_p: float
+    stops: tuple[str, ...]
+    tops: int
+    seed: int
+    index: int
+
+
+@dataclass(eq=False)
+class Running:
+    """A sequence as far as it is. `reason` is there once it is finished, and `text` with it."""
+
+    task: Task
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[dict[int, float]] = field(default_factory=list)
+    versions: list[int | None] = field(default_factory=list)
+    text: str = ""
+    reason: str = ""
+    random: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.Generator(np.random.Philox(key=[self.task.seed % 2**64, self.task.index]))
+
+
+class Generation:
+    """The sequences that run. `join` and `advance` add a token to each that they are for, and drop those that finish.
+
+    - `serving`: in which the weights stay; yields their version.
+    - `ends`: tokens that end a text.
+    - `decode`: tokens to text.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        serving: Callable[[], AbstractContextManager[int | None]],
+        *,
+        ends: Iterable[int],
+        decode: Callable[[list[int]], str],
+    ) -> None:
+        self.running: list[Running] = []
+        self._model = model
+        self._serving = serving
+        self._ends = frozenset(ends)
+        self._decode = decode
+        self._cache: Any = None
+        self._mask = torch.empty((0, 0), dtype=torch.long)
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def join(self, newcomers: list[Running]) -> None:
+        """Takes sequences in. Prompts that are the same are read once."""
+        from transformers import DynamicCache
+
+        rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(one.task.prompt for one in newcomers))}
+        tokens, mask = _padded(list(rows))
+        # Whole layers, also where the model looks at a window only: those could not be put side by side.
+        cache = DynamicCache()
+        logits, version = self._run(tokens, mask, cache)
+        picked = torch.tensor([rows[one.task.prompt] for one in newcomers])
+        self._add_tokens(newcomers, logits[picked], version)
+        kept = [index for index, one in enumerate(newcomers) if not one.reason]
+        if not kept:
+            return
+        picked = picked[kept]
+        _each(cache, lambda old: old.index_select(0, picked))
+        self._absorb(cache, mask[picked], [newcomers[index] for index in kept])
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def advance(self) -> None:
+        """One token more for all that run."""
+        self._mask = torch.cat([self._mask, self._mask.new_ones((len(self.running), 1))], dim=1)
+        tokens = torch.tensor([[one.tokens[-1]] for one in self.running])
+        logits, version = self._run(tokens, self._mask, self._cache)
+        self._add_tokens(self.running, logits, version)
+        if any(one.reason for one in self.running):
+            self.keep([not one.reason for one in self.running])
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def keep(self, wanted: list[bool]) -> None:
+        """Drops the sequences that are not wanted any more, and the padding that only they needed."""
+        kept = [index for index, one in enumerate(wanted) if one]
+        self.running = [self.running[index] for index in kept]
+        if not kept:
+            self._cache, self._mask = None, self._mask[:0, :0]
+            return
+        rows = torch.tensor(kept)
+        mask = self._mask[rows]
+        first = int(mask.any(0).int().argmax())
+        self._mask = mask[:, first:]
+        _each(self._cache, lambda old: old[:, :, first:].index_select(0, rows))
+
+    def _run(self, tokens: Any, mask: Any, cache: Any) -> tuple[Any, int | None]:
+        """The logits after the last token, in float32, and the version that they are of."""
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+        with self._serving() as version:
+            output = self._model(
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        return output.logits[:, -1].float(), version
+
+    def _absorb(self, cache: Any, mask: Any, newcomers: list[Running]) -> None:
+        """Puts others beside those that run; whichever are narrower are padded."""
+        if not self.running:
+            self._cache, self._mask, self.running = cache, mask, newcomers
+            return
+        width = max(mask.shape[1], self._mask.shape[1])
+        for old, new in zip(self._cache.layers, cache.layers, strict=True):
+            old.keys = torch.cat([_widened(old.keys, width), _widened(new.keys, width)])
+            old.values = torch.cat([_widened(old.values, width), _widened(new.values, width)])
+        masks = [torch.nn.functional.pad(one, (width - one.shape[1], 0)) for one in (self._mask, mask)]
+        self._mask = torch.cat(masks)
+        self.running = [*self.running, *newcomers]
+
+    # --- tokens ------------------------------------------------------------------------------------------------------
+
+    def _add_tokens(self, sequences: list[Running], logits: Any, version: int | None) -> None:
+        logprobs = logits.log_softmax(1)
+        chosen = _choose(sequences, logits)
+        told = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
+        most = max(one.task.tops for one in sequences)
+        tops = logprobs.topk(most) if most else None
+        for row, (one, token, logprob) in enumerate(zip(sequences, chosen.tolist(), told, strict=True)):
+            one.tokens.append(token)
+            one.logprobs.append(logprob)
+            one.versions.append(version)
+            best = {token: logprob} if one.task.tops else {}
+            if tops is not None:
+                count = one.task.tops
+                best |= zip(tops.indices[row, :count].tolist(), tops.values[row, :count].tolist(), strict=True)
+            one.tops.append(best)
+            self._finish(one)
+
+    def _finish(self, one: Running) -> None:
+        """If that was its last token."""
+        if one.tokens[-1] in self._ends or self._has_stop(one):
+            one.reason = "stop"
+        elif len(one.tokens) >= one.task.most:
+            one.reason = "length"
+        if one.reason:
+            text = self._decode(one.tokens)
+            one.text = text[: min((at for stop in one.task.stops if (at := text.find(stop)) >= 0), default=len(text))]
+
+    def _has_stop(self, one: Running) -> bool:
+        if not one.task.stops:
+            return False
+        reach = max(len(stop.encode()) for stop in one.task.stops) + _SLACK
+        tail = self._decode(one.tokens[-reach:])
+        return any(stop in tail for stop in one.task.stops)
+
+
+def _choose(sequences: list[Running], logits: Any) -> Any:
+    """A token for each: the likeliest, or by its own random number and the distribution it asked for."""
+    chosen = logits.argmax(1)
+    rows = [row for row, one in enumerate(sequences) if one.task.temperature >= _GREEDY]
+    if not rows:
+        return chosen
+    tasks = [sequences[row].task for row in rows]
+    drawn = torch.tensor([[sequences[row].random.random()] for row in rows], dtype=torch.float64)
+    temperatures = torch.tensor([[task.temperature] for task in tasks])
+    weights = (logits[rows] / temperatures).softmax(1).double()
+    cut = [row for row, task in enumerate(tasks) if task.top_p < 1]
+    if cut:
+        limits = torch.tensor([[tasks[row].top_p] for row in cut], dtype=torch.float64)
+        weights[cut] = _top(weights[cut], limits)
+    sums = weights.cumsum(1)
+    # The first whose sum is larger: never one whose own share is nothing.
+    chosen[rows] = torch.searchsorted(sums, drawn * sums[:, -1:] * (1 - 1e-12), right=True)[:, 0]
+    return chosen
+
+
+def _top(weights: Any, limits: Any) -> Any:
+    """The likeliest that together make up the limit; nothing of the others."""
+    ordered, order = weights.sort(1, descending=True)
+    before = ordered.cumsum(1) - ordered
+    return torch.zeros_like(weights).scatter_(1, order, ordered.where(before < limits, 0.0))
+
+
+# --- tensors -----------------------------------------------------------------------------------------------------
+
+
+def _padded(prompts: list[tuple[int, ...]]) -> tuple[Any, Any]:
+    width = max(map(len, prompts))
+    # What stands in the padding is never looked at.
+    tokens = torch.tensor([(0,) * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([(0,) * (width - len(prompt)) + (1,) * len(prompt) for prompt in prompts])
+    return tokens, mask
+
+
+def _widened(states: Any, width: int) -> Any:
+    return torch.nn.functional.pad(states, (0, 0, width - states.shape[-2], 0))
+
+
+def _each(cache: Any, change: Callable[[Any], Any]) -> None:
+    for layer in cache.layers:
+        layer.keys, layer.values = change(layer.keys), change(layer.values)

@@ -1,0 +1,119 @@
+"""What the server can be asked: completions, and what the weights are.
+
+Knows the model, the engine that keeps its weights, and how a request becomes tasks; no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from weightwire.engines.torch import TorchEngine
+from weightwire.follower import Follower
+from weightwire.server.batching import Batcher, InTurn
+from weightwire.server.generation import Generation, Running, Task
+from weightwire.server.loading import Model, load_model
+from weightwire.server.wire import Ask, Finished, Refusal
+from weightwire.state import digest
+
+__all__ = ["Service", "serving"]
+
+_TOKENS = 16  # that are generated where a request does not say, as OpenAI does
+
+
+class Service:
+    """What there is to ask once everything is loaded.
+
+    - `name`: the model's, in answers.
+    - `names_of_run`: the tensors that the run has.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        batcher: Batcher,
+        engine: TorchEngine,
+        names_of_run: Callable[[], tuple[str, ...]],
+        wake: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.batcher = batcher
+        self.engine = engine
+        self.wake = wake
+        self.token_text = lru_cache(maxsize=1 << 16)(model.token_text)
+        self._names_of_run = names_of_run
+
+    async def complete(self, ask: Ask) -> tuple[list[Finished], int]:
+        """The choices, and how many tokens the prompts had. Raises a Refusal."""
+        asked = self._tasks(ask)
+        sequences = await asyncio.wrap_future(self.batcher.submit(task for tasks in asked for task in tasks))
+        return [_finished(one) for one in sequences], sum(len(tasks[0].prompt) for tasks in asked)
+
+    @property
+    def version(self) -> int | None:
+        holding = self.engine.holding
+        return holding.version if holding else None
+
+    def _tasks(self, ask: Ask) -> list[list[Task]]:
+        """For each prompt as many as choices were asked for."""
+        seed = secrets.randbits(64) if ask.seed is None else ask.seed
+        count = ask.n or 1
+        return [
+            [self._task(ask, prompt, seed, place * count + index) for index in range(count)]
+            for place, prompt in enumerate(map(self._prompt, ask.prompts))
+        ]
+
+    def _prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
+        tokens = self.model.encode(prompt) if isinstance(prompt, str) else prompt
+        if not tokens:
+            raise Refusal(400, "the prompt is empty")
+        if not all(0 <= token < self.model.vocabulary for token in tokens):
+            raise Refusal(400, f"the prompt has a token that is none of the {self.model.vocabulary} of this model")
+        if len(tokens) >= self.model.positions:
+            raise Refusal(
+                400, f"the prompt has {len(tokens)} tokens, and the model has {self.model.positions} positions"
+            )
+        return tuple(tokens)
+
+    def _task(self, ask: Ask, prompt: tuple[int, ...], seed: int, index: int) -> Task:
+        return Task(
+            prompt=prompt,
+            most=min(ask.max_tokens or _TOKENS, self.model.positions - len(prompt)),
+            temperature=1.0 if ask.temperature is None else ask.temperature,
+            top_p=1.0 if ask.top_p is None else ask.top_p,
+            stops=ask.stops,
+            tops=min(ask.logprobs or 0, self.model.vocabulary),
+            seed=seed,
+            index=index,
+        )
+
+    def weights(self) -> dict[str, Any]:
+        """What the module holds now, proven by reading all of it."""
+        with self.engine.serving():
+            holding = self.engine.holding
+            held = self.model.module.state_dict(keep_vars=True)
+            names = self.model.names if holding is None else self._names_of_run()
+            state = digest({name: held[name] for name in names if name in held}).hex
+        run, version = (None, None) if holding is None else (holding.run, holding.version)
+        return {"run": run, "version": version, "state": state}
+
+
+@contextmanager
+def serving(path: Path, follower: Follower, threads: int | None = None) -> Iterator[Service]:
+    """A model with all that it takes to generate; its `engine` is for who keeps the weights up to date."""
+    model = load_model(path, threads)
+    engine = TorchEngine(model.module, lock=InTurn(), threads=threads)
+    generation = Generation(model.module, engine.serving, ends=model.ends, decode=model.decode)
+    with closing(Batcher(generation)) as batcher:
+        yield Service(str(path), model, batcher, engine, lambda: tuple(follower.replica.weights), follower.wake)
+
+
+def _finished(one: Running) -> Finished:
+    return Finished(one.text, one.tokens, one.logprobs, one.tops, one.versions, one.reason)

@@ -1,0 +1,137 @@
+"""Processes that are started and ended together: real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from weightwire.demo.processes import Processes, free_port
+from weightwire.errors import ProcessFailed
+
+SLEEPS = [sys.executable, "-c", "import time; print('up'); time.sleep(600)"]
+# Ends only when it is killed, and has a child of its own.
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    with Processes(tmp_path) as processes:
+        yield processes
+
+
+def lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+def until(reached: Callable[[], object], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_what_they_print_is_in_their_logs(processes: Processes, tmp_path: Path) -> None:
+    one = processes.start("follower of replica-1", SLEEPS)
+    until(lambda: one.log.read_text() == "up\n")
+    assert one.log == tmp_path / "follower-of-replica-1.log"
+    processes.check()
+
+
+def test_all_have_ended_in_the_end(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        pids = [processes.start(f"process {number}", SLEEPS).pid for number in range(3)]
+        assert all(map(lives, pids))
+    assert not any(map(lives, pids))
+
+
+def test_one_that_will_not_end_is_killed_and_what_it_started_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weightwire.demo.processes._GRACE", 0.2)
+    with Processes(tmp_path) as processes:
+        one = processes.start("stubborn", [sys.executable, "-c", STUBBORN])
+        until(lambda: one.log.read_text().endswith("\n"))
+        child = int(one.log.read_text())
+        assert lives(one.pid)
+        assert lives(child)
+    until(lambda: not lives(one.pid) and not lives(child))
+
+
+def test_one_that_was_killed_is_named(processes: Processes) -> None:
+    one = processes.start("trainer", SLEEPS)
+    os.kill(one.pid, signal.SIGKILL)
+    until(lambda: one.ended)
+    with pytest.raises(ProcessFailed, match="the trainer was killed by signal 9") as caught:
+        processes.check()
+    assert caught.value.hint == f"see {one.log}"
+
+
+def test_its_last_words_are_passed_on(processes: Processes) -> None:
+    said = "print('working'); print('error: s3://x: no such bucket'); print('hint: make one'); exit(1)"
+    one = processes.start("trainer", [sys.executable, "-c", said])
+    until(lambda: one.ended)
+    with pytest.raises(ProcessFailed) as caught:
+        processes.check()
+    assert caught.value.message == "the trainer ended with code 1: s3://x: no such bucket"
+    assert caught.value.hint == "make one"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_one_that_may_end_must_end_well(processes: Processes, code: int) -> None:
+    one = processes.start("trainer", [sys.executable, "-c", f"exit({code})"])
+    one.must_last = False
+    until(lambda: one.ended)
+    if code == 0:
+        processes.check()
+        return
+    with pytest.raises(ProcessFailed, match="the trainer ended with code 3"):
+        processes.check()
+
+
+def test_who_waits_for_one_that_has_ended_is_told_so(processes: Processes) -> None:
+    one = processes.start("server", [sys.executable, "-c", "raise SystemExit('no room')"])
+    with pytest.raises(ProcessFailed, match="the server ended with code 1: no room"):
+        processes.wait_to_answer(one, f"http://127.0.0.1:{free_port()}/health", 20)
+
+
+def test_waiting_ends(processes: Processes) -> None:
+    one = processes.start("server", SLEEPS)
+    with pytest.raises(ProcessFailed, match="the start of the server took longer than 0 s"):
+        processes.wait_to_answer(one, f"http://127.0.0.1:{free_port()}/health", 0.2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_none_outlives_one_who_was_killed(tmp_path: Path) -> None:
+    script = f"""
+import sys, time
+from pathlib import Path
+from weightwire.demo.processes import Processes
+with Processes(Path({str(tmp_path)!r})) as processes:
+    print(processes.start("one", {SLEEPS!r}).pid, flush=True)
+    time.sleep(600)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert lives(child)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    until(lambda: not lives(child))
