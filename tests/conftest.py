@@ -14,7 +14,7 @@ from stores import Rclone, SeaweedFS, running
 from weightwire import codec
 from weightwire.codec import _kernel, spec
 
-WITH_VLLM = {"test_engines_vllm.py", "test_readme.py", "test_trainers_trl.py"}
+WITH_VLLM = {"test_deploy.py", "test_engines_vllm.py", "test_readme.py", "test_trainers_trl.py"}
 SERVERS = {"rclone", "seaweedfs", "vllm", "vllm_split"}
 
 

@@ -15,6 +15,8 @@ from weightwire.page.picture import Anchor, Picture, Replica, Version
 
 def version(number: int, kind: str = "delta", nbytes: int = 1000, reward: float | None = None) -> Version:
     metrics: dict[str, float | None] = {} if reward is None else {"reward": reward}
+    if number > 2:
+        metrics["staleness"] = 1.5
     return Version(number, kind, 1, number - 1, 1.8e9, nbytes, 20 if kind == "delta" else 0, metrics)
 
 
@@ -59,9 +61,9 @@ class TestLines:
         lines.show(picture(0.25, 0.5, replicas=(replica("replica-1", 3), replica("replica-2", 2))))
         assert capsys.readouterr().err.splitlines() == [
             "version 1 (step 0), 1.3 kB of 2.0 kB, anchor, replica-1 at 1 (pause 1.2 ms), replica-2 at 0",
-            "version 2 (step 1), reward 0.250, 1.0 kB of 2.0 kB, 2.00% changed, replica-1 at 1 (pause 1.2 ms), "
+            "version 2 (step 1), reward 0.25, 1.0 kB of 2.0 kB, 2.00% changed, replica-1 at 1 (pause 1.2 ms), "
             "replica-2 at 0",
-            "version 3 (step 2), reward 0.500, 1.0 kB of 2.0 kB, 2.00% changed, replica-1 at 3 (pause 1.2 ms), "
+            "version 3 (step 2), reward 0.5, staleness 1.5, 1.0 kB of 2.0 kB, 2.00% changed, replica-1 at 3 (pause 1.2 ms), "
             "replica-2 at 2 (pause 1.2 ms)",
         ]
 
@@ -87,6 +89,7 @@ class TestBoard:
         assert re.search(r"reward +▁█ +0\.375, began at 0\.375 *\n", text)
         assert "1.0 kB of 2.0 kB: 2x smaller, 2.00% changed" in text
         assert "3.3 kB of 6.0 kB" in text
+        assert "1.5 versions" in text
         assert re.search(r"trainer +version 3 *\n", text)
         assert re.search(r"replica-1 +version 3 +last pause 1\.2 ms *\n", text)
         assert re.search(r"replica-2 +version 1, 2 behind +last pause 1\.2 ms *\n", text)

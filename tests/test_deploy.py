@@ -316,23 +316,41 @@ class TestImage:
         assert f"deploy/{image}/{script}" in sources(image)
 
     def test_a_space_has_all_that_it_copies(self, image: str, tmp_path: Path) -> None:
-        """Put together as its README says."""
-        [block] = re.findall(r"^```sh\n(.*?)^```$", (DEPLOY / image / "README.md").read_text(), re.M | re.S)
-        for line in block.splitlines():
-            command, *words = shlex.split(line)
-            if command == "mkdir":
-                (tmp_path / words[0]).mkdir()
-                continue
-            assert command == "cp"
-            for word in words[:-1]:
-                if word != "-r":
-                    _copy(ROOT / word, tmp_path / words[-1])
+        space = put_together(image, tmp_path)
         for source in sources(image):
-            assert (tmp_path / "space" / source).exists(), source
-        assert (tmp_path / "space/README.md").read_text().startswith("---\n")
+            assert (space / source).exists(), source
+        assert (space / "README.md").read_text().startswith("---\n")
         kept = (DEPLOY / image / "Dockerfile.dockerignore").read_text().split()
         for source in sources(image):
             assert any(f"!{parent}" in kept for parent in (source, *map(str, Path(source).parents))), source
+
+
+@pytest.mark.slow
+def test_what_is_copied_can_be_installed(tmp_path: Path) -> None:
+    """All but the compiler's part."""
+    space, copied = put_together("rollout", tmp_path), tmp_path / "copied"
+    copied.mkdir()
+    for source in sources("rollout"):
+        if not source.startswith("deploy/"):
+            _copy(space / source, copied)
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path / "built")]
+    subprocess.run(command, cwd=copied, check=True, capture_output=True, timeout=60)
+    assert (tmp_path / "built/weightwire/engines/vllm/plugin.py").exists()
+
+
+def put_together(image: str, root: Path) -> Path:
+    """A Space, as its README says."""
+    [block] = re.findall(r"^```sh\n(.*?)^```$", (DEPLOY / image / "README.md").read_text(), re.M | re.S)
+    for line in block.splitlines():
+        command, *words = shlex.split(line)
+        if command == "mkdir":
+            (root / words[0]).mkdir()
+            continue
+        assert command == "cp"
+        for word in words[:-1]:
+            if word != "-r":
+                _copy(ROOT / word, root / words[-1])
+    return root / "space"
 
 
 def _copy(source: Path, into: Path) -> None:

@@ -243,7 +243,7 @@ def test_an_engine_that_takes_nothing_serves_what_it_served(tmp_path: Path) -> N
 def test_the_publisher_is_told_what_is_served(tmp_path: Path) -> None:
     engine = Watched()
     with scene(tmp_path, engine) as one:
-        assert one.heartbeat().served is None
+        assert (one.heartbeat().served, one.heartbeat().reached) == (-1, -1)
         one.bring()
         assert (one.heartbeat().served, one.heartbeat().reached) == (1, 1)
         assert {"stage", "swap"} <= one.heartbeat().stages.keys()

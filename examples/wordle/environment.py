@@ -1,16 +1,16 @@
-"""A Wordle server: any number of games at once, in the wire shape of OpenEnv (openenv-core 0.3), so that its clients work.
+"""A Wordle server: any number of games at once, on the wire as OpenEnv has it (openenv-core 0.3): its clients work.
 
     python examples/wordle/environment.py --port 8100
 
     /ws                          a WebSocket is a session, for one game after the other, by messages such as
                                  {"type": "reset", "data": {"seed": 7}}, {"type": "step", "data": {"guess": "crane"}},
                                  {"type": "state"} and {"type": "close"}
-    POST /reset, /step           the same without a session: {"seed": 7}, then {"action": {"guess": "crane"}}. Where several
-                                 games go on, `episode_id` in both says which; else it is the one that was reset last
+    POST /reset, /step           the same without a session: {"seed": 7}, then {"action": {"guess": "crane"}}. With
+                                 several games `episode_id` in both says which; else it is the one reset last
     GET /state, /health, /schema
 
-Knows HTTP, WebSockets and whose game is whose; the rules are in `game.py`. The reward comes with the last guess of a game,
-and is 0 before. Needs starlette, uvicorn and websockets.
+Knows HTTP, WebSockets and whose game is whose; the rules are in `game.py`. The reward comes with the last guess of a
+game, and is 0 before. Needs starlette, uvicorn and websockets.
 """
 
 from __future__ import annotations

@@ -75,5 +75,5 @@ class Game:
 
     @property
     def reward(self) -> float:
-        """Of a game that is over: 1 for the word at the first guess, a tenth less for each one after; 0 if not found."""
+        """Of a game: 1 if the first guess was right, a tenth less for each one more; 0 as long as none was."""
         return 1 - _PER_TURN * (len(self.turns) - 1) if self.solved else 0.0

@@ -1,8 +1,8 @@
 """Plays many games at once: guesses from rollout servers, marks and rewards from the environment.
 
-At the table of each rollout server sit several groups of games, all of a group with the same answer. A turn is one request
-to the server, with the games of the table that still go on, and one message per game to the environment. A server that
-fails costs the games at its table; it is then looked for again, every second or two, while the others play on.
+At the table of each rollout server sit several groups of games, all of a group with the same answer. A turn is one
+request to the server, with the games of the table that still go on, and one message per game to the environment. A
+server that fails costs the games at its table; it is looked for again every second or two, while the others play on.
 
 Knows both servers' wires, and where each token came from: its log-probability and the version of the weights. Knows
 nothing of learning. HTTP by httpx2, and websockets.

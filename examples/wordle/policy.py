@@ -1,10 +1,10 @@
 """The policy: a small Qwen3, its tokens, and how a game is written in them.
 
-    >craneb-l-a?d-e+>          two tokens that open, fifteen that a turn takes, of which the policy writes the first five
+    >cranec-r?a-n-e+>fiver      the policy wrote crane, and after its marks fiver
 
-A letter is a token, and so is a letter with the mark that it got: `>` asks for a guess, five letters are one, and the same
-five letters come back with their marks. So a game is one text, to which every turn only adds. Of a guess that is no word
-five `!` come back.
+A letter is a token, and so is a letter with the mark that it got. `>` asks for a guess, five letters are one, and the
+same five come back with their marks; of what is no word, five `!` come back. So a game is one text, to which every turn
+only adds: eleven tokens, of which the policy writes five.
 
 Knows torch, transformers and the marks of `game.py`; nothing of learning.
 """
@@ -12,12 +12,13 @@ Knows torch, transformers and the marks of `game.py`; nothing of learning.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
 from game import LETTERS, TURNS, UNKNOWN
 
-__all__ = ["LONGEST", "OPENING", "TOKENS", "guess_of", "marked", "new_policy", "tokenizer"]
+__all__ = ["LONGEST", "OPENING", "TOKENS", "guess_of", "marked", "new_policy", "save_policy", "spelled", "tokenizer"]
 
 _END, _ASK, _NO_WORD = "<end>", ">", "!"
 TOKENS = (_END, _ASK, _NO_WORD, *ascii_lowercase, *(letter + mark for mark in "+?-" for letter in ascii_lowercase))
@@ -30,6 +31,11 @@ LONGEST = TURNS * (1 + 2 * LETTERS)  # tokens
 def guess_of(tokens: Sequence[int]) -> str:
     """What the policy wrote, as text: five letters, if it plays by the rules."""
     return "".join(TOKENS[number] for number in tokens)
+
+
+def spelled(guess: str) -> list[int]:
+    """The other way round."""
+    return [_NUMBERS[letter] for letter in guess]
 
 
 def marked(guess: str, marks: str) -> list[int]:
@@ -50,8 +56,10 @@ def tokenizer() -> Any:
 
 
 def new_policy() -> Any:
-    """Untaught, in float32; torch's seed decides which. Wide and shallow: many weights then pull in the same direction, so
-    that small steps of each are enough to learn from."""
+    """Untaught, in float32; torch's seed decides which.
+
+    Wide and shallow: where many weights pull in the same direction, it takes only a small step of each to learn.
+    """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return Qwen3ForCausalLM(
@@ -70,3 +78,9 @@ def new_policy() -> Any:
             pad_token_id=_NUMBERS[_END],
         )
     )
+
+
+def save_policy(policy: Any, directory: Path) -> None:
+    """A checkpoint in bfloat16, with all that a server needs. The policy is then in bfloat16 too."""
+    policy.bfloat16().save_pretrained(directory)
+    tokenizer().save_pretrained(directory)

@@ -4,9 +4,9 @@
     weightwire serve examples/wordle/policy --follow /tmp/run
     python examples/wordle/train.py --bucket /tmp/run --environment http://127.0.0.1:8100 --rollout http://127.0.0.1:8000
 
-Games are played all the time, in a thread (`play.py`), with whatever version the rollout servers hold at the moment. Here
-they are learnt from: each step takes a batch of them, leaves out what is too stale, and publishes what it made of the
-weights. The trainer never talks to the servers about weights: those travel through the bucket, and no step waits for them.
+Games are played all the time, in a thread (`play.py`), with whatever version the rollout servers hold at the moment.
+Here they are learnt from: a step takes a batch of them, leaves out what is too stale, and publishes what it made of the
+weights. The trainer does not talk to the servers about weights: those travel through the bucket, and no step waits.
 
 Knows the loss and the loop; not how games are played, nor how weights travel. Needs torch and transformers.
 """
@@ -103,8 +103,10 @@ def advantages_of(groups: Sequence[Group]) -> torch.Tensor:
 
 
 def loss_of(policy: Any, batch: Batch) -> torch.Tensor:
-    """The policy gradient, off policy by a few versions: a token counts by how much likelier it is now than it was when it
-    was written, up to a bound."""
+    """The policy gradient, of games that older versions played.
+
+    So a token counts by how much likelier it is now than when it was written, up to a bound.
+    """
     rows, places = batch.written.nonzero(as_tuple=True)
     hidden = policy.model(batch.tokens).last_hidden_state
     # The logits of a token are where the one before it is.

@@ -89,15 +89,15 @@ class Lines:
 
 
 def _line(one: Version, picture: Picture) -> str:
-    reward = one.metrics.get("reward")
+    metrics = ((name, one.metrics.get(name)) for name in ("reward", "staleness"))
     parts = [
         f"version {one.version}" + ("" if one.step is None else f" (step {one.step})"),
-        "" if reward is None else f"reward {reward:.3f}",
+        *(f"{name} {value:.3g}" for name, value in metrics if value is not None),
         f"{byte_size(one.nbytes)} of {byte_size(picture.nbytes)}",
         f"{percent(one.changed, picture.parameters)} changed" if one.kind == DELTA else one.kind,
         *(f"{replica.name} at {max(0, replica.reached)}{_pause(replica)}" for replica in picture.replicas),
     ]
-    return ", ".join(part for part in parts if part)
+    return ", ".join(parts)
 
 
 def _pause(replica: Replica) -> str:
@@ -142,6 +142,8 @@ def _progress(picture: Picture, steps: int) -> Table:
         grid.add_row(
             "reward", Text(_plot(rewards), style="green"), Text(f"{recent:.3f}, began at {_mean(rewards[:5]):.3f}")
         )
+    if (stale := newest.metrics.get("staleness")) is not None:
+        grid.add_row("staleness", Text("of what is learnt from"), Text(f"{stale:.1f} versions"))
     if newest.kind == DELTA and newest.nbytes:
         share = ProgressBar(total=picture.nbytes, completed=newest.nbytes, width=_PLOT)
         smaller = (

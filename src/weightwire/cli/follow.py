@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -12,16 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from weightwire.bucket import open_bucket
-from weightwire.chain import read_run
-from weightwire.cli.running import Url, with_bucket
+from weightwire.cli.following import Ear, check_name, find_run, tell, wait_for_run
+from weightwire.cli.running import Url
 from weightwire.cli.stopping import stopping
 from weightwire.cli.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, write_json
-from weightwire.commit import Heartbeat
 from weightwire.engines.keeping import Keeper
 from weightwire.engines.vllm.client import VllmEngine
-from weightwire.errors import EngineError, EngineGone, NoRun, Unavailable
-from weightwire.events import Event
+from weightwire.errors import EngineError, EngineGone
 from weightwire.follower import Follower, Update
 from weightwire.follower.listen import Door, parse_address
 from weightwire.metrics import Metrics
@@ -29,7 +25,6 @@ from weightwire.metrics import Metrics
 __all__ = ["follow"]
 
 _LOOK = 0.25  # seconds, in which a signal is noticed
-_SLOWEST = 10.0  # seconds between two looks for a run
 
 
 def follow(
@@ -64,11 +59,11 @@ def follow(
             raise typer.BadParameter("is of no use with --once", param_hint="--listen")
         parse_address(listen)
     if name is not None:
-        _check_name(name)
+        check_name(name)
     note_if_slow()
     # What is wrong with the URL or the rights to it does not pass by waiting.
-    there = _find_run(url, wait=not once)
-    ear = _Ear(Metrics("follower") if listen is not None else None)
+    there = find_run(url, wait=not once)
+    ear = Ear(Metrics("follower") if listen is not None else None)
     if once:
         with Follower(url, into=into, base=base, name=name, threads=threads, on_event=ear) as follower:
             _follow_once(follower, ear, as_json)
@@ -81,22 +76,13 @@ def follow(
         stack.enter_context(follower)
         if listen is not None:
             _listen(stack.enter_context(_door(listen, follower, ear)))
-        if there or _wait_for_run(url, stop):
+        if there or wait_for_run(url, stop):
             keeper = stack.enter_context(closing(_keeper(follower, urls, ear))) if urls else None
             _follow(follower, keeper, ear, stop, as_json)
     say(f"stopped at {_name(follower.version)}: {into / 'current'}" if follower.version is not None else "stopped")
 
 
-def _check_name(name: str) -> None:
-    try:
-        Heartbeat(run="0" * 32, name=name, version=0, head=0, lease=0.0)
-    except ValueError as problem:
-        raise typer.BadParameter(
-            "takes up to 100 letters, digits, dots, dashes and underscores", param_hint="--name"
-        ) from problem
-
-
-def _follow_once(follower: Follower, ear: _Ear, as_json: bool) -> None:
+def _follow_once(follower: Follower, ear: Ear, as_json: bool) -> None:
     began = time.perf_counter()
     with progress_bar("catching up"):
         version = follower.once()
@@ -108,7 +94,7 @@ def _follow_once(follower: Follower, ear: _Ear, as_json: bool) -> None:
         write_json({"version": version, "bytes": nbytes, "seconds": round(seconds, 3), "checkpoint": str(where)})
 
 
-def _follow(follower: Follower, keeper: Keeper | None, ear: _Ear, stop: Stop, as_json: bool) -> None:
+def _follow(follower: Follower, keeper: Keeper | None, ear: Ear, stop: Stop, as_json: bool) -> None:
     while not stop.is_set():
         for update in follower.watch(timeout=_LOOK):
             if keeper is not None:
@@ -132,7 +118,7 @@ def _engine_url(text: str) -> str:
     return url
 
 
-def _keeper(follower: Follower, urls: list[str], ear: _Ear) -> Keeper:
+def _keeper(follower: Follower, urls: list[str], ear: Ear) -> Keeper:
     """Each must be there and willing now: what is wrong with it is better said before anything is followed."""
     engines = [VllmEngine(url) for url in urls]
     for engine in engines:
@@ -141,7 +127,7 @@ def _keeper(follower: Follower, urls: list[str], ear: _Ear) -> Keeper:
     return Keeper(follower, engines, on_event=ear)
 
 
-def _bring_once(follower: Follower, urls: list[str], ear: _Ear) -> None:
+def _bring_once(follower: Follower, urls: list[str], ear: Ear) -> None:
     with closing(_keeper(follower, urls, ear)) as keeper:
         for engine in keeper.engines:
             engine.attach()
@@ -158,15 +144,8 @@ def _bring_once(follower: Follower, urls: list[str], ear: _Ear) -> None:
 # --- what is told ------------------------------------------------------------------------------------------------
 
 
-def _tell(update: Update, ear: _Ear, as_json: bool) -> None:
-    nbytes, committed = ear.take(), getattr(update, "time", 0.0)
-    behind = max(0.0, time.time() - committed) if committed and nbytes else None
-    late = "" if behind is None else f", {behind:.2f} s behind the commit"
-    step = "" if update.step is None else f" (step {update.step})"
-    pauses, ear.pauses = ear.pauses, {}
-    fetched = byte_size(nbytes) if nbytes else "held already"
-    paused = "".join(f", {engine} paused for {1000 * seconds:.0f} ms" for engine, seconds in pauses.items())
-    say(f"{_name(update.version)}{step}: {fetched}{late}{paused}")
+def _tell(update: Update, ear: Ear, as_json: bool) -> None:
+    nbytes, behind, pauses = tell(update, ear)
     if as_json:
         line = {
             "version": update.version,
@@ -184,72 +163,10 @@ def _name(version: int | None) -> str:
     return f"version {version}"
 
 
-# --- the run -----------------------------------------------------------------------------------------------------
-
-
-def _find_run(url: str, wait: bool) -> bool:
-    """Whether there is one. What may pass is left to the follower, if it is to wait."""
-    try:
-        with_bucket(url, read_run)
-    except NoRun:
-        if not wait:
-            raise
-        return False
-    except Unavailable:
-        if not wait:
-            raise
-    return True
-
-
-def _wait_for_run(url: str, stop: Stop) -> bool:
-    """Returns whether there is one now; there is none if it was stopped before."""
-    say(f"waiting for a run at {open_bucket(url).url}")
-    seconds = 1.0
-    while not stop.wait(seconds):
-        if _find_run(url, wait=True):
-            return True
-        seconds = min(1.2 * seconds, _SLOWEST)
-    return False
-
-
 # --- what it says of itself --------------------------------------------------------------------------------------
 
 
-class _Ear:
-    """Hears of everything in the follower's thread: counts bytes, and passes warnings on."""
-
-    def __init__(self, metrics: Metrics | None) -> None:
-        self.metrics = metrics
-        self.versions = 0
-        self.pauses: dict[str, float] = {}  # engines, and for how long they did not serve
-        self._nbytes = 0
-        self._lock = threading.Lock()
-
-    def __call__(self, event: Event) -> None:
-        if self.metrics is not None:
-            self.metrics(event)
-        if event.stage == "apply":
-            with self._lock:
-                self._nbytes += event.nbytes
-                self.versions += 1
-        elif event.stage == "swap":
-            self.pauses[event.message] = event.seconds
-        elif event.stage == "warning":
-            message, _, hint = event.message.partition("\nhint: ")
-            say(f"warning: {message}")
-            if hint:
-                say(f"hint: {hint}")
-        elif event.stage == "recovered":
-            say(event.message)
-
-    def take(self) -> int:
-        """Bytes since it was asked last."""
-        with self._lock:
-            nbytes, self._nbytes = self._nbytes, 0
-            return nbytes
-
-
-def _door(address: str, follower: Follower, ear: _Ear) -> Door:
+def _door(address: str, follower: Follower, ear: Ear) -> Door:
     metrics = ear.metrics
     assert metrics is not None
 

@@ -6,18 +6,26 @@ import threading
 import time
 from threading import Event as Stop
 
+import typer
+
 from weightwire.bucket import open_bucket
 from weightwire.chain import read_run
 from weightwire.cli.running import with_bucket
 from weightwire.cli.terminal import byte_size, say
+from weightwire.commit import is_replica_name
 from weightwire.errors import NoRun, Unavailable
 from weightwire.events import Event
 from weightwire.follower import Update
 from weightwire.metrics import Metrics
 
-__all__ = ["Ear", "find_run", "tell", "wait_for_run"]
+__all__ = ["Ear", "check_name", "find_run", "tell", "wait_for_run"]
 
 _SLOWEST = 10.0  # seconds between two looks for a run
+
+
+def check_name(name: str) -> None:
+    if not is_replica_name(name):
+        raise typer.BadParameter("takes up to 100 letters, digits, dots, dashes and underscores", param_hint="--name")
 
 
 def find_run(url: str, wait: bool) -> bool:

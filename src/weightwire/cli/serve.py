@@ -13,7 +13,7 @@ import typer
 
 from weightwire.bucket import Bucket
 from weightwire.chain import Chain, read_run
-from weightwire.cli.following import Ear, find_run, tell, wait_for_run
+from weightwire.cli.following import Ear, check_name, find_run, tell, wait_for_run
 from weightwire.cli.running import with_bucket
 from weightwire.cli.stopping import stopping
 from weightwire.cli.terminal import note_if_slow, say
@@ -56,6 +56,8 @@ def serve(
     OpenAI's POST /v1/completions; each choice says which versions its tokens came from. New versions are swapped in
     between two tokens. Until the run has one, MODEL is served as it is. It is loaded in bfloat16, as runs are.
     """
+    if name is not None:
+        check_name(name)
     _check_installed()
     from weightwire.server.app import Face
     from weightwire.server.listening import Listening
@@ -101,26 +103,27 @@ def _check_installed() -> None:
 
 
 def _catch_up(url: str, follower: Follower, keeper: Keeper, ear: Ear, stop: Stop) -> None:
-    """What the run has is served from the start, if there is any and it can be had."""
+    """What the run has now is served from the start, if there is any and it can be had."""
     try:
-        if not with_bucket(url, _has_weights):
-            return
+        newest = with_bucket(url, _newest)
     except Unavailable:
         return
     failed = 0
-    while keeper.served is None and not stop.is_set() and not follower.trouble:
+    while (-1 if keeper.served is None else keeper.served) < newest and not stop.is_set() and not follower.trouble:
         for update in follower.watch(timeout=_LOOK):
             keeper.bring(update)
             tell(update, ear)
+            break  # they may come so quickly that there is always another one
         keeper.look()
         failed = failed + 1 if keeper.trouble else 0
         if failed > _TRIES:
             raise EngineError(keeper.trouble, hint="MODEL must be the model of the run, in another version or the same")
 
 
-async def _has_weights(bucket: Bucket) -> bool:
+async def _newest(bucket: Bucket) -> int:
+    """The newest version; -1 while there are no weights."""
     head = await Chain(bucket, await read_run(bucket)).read_head()
-    return head is not None and bool(head.record.after)
+    return head.record.version if head is not None and head.record.after else -1
 
 
 def _follow(follower: Follower, keeper: Keeper, ear: Ear, stop: Stop) -> None:

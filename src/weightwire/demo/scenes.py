@@ -6,6 +6,7 @@ Sees the run as everybody else does: through its bucket. What a person sees of i
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +33,7 @@ _OFTEN, _GENTLE = 0.5, 5.0  # seconds between two looks at a bucket: where reque
 _START = 120.0  # seconds that a server may take
 _START_VLLM = 600.0
 _CATCH_UP = 60.0
+_ROOM = 256 << 20  # bytes, of which a bucket in a directory takes most
 _AWAY = 4.0  # seconds that a killed replica stays away
 
 
@@ -71,13 +73,7 @@ def play(plan: Plan, view: View) -> Played:
     began = time.monotonic()
     example = cast.find_example()
     asyncio.run(_try_bucket(plan.run))
-    logs = plan.root / "logs"
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise OutputError(
-            f"{logs}: cannot be made ({problem.strerror})", hint="choose another place: --into"
-        ) from problem
+    logs = _make_room(plan.root)
     with _eye(plan.run) as eye, Page(plan.run) as page, Processes(logs) as processes:
         view.say(f"watch it at {page.address}")
         stage = _Stage(plan, example, processes, eye, view)
@@ -86,6 +82,24 @@ def play(plan: Plan, view: View) -> Played:
         picture = stage.catch_up()
         proof = prove(stage.replicas, plan.root / "trained")
     return Played(picture, proof, time.monotonic() - began)
+
+
+def _make_room(root: Path) -> Path:
+    """The directory of this demo, on a disk with room for it; returns that of its logs."""
+    logs = root / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(logs).free
+    except OSError as problem:
+        raise OutputError(
+            f"{logs}: cannot be made ({problem.strerror})", hint="choose another place: --into"
+        ) from problem
+    if free < _ROOM:
+        raise OutputError(
+            f"{root}: only {free >> 20} MiB are free there, and the demo takes up to {_ROOM >> 20}",
+            hint="make room, or choose another place: --into",
+        )
+    return logs
 
 
 async def _try_bucket(url: str) -> None:

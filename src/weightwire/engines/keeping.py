@@ -46,6 +46,8 @@ class Keeper:
         self._busy: dict[str, Future[None]] = {}  # engines that take long, and hold up no other
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
+        if self.engines:
+            follower.serve(None)  # none yet, which is not the same as keeping no engines
 
     @property
     def served(self) -> int | None:

@@ -56,7 +56,10 @@ function byteTicks(most) {
 
 function logTicks(least, most) {
   const values = [];
-  for (let power = Math.floor(Math.log10(least)); power <= Math.ceil(Math.log10(most)); power++) values.push(10 ** power);
+  const between = most / least < 30 ? [1, 2, 5] : [1];
+  for (let power = Math.floor(Math.log10(least)); power <= Math.ceil(Math.log10(most)); power++) {
+    values.push(...between.map((one) => one * 10 ** power));
+  }
   return { tickmode: "array", tickvals: values, ticktext: values.map(bytes) };
 }
 
@@ -140,7 +143,7 @@ function timeline(picture, theme, choice) {
   return {
     traces,
     caption: "Each by the clock of its own machine. The diamonds are commits: from then on a version exists.",
-    layout: layoutOf(theme, 74 + names.length * 46, {
+    layout: layoutOf(theme, 74 + names.length * (names.length > 8 ? 30 : 46), {
       barmode: "overlay", bargap: 0, margin: { l: Math.min(150, 20 + wide * 7.2), b: 32 }, uirevision: choice,
       xaxis: { ...byTime, range: [place(from), place(to)], nticks: theme.narrow ? 4 : 9 },
       yaxis: {
@@ -160,8 +163,10 @@ function stairs(picture, theme) {
   const dated = picture.versions.filter((one) => one.time !== null);
   if (!dated.length) return { empty: "No version yet." };
   const heard = picture.replicas.map((one) => one.heard);
-  const end = Math.max(dated[dated.length - 1].time, ...heard);
   const last = dated[dated.length - 1];
+  const known = Math.max(last.time, ...heard);
+  // A little further than the last that is known, but not for days after the end of a run.
+  const end = Math.max(known, Math.min(picture.at, known + Math.max(2, (known - dated[0].time) * 0.05)));
   const traces = [{
     type: "scatter", mode: "lines", name: "trainer", line: { shape: "hv", width: 2.5, color: theme.accent },
     x: [...dated.map((one) => place(one.time)), place(end)], y: [...dated.map((one) => one.version), last.version],
@@ -198,6 +203,7 @@ function stairs(picture, theme) {
       xaxis: { ...byTime, range: [place(first.time - pad), place(end + pad)], nticks: theme.narrow ? 4 : 6 },
       yaxis: {
         title: { text: "version", font: { size: 12, color: theme.faint }, standoff: 6 }, tickformat: "d", nticks: 6,
+        ...(last.version - first.version < 6 ? { dtick: 1 } : {}),
         range: [first.version - 0.3, last.version + Math.max(0.5, (last.version - first.version) * 0.06)],
       },
     }),
@@ -248,7 +254,7 @@ function metric(picture, theme, name) {
       x: known.map((one) => one.version),
       y: values.map((_, at) => mean(values.slice(Math.max(0, at - reach), at + reach + 1))),
     });
-    caption = `On average ${figure(mean(values.slice(0, fifth)))} in the first fifth, ${figure(mean(values.slice(-fifth)))} in the last.`;
+    caption = `On average ${figure(mean(values.slice(0, fifth)), 3)} in the first fifth, ${figure(mean(values.slice(-fifth)), 3)} in the last.`;
   }
   return {
     traces, caption,
@@ -264,9 +270,9 @@ function bytesPerVersion(picture, theme) {
   const least = Math.min(...sent.map((one) => one.nbytes)), most = Math.max(picture.nbytes, ...sent.map((one) => one.nbytes));
   const traces = ["delta", "anchor"].map((kind) => ({ kind, own: sent.filter((one) => one.kind === kind) }))
     .filter(({ own }) => own.length).map(({ kind, own }) => ({
-      type: "scatter", mode: kind === "delta" && own.length > 1 ? "lines+markers" : "markers", name: kind,
+      type: "scatter", mode: kind === "anchor" ? "markers" : own.length > 400 ? "lines" : "lines+markers", name: kind,
       x: own.map((one) => one.version), y: own.map((one) => one.nbytes),
-      line: { width: 1, color: theme.accentLine },
+      line: { width: 1, color: own.length > 400 ? theme.accent : theme.accentLine },
       marker: {
         size: kind === "anchor" ? 10 : own.length > 200 ? 4 : 6, symbol: kind === "anchor" ? "diamond" : "circle",
         color: kind === "anchor" ? theme.ink : theme.accent,
@@ -274,7 +280,7 @@ function bytesPerVersion(picture, theme) {
       hoverinfo: "text",
       hovertext: own.map((one) => lines(
         `<b>${bytes(one.nbytes)}</b>, ${kind} of version ${one.version}`,
-        `${times(picture.nbytes / one.nbytes)} smaller than all weights`,
+        `${compared(one.nbytes, picture.nbytes)} than all weights`,
         kind === "delta" ? `${percent(one.changed / picture.parameters)} of the weights changed` : "",
       )),
     }));
@@ -283,7 +289,7 @@ function bytesPerVersion(picture, theme) {
   return {
     traces,
     caption: deltas.length
-      ? `A delta is ${bytes(mean)} on average, ${times(picture.nbytes / mean)} smaller than all weights.`
+      ? `A delta is ${bytes(mean)} on average, ${compared(mean, picture.nbytes)} than all weights.`
       : "Only an anchor so far: deltas come with the next versions.",
     layout: layoutOf(theme, 290, {
       uirevision: "bytes", xaxis: versionAxis(picture.versions, theme),
@@ -331,7 +337,7 @@ function saving(picture, theme) {
   const since = picture.older ? `Since version ${picture.older}: ` : "";
   return {
     traces,
-    caption: `${since}${bytes(end.sent)} instead of ${bytes(end.full)} through the bucket to each replica: ${times(end.full / end.sent)} less.`,
+    caption: `${since}${bytes(end.sent)} instead of ${bytes(end.full)} to each replica, ${compared(end.sent, end.full)}.`,
     layout: layoutOf(theme, 290, {
       uirevision: "saving", showlegend: true, xaxis: versionAxis(picture.versions, theme), margin: { t: 30 },
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12, color: theme.soft } },
@@ -405,7 +411,7 @@ function chain(picture, theme, choice) {
   const first = choice === "all" ? versions[0].version : Math.max(versions[0].version, head - (theme.narrow ? 24 : 60));
   const span = Math.max(head - first, 4);
   const size = span <= 80 ? 10 : span <= 400 ? 6 : 4;
-  const at = (kind) => versions.filter((one) => one.kind === kind);
+  const at = (kind) => versions.filter((one) => one.kind === kind && one.version >= first);
   const node = (kind, symbol, color, scale, text) => ({
     type: "scatter", mode: "markers", name: kind, x: at(kind).map((one) => one.version), y: at(kind).map(() => 1),
     marker: { symbol, size: size * scale, color, line: { width: symbol === "line-ns-open" ? 2.5 : 1, color: symbol === "line-ns-open" ? color : theme.card } },

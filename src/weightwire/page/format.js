@@ -57,6 +57,11 @@ function times(ratio) {
   return `${ratio >= 9.95 ? Math.round(ratio).toLocaleString("en") : ratio.toFixed(1)}\u00d7`;
 }
 
+/** How one size compares with a larger one, or with one that should have been larger. */
+function compared(size, whole) {
+  return size <= whole ? `${times(whole / size)} smaller` : `${times(size / whole)} larger`;
+}
+
 function counted(count, thing) {
   return `${count.toLocaleString("en")} ${thing}${count === 1 ? "" : "s"}`;
 }
@@ -68,19 +73,22 @@ function large(count) {
   return String(count);
 }
 
-function figure(number) {
+function figure(number, digits = 4) {
   const size = Math.abs(number);
   if (size !== 0 && (size < 0.001 || size >= 1e6)) return number.toExponential(2);
-  return String(Number(number.toPrecision(4)));
+  return String(Number(number.toPrecision(digits)));
 }
+
+// Made once: that takes much longer than to use it.
+const TIME = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
 /** A time of day, by the clock and zone of who looks. */
 function clock(seconds) {
-  return new Date(seconds * 1000).toLocaleTimeString([], { hour12: false });
+  return TIME.format(seconds * 1000);
 }
 
 function day(seconds) {
-  return new Date(seconds * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short", hour12: false });
+  return new Date(seconds * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short", hourCycle: "h23" });
 }
 
 /** Where a time lies on plotly's axes, which know no zones: the local time as if it were UTC, in milliseconds. */

@@ -117,7 +117,7 @@ function cards() {
   const total = sums(picture).pop();
   const when = newest.time === null ? "" : ago(now() - newest.time);
   const step = newest.step === null ? (newest.kind === "delta" ? "" : newest.kind) : `step ${newest.step}`;
-  const smaller = delta && delta.nbytes ? `${times(picture.nbytes / delta.nbytes)} smaller than all ${bytes(picture.nbytes)}` : "nothing changed";
+  const smaller = delta && delta.nbytes ? `${compared(delta.nbytes, picture.nbytes)} than all ${bytes(picture.nbytes)}` : "nothing changed";
   return [
     figureCard("Newest version", String(newest.version), [step, when].filter(Boolean).join(", "), "accent"),
     figureCard("Newest delta", delta ? bytes(delta.nbytes) : "\u2013", delta ? smaller : "no delta yet"),
@@ -134,9 +134,9 @@ function replicaCard() {
   const all = picture.replicas.length + picture.unshown, alive = picture.replicas.filter(isAlive);
   if (!all) return figureCard("Replicas", "none", "nobody follows this run yet");
   const most = Math.max(0, ...alive.map(behind));
-  const more = !alive.length ? "none is alive" : most ? `at most ${counted(most, "version")} behind` : "all up to date";
-  return figureCard("Replicas", `${alive.length} of ${all}`, `alive, ${more}`.replace("alive, none is alive", "none is alive"),
-    alive.length < picture.replicas.length ? "bad" : "");
+  if (!alive.length) return figureCard("Replicas", `0 of ${all}`, "none is alive");
+  const lag = most ? `at most ${counted(most, "version")} behind` : "all up to date";
+  return figureCard("Replicas", `${alive.length} of ${all}`, `alive, ${lag}`, alive.length < picture.replicas.length ? "bad" : "");
 }
 
 function pauseCard() {
@@ -216,7 +216,7 @@ function pictures() {
   const metrics = metricNames(picture);
   if (!metrics.includes(view.metric)) view.metric = metrics[0] ?? null;
   chooseMetric(metrics);
-  legend(theme);
+  legend();
   draw("timeline", timeline(picture, theme, view.timeline));
   draw("stairs", stairs(picture, theme));
   draw("metrics", metric(picture, theme, view.metric));
@@ -243,7 +243,7 @@ function draw(id, made) {
   Plotly.react(plot, made.traces, { ...made.layout, width: plot.clientWidth }, { displayModeBar: false, showTips: false });
 }
 
-function legend(theme) {
+function legend() {
   const spans = lanesOf(picture);
   const stages = STAGES.filter((stage) => spans.some((one) => one.stage === stage));
   fill(find("#timeline .legend"), stages.map((stage) => {
@@ -254,7 +254,7 @@ function legend(theme) {
 function chooseMetric(names) {
   const select = find("#metric");
   select.hidden = !names.length;
-  const options = names.map((name) => element("option", { value: name }, plain(name, 60)));
+  const options = names.map((name) => element("option", { value: name }, plain(name, 100)));
   fill(select, options);
   if (names.length) select.value = view.metric;
 }
@@ -285,6 +285,7 @@ function show(next) {
 async function look() {
   try {
     const answer = await fetch("run.json", { cache: "no-store", headers: tag ? { "If-None-Match": tag } : {} });
+    if (answer.status === 304) await answer.arrayBuffer();
     const date = Date.parse(answer.headers.get("Date") ?? "");
     const off = (date - Date.now()) / 1000;
     skew = Math.abs(off) > 3 ? off : 0; // the header knows whole seconds only
@@ -298,6 +299,7 @@ async function look() {
   } catch {
     lost = "`weightwire page` has ended, or cannot be reached; this is what it showed last.";
   }
+  if (picture) words();
 }
 
 async function watch() {
@@ -331,7 +333,6 @@ function start() {
     show(JSON.parse(embedded.textContent));
     return;
   }
-  setInterval(() => picture && words(), 1000);
   watch();
 }
 

@@ -16,6 +16,7 @@ from weightwire.page.layers import Row
 __all__ = [
     "Anchor",
     "Heat",
+    "History",
     "Picture",
     "Publisher",
     "Replica",
@@ -39,6 +40,10 @@ _DETAILED = 300  # versions of which the stages are shown
 _LATEST = 1e11  # seconds since 1970; beyond it nothing can be drawn
 _LONGEST = 1e9  # seconds
 _MOST = 2**53 - 1
+_REMEMBERED = 2000  # versions that a replica went through
+
+History = Mapping[tuple[int, float], Passed]
+"""What a replica went through, by version and the time when it began: one that starts again may do so twice."""
 
 
 @dataclass(frozen=True)
@@ -229,20 +234,16 @@ def _span(name: str, version: int, stage: Stage, ended: float) -> Span | None:
 # --- replicas ----------------------------------------------------------------------------------------------------
 
 
-def history_of(history: Mapping[tuple[int, float], Passed], beat: Heartbeat) -> dict[tuple[int, float], Passed]:
+def history_of(history: History, beat: Heartbeat) -> History:
     """What was known of a replica and what it says now, in the order of time; the newest of it."""
-    heard = {(one.version, _ended(one)): one for one in beat.recent if _ended(one) and 0 <= one.version <= _MOST}
-    # Of the version that went through last, later beats know more: its swap comes after its apply.
-    newer = {version for version, _ in heard}
-    since = min((ended for _, ended in heard), default=0.0)
-    kept = {key: one for key, one in history.items() if key[0] not in newer or key[1] < since}
-    both = sorted({**kept, **heard}.items(), key=lambda one: one[0][1])
-    return dict(both[-_DETAILED * 4 :])
+    heard = {(one.version, _began(one)): one for one in beat.recent if _began(one) and 0 <= one.version <= _MOST}
+    both = sorted({**history, **heard}.items(), key=lambda one: one[0][1])
+    return dict(both[-_REMEMBERED:])
 
 
-def _ended(passed: Passed) -> float:
-    """When the last of its stages did; 0 where nobody knows."""
-    return max((moment(stage.at) or 0.0 for _, stage in _known(passed.stages)), default=0.0)
+def _began(passed: Passed) -> float:
+    """When the first of its stages ended, which stays the same while others follow; 0 where nobody knows."""
+    return min((at for _, stage in _known(passed.stages) if (at := moment(stage.at))), default=0.0)
 
 
 def _reached(passed: Passed, has_engines: bool) -> float | None:
@@ -251,7 +252,7 @@ def _reached(passed: Passed, has_engines: bool) -> float | None:
     return moment(stage.at) if stage else None
 
 
-def replica_of(beat: Heartbeat, heard: float, history: Mapping[tuple[int, float], Passed]) -> Replica:
+def replica_of(beat: Heartbeat, heard: float, history: History) -> Replica:
     passed = list(history.values())
     swap = beat.stages.get("swap")
     return Replica(

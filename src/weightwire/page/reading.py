@@ -20,7 +20,6 @@ from weightwire.commit import (
     File,
     Gc,
     Heartbeat,
-    Passed,
     Record,
     Run,
     Sealed,
@@ -47,6 +46,7 @@ from weightwire.errors import (
 from weightwire.page.layers import Row, rows_of
 from weightwire.page.picture import (
     Anchor,
+    History,
     Picture,
     Replica,
     anchor_of,
@@ -118,7 +118,7 @@ class _Known:
         self._commits: list[Commit] = []
         self._columns: dict[int, tuple[float, ...] | None] = {}
         self._beats: dict[str, tuple[Object, Heartbeat | None]] = {}
-        self._histories: dict[str, dict[tuple[int, float], Passed]] = {}
+        self._histories: dict[str, History] = {}
         self._shortcuts: dict[str, Shortcut | None] = {}
         self._data: set[str] = set()  # the files of anchors
         self._gc: Gc | None = None

@@ -171,7 +171,6 @@ class _Answer:
 class _Visit(BaseHTTPRequestHandler):
     server: _Server
     server_version, sys_version = "weightwire", ""
-    protocol_version = "HTTP/1.1"
     timeout = _PATIENCE
 
     def do_GET(self) -> None:

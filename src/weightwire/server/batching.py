@@ -113,9 +113,10 @@ class Batcher:
                 return []
             length = len(self._waiting[0].task.prompt)
             near = sorted(self._waiting, key=lambda one: abs(len(one.task.prompt) - length))
-            taken = set(_fitting(near[:free]))
-            self._waiting = deque(one for one in self._waiting if one not in taken)
-            return list(taken)
+            taken = list(_fitting(near[:free]))
+            begun = set(taken)
+            self._waiting = deque(one for one in self._waiting if one not in begun)
+            return taken
 
     def _drop_cancelled(self) -> None:
         with self._changed:

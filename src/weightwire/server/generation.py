@@ -56,7 +56,8 @@ class Running:
     random: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        self.random = np.random.Generator(np.random.Philox(key=[self.task.seed % 2**64, self.task.index]))
+        key = np.array([self.task.seed % 2**64, self.task.index], np.uint64)  # a list would be rounded to floats
+        self.random = np.random.Generator(np.random.Philox(key=key))
 
 
 class Generation:

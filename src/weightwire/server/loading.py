@@ -97,12 +97,15 @@ def _module(path: Path) -> Any:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     module, found = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.bfloat16, local_files_only=True, output_loading_info=True
+        path, dtype=torch.bfloat16, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
     )
-    # What is missing has been made up.
-    for name in sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]])):
+    # In the place of both, something has been made up.
+    for name in sorted(found["missing_keys"]):
+        raise CheckpointError(f"{path}: tensor {name!r} is missing", hint="give a checkpoint that is whole")
+    for name, held, wanted in sorted(found["mismatched_keys"]):
         raise CheckpointError(
-            f"{path}: tensor {name!r} is missing, or of another shape", hint="give a checkpoint that is whole"
+            f"{path}: tensor {name!r} is {list(held)}, and {list(wanted)} by its config",
+            hint="give weights and config of the same model",
         )
     return module.requires_grad_(False).eval()
 
