@@ -15,6 +15,7 @@ from weightwire import codec
 from weightwire.codec import _kernel, spec
 
 WITH_VLLM = {"test_deploy.py", "test_engines_vllm.py", "test_readme.py", "test_trainers_trl.py"}
+WITH_CHROMIUM = "test_page_browser.py"
 SERVERS = {"rclone", "seaweedfs", "vllm", "vllm_split"}
 
 
@@ -31,7 +32,7 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0].rpartition("/")[2]
-        return "vllm" if file in WITH_VLLM else nodeid
+        return "vllm" if file in WITH_VLLM else file if file == WITH_CHROMIUM else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:

@@ -80,13 +80,16 @@ HEAVY = {
     "huggingface_hub",
     "ml_dtypes",
     "obstore",
+    "plotly",
     "prometheus_client",
     "pytest",
     "rich",
     "safetensors",
+    "starlette",
     "torch",
     "transformers",
     "typer",
+    "uvicorn",
 }
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from clocked import Clocked, beat, clocked, first_weights, publish, run, stepped
 from published import commits_in
+from stores import SeaweedFS, use
+from weightwire.bucket import open_bucket
 from weightwire.commit import Gc, gc_path, seal
 from weightwire.delta import Delta
 from weightwire.errors import BrokenChain, PermissionDenied, Unavailable
@@ -198,3 +200,16 @@ class TestAgain:
         bucket.write("commits/00000000000000000004.json", b"{}")
         with pytest.raises(BrokenChain):
             look(bucket)
+
+
+def test_s3_with_a_key_that_only_reads(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, seaweedfs.env)
+    url = seaweedfs.url("page/run")
+    publish(open_bucket(url), first_weights(), 4, anchor_every=2)
+    use(monkeypatch, seaweedfs.env_of("reader"))
+
+    picture = run(Reader(open_bucket(url), World()).look())
+
+    assert [one.kind for one in picture.versions] == ["fence", "anchor", "delta", "delta", "delta"]
+    assert [one is not None for one in picture.heat.columns] == [False, False, True, True, True]
+    assert [one.version for one in picture.anchors] == [3]
