@@ -188,7 +188,7 @@ async def _schema(request: Request) -> JSONResponse:
     text, whole, flag = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
     maybe = {"type": ["string", "null"]}
     turn = {"type": "object", "properties": {"guess": text, "marks": text}}
-    fields = {
+    fields: dict[str, dict[str, Any]] = {
         "action": {"guess": {**text, "description": f"{LETTERS} letters"}},
         "observation": {
             "episode_id": text,

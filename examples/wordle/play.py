@@ -46,20 +46,19 @@ class Sample:
     """A game: all of its tokens, and of those that the policy wrote, how likely they were to it.
 
     - `written`: which ones those are.
-    - `version`: the oldest one that wrote any of them.
+    - `versions`: for each guess, the oldest that wrote any of it; 0 for weights that are of no version.
     """
 
     tokens: list[int] = field(default_factory=lambda: list(OPENING))
     written: list[bool] = field(default_factory=lambda: [False] * len(OPENING))
     logprobs: list[float] = field(default_factory=lambda: [0.0] * len(OPENING))
-    version: int | None = None
+    versions: list[int] = field(default_factory=list)
     reward: float = 0.0
     solved: bool = False
 
     def wrote(self, tokens: Sequence[int], logprobs: Sequence[float], version: int | None) -> None:
         self._extend(tokens, logprobs, written=True)
-        if version is not None:
-            self.version = version if self.version is None else min(self.version, version)
+        self.versions.append(version or 0)
 
     def was_told(self, tokens: Sequence[int]) -> None:
         self._extend(tokens, [0.0] * len(tokens), written=False)
@@ -114,17 +113,21 @@ class Player:
                     groups = await self._play_once(rollout, chairs)
                 except _RolloutGone as problem:
                     self._say(f"{rollout.url}: {problem}; its games are dropped")
-                    rollout.lost = True
+                    rollout.there = False
+                    await asyncio.sleep(_PAUSE)
                     continue
                 for group in groups:
                     await self._take(group)
 
     async def _find(self, rollout: _Rollout) -> None:
-        while not await rollout.is_ready():
+        missed = False
+        while not rollout.there and not await rollout.look():
+            if not missed:
+                self._say(f"{rollout.url}: no answer yet; it is looked for again and again")
+            missed = True
             await asyncio.sleep(_PAUSE)
-        if rollout.lost:
-            self._say(f"{rollout.url}: is back")
-            rollout.lost = False
+        if missed:
+            self._say(f"{rollout.url}: is there")
 
     async def _play_once(self, rollout: _Rollout, chairs: Sequence[_Chair]) -> list[Group]:
         """A game on each chair, to its end."""
@@ -144,17 +147,18 @@ class _Rollout:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.lost = False
+        self.there = False
         self._stamps = False  # that it says of every token which version it is from
         self._client = httpx2.AsyncClient(base_url=url, timeout=_PATIENCE, trust_env=False)
 
-    async def is_ready(self) -> bool:
+    async def look(self) -> bool:
+        """Whether it is there, and of which kind it is."""
         try:
-            ready = (await self._client.get("/health")).status_code == 200
-            self._stamps = ready and (await self._client.get("/weights")).status_code == 200
+            self.there = (await self._client.get("/health")).status_code == 200
+            self._stamps = self.there and (await self._client.get("/weights")).status_code == 200
         except httpx2.HTTPError:
-            return False
-        return ready
+            self.there = False
+        return self.there
 
     async def guess(self, samples: Sequence[Sample]) -> None:
         """Five more tokens for each, as the policy draws them."""

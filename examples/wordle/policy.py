@@ -73,6 +73,7 @@ def new_policy() -> Any:
             head_dim=64,
             max_position_embeddings=128,
             tie_word_embeddings=False,
+            initializer_range=0.05,
             bos_token_id=None,
             eos_token_id=_NUMBERS[_END],
             pad_token_id=_NUMBERS[_END],

@@ -3,17 +3,17 @@
     python examples/wordle/pretrain.py examples/wordle/policy
 
 It watches two kinds of players. The careful open with one of a few words, and then guess only what fits all marks so
-far; the careless guess any word. First it is shown what a careful guess is, whoever made those before. Then it watches
-whole games, most of them of careless players, and learns to play as they come: badly. What is left of the other kind is
-for the trainer to find and to amplify.
+far; the careless guess any word. First it watches mostly the careful, to learn how they do it, and at last mostly the
+careless: then it plays as most of them, badly. What it knows of the others is for the trainer to find and to amplify.
 
-Knows both kinds, and how to learn from them; nothing of rewards, servers or buckets. The same seed gives the same games,
-and the same number of threads on the same machine the same bits.
+Knows both kinds, and how to learn from them; nothing of rewards, servers or buckets. The same seed gives the same
+games, and with the same number of threads the same bits.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +25,9 @@ from torch.nn.functional import cross_entropy
 from game import LETTERS, TURNS, WORDS, marks_for
 from policy import OPENING, marked, new_policy, save_policy, spelled
 
-__all__ = ["Games", "Teachers", "imitate", "main"]
+__all__ = ["OPENERS", "Games", "Teachers", "imitate", "main"]
 
-OPENERS = 12  # words that careful players open with
-CAREFUL = 0.2  # of the games in the second lesson
-LUCK = 0.1  # of the guesses of careless players are careful all the same
+OPENERS = ("arise", "crane", "learn", "roast", "stone", "trail")  # of careful players
 
 _STRIDE = len(OPENING) + 2 * LETTERS  # tokens of a turn
 _ASKED = torch.tensor([turn * _STRIDE + place for turn in range(TURNS) for place in range(LETTERS)])
@@ -37,10 +35,10 @@ _ASKED = torch.tensor([turn * _STRIDE + place for turn in range(TURNS) for place
 
 @dataclass(frozen=True)
 class Games:
-    """Side by side, as the policy sees them: tokens, and which turns to imitate."""
+    """Side by side, as the policy sees them: tokens, and which turns there were before the game was over."""
 
     tokens: torch.Tensor
-    shown: torch.Tensor
+    played: torch.Tensor
 
 
 class Teachers:
@@ -51,41 +49,74 @@ class Teachers:
         numbers = {kind: number for number, kind in enumerate(sorted({one for row in marks for one in row}))}
         self._kinds = torch.tensor([[numbers[one] for one in row] for row in marks])
         self._guesses = torch.tensor([[*OPENING, *spelled(word)] for word in WORDS])
-        self._answers = torch.tensor([[marked(word, one)[:-1] for one in row] for word, row in zip(WORDS, marks)])
-        self._openers = torch.randperm(len(WORDS))[:OPENERS]
+        self._answers = torch.tensor(
+            [[marked(word, one)[:LETTERS] for one in row] for word, row in zip(WORDS, marks, strict=True)]
+        )
+        self._openers = torch.tensor([word in OPENERS for word in WORDS])
 
-    def guesses(self, count: int) -> Games:
-        """What careful guesses are, after turns of any kind."""
-        return self._play(torch.full((count,), 0.6), openers=torch.zeros(count, dtype=torch.bool), all_shown=False)
-
-    def games(self, count: int) -> Games:
-        """Whole games, as they come."""
-        careful = torch.rand(count) < CAREFUL
-        return self._play(torch.where(careful, 1.0, LUCK), openers=careful, all_shown=True)
-
-    def _play(self, care: torch.Tensor, *, openers: torch.Tensor, all_shown: bool) -> Games:
-        """Each game with a chance of its own that a guess is careful."""
-        count = len(care)
+    def play(self, count: int, careful: float) -> Games:
+        """So many games, some of them by careful players."""
+        kind = (torch.rand(count) < careful)[:, None]
         answer = torch.randint(len(WORDS), (count,))
         fits = torch.ones(count, len(WORDS), dtype=torch.bool)
         going = torch.ones(count, dtype=torch.bool)
-        tokens, shown = [], []
+        tokens, played = [], []
         for turn in range(TURNS):
-            careful = torch.rand(count) < care
-            guess = torch.where(careful, torch.multinomial(fits.float(), 1)[:, 0], torch.randint(len(WORDS), (count,)))
-            if turn == 0:
-                guess = torch.where(openers, self._openers[torch.randint(OPENERS, (count,))], guess)
+            choice = fits | ~kind if turn else self._openers == kind
+            guess = torch.multinomial(choice.float(), 1)[:, 0]
             tokens += [self._guesses[guess], self._answers[guess, answer]]
-            shown.append(going & (careful | all_shown))
-            fits &= self._kinds[guess] == self._kinds[guess, answer, None]
+            played.append(going)
+            fits = fits & (self._kinds[guess] == self._kinds[guess, answer][:, None])
             going = going & (guess != answer)
-        return Games(torch.cat(tokens, dim=1), torch.stack(shown, dim=1))
+        return Games(torch.cat(tokens, dim=1), torch.stack(played, dim=1))
 
 
 def imitate(policy: Any, games: Games) -> torch.Tensor:
-    """The loss: how unlikely the guesses that it is shown are to it, in nats for each."""
+    """The loss: how unlikely each guess was to the policy, in nats."""
     hidden = policy.model(games.tokens[:, : int(_ASKED[-1]) + 1]).last_hidden_state
     logits = policy.lm_head(hidden[:, _ASKED])
     unlikely = cross_entropy(logits.flatten(0, 1), games.tokens[:, _ASKED + 1].flatten(), reduction="none")
     guesses = unlikely.view(-1, TURNS, LETTERS).sum(-1)
-    return (guesses * games.shown).sum() / games.shown.sum()
+    return (guesses * games.played).sum() / games.played.sum()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(arguments.threads)
+    policy, teachers = new_policy(), Teachers()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=arguments.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    started = time.perf_counter()
+    for step in range(arguments.steps):
+        done = step / arguments.steps
+        for group in optimizer.param_groups:
+            group["lr"] = arguments.lr * min(1, (step + 1) / 20, (1 - done) / 0.7)
+        games = teachers.play(arguments.games, careful=0.75 if done < 0.8 else 0.2)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = imitate(policy, games)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 20 == 0 or step == arguments.steps - 1:
+            seconds = time.perf_counter() - started
+            print(f"step {step}  loss {loss.item():.3f}  {seconds:.0f} s", file=sys.stderr, flush=True)
+    save_policy(policy, arguments.out)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Teach a new policy to play Wordle, badly, by imitation.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("out", type=Path, help="directory for the checkpoint")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--games", type=int, default=64, help="games in a step")
+    parser.add_argument("--lr", type=float, default=1e-3, help="AdamW's learning rate, at first")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

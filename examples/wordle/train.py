@@ -31,17 +31,18 @@ import transformers
 
 import weightwire
 from play import Group, Player
-from policy import tokenizer
+from policy import save_policy
 from weightwire.cli.stopping import stopping
 from weightwire.cli.terminal import fail, say
 
-__all__ = ["Batch", "advantages_of", "batch_of", "loss_of", "main"]
+__all__ = ["Batch", "advantages_of", "batch_of", "loss_of", "main", "optimizer_for"]
 
 _MOST_RATIO = 2.0  # what a token counts at most, if the policy has come to like it since it was written
 
 
 def main() -> None:
     arguments = parse_arguments()
+    transformers.utils.logging.disable_progress_bar()
     try:
         with stopping() as stop:
             train(arguments, stop)
@@ -50,11 +51,13 @@ def main() -> None:
 
 
 def train(arguments: argparse.Namespace, stop: threading.Event) -> None:
+    if not (arguments.model / "config.json").is_file():
+        raise weightwire.CheckpointError(f"{arguments.model}: is no checkpoint", hint="--model is a directory of one")
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(arguments.threads)
     # The masters are float32; what is published of them is bfloat16, as the rollout servers hold it.
     policy = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=arguments.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = optimizer_for(policy, arguments.lr, arguments.head_lr)
 
     with weightwire.Publisher(arguments.bucket, files=arguments.model) as publisher:
         publisher.publish(policy, step=0).wait()
@@ -71,8 +74,18 @@ def train(arguments: argparse.Namespace, stop: threading.Event) -> None:
                 publisher.publish(policy, step=step, metrics=metrics)
                 print(f"step {step}", *(f"{name} {value:.3f}" for name, value in metrics.items()), sep="  ", flush=True)
     if arguments.save is not None:
-        policy.to(torch.bfloat16).save_pretrained(arguments.save)
-        tokenizer().save_pretrained(arguments.save)
+        save_policy(policy, arguments.save)
+
+
+def optimizer_for(policy: Any, lr: float, head_lr: float) -> torch.optim.AdamW:
+    """Small steps for what the policy knows, large ones for the head, which makes of it what the policy does.
+
+    The head has one weight in seventy: so it learns quickly, and yet hardly any bfloat16 weights change.
+    """
+    head = list(policy.lm_head.parameters())
+    body = [one for name, one in policy.named_parameters() if not name.startswith("lm_head.")]
+    groups = [{"params": body, "lr": lr}, {"params": head, "lr": head_lr}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0)
 
 
 @dataclass(frozen=True)
@@ -130,7 +143,7 @@ def fresh(
         if group is None:
             continue
         newest = publisher.version or 0
-        ages = [newest - (sample.version or 0) for sample in group]
+        ages = [newest - min(sample.versions) for sample in group]
         if max(ages) <= arguments.max_staleness:
             groups.append(group)
             stale += ages
@@ -149,8 +162,6 @@ def figures(groups: Sequence[Group]) -> dict[str, float]:
 def playing(arguments: argparse.Namespace) -> Iterator[Callable[[], Group | None]]:
     """Games that are played in a thread meanwhile. Yields whom to ask for the next group; None if there is none yet."""
     finished: queue.Queue[Group] = queue.Queue()
-    failures: list[weightwire.WeightwireError] = []
-    loop = asyncio.new_event_loop()
 
     async def take(group: Group) -> None:
         # What waits here grows stale: no more of it than the next step takes.
@@ -168,25 +179,18 @@ def playing(arguments: argparse.Namespace) -> Iterator[Callable[[], Group | None
         take=take,
         say=say,
     )
+    loop = asyncio.new_event_loop()
     task = loop.create_task(player.play())
-
-    def run() -> None:
-        try:
-            loop.run_until_complete(task)
-        except* asyncio.CancelledError:
-            pass
-        except* weightwire.WeightwireError as group:
-            failures.extend(error for error in group.exceptions if isinstance(error, weightwire.WeightwireError))
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])), name="games", daemon=True)
 
     def ask() -> Group | None:
-        if failures:
-            raise failures[0]
+        if task.done():
+            raise _cause(task.exception())
         try:
             return finished.get(timeout=0.2)
         except queue.Empty:
             return None
 
-    thread = threading.Thread(target=run, name="games", daemon=True)
     thread.start()
     try:
         yield ask
@@ -194,6 +198,13 @@ def playing(arguments: argparse.Namespace) -> Iterator[Callable[[], Group | None
         loop.call_soon_threadsafe(task.cancel)
         thread.join()
         loop.close()
+
+
+def _cause(problem: BaseException | None) -> BaseException:
+    """The first of several that came together."""
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return problem or RuntimeError("nobody plays any more")
 
 
 def _padded(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> torch.Tensor:
@@ -218,7 +229,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--groups", type=int, default=8, help="answers in a step")
     parser.add_argument("--games", type=int, default=16, help="games with the same answer, that are compared")
-    parser.add_argument("--lr", type=float, default=1e-5, help="AdamW's learning rate")
+    parser.add_argument("--lr", type=float, default=1e-6, help="AdamW's learning rate")
+    parser.add_argument("--head-lr", type=float, default=3e-4, help="the same for the last layer")
     parser.add_argument("--max-staleness", type=int, default=4, metavar="N", help="versions that a game may be old")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) // 2), metavar="N")
