@@ -63,8 +63,8 @@ class TestLines:
             "version 1 (step 0), 1.3 kB of 2.0 kB, anchor, replica-1 at 1 (pause 1.2 ms), replica-2 at 0",
             "version 2 (step 1), reward 0.25, 1.0 kB of 2.0 kB, 2.00% changed, replica-1 at 1 (pause 1.2 ms), "
             "replica-2 at 0",
-            "version 3 (step 2), reward 0.5, staleness 1.5, 1.0 kB of 2.0 kB, 2.00% changed, replica-1 at 3 (pause 1.2 ms), "
-            "replica-2 at 2 (pause 1.2 ms)",
+            "version 3 (step 2), reward 0.5, staleness 1.5, 1.0 kB of 2.0 kB, 2.00% changed, "
+            "replica-1 at 3 (pause 1.2 ms), replica-2 at 2 (pause 1.2 ms)",
         ]
 
     def test_what_happens(self, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,7 +135,7 @@ class _Board:
 def _progress(picture: Picture, steps: int) -> Table:
     newest, rewards = picture.versions[-1], _rewards(picture)
     grid = _grid()
-    done = min(steps, len(_steps(picture)))
+    done = max(one.step or 0 for one in picture.versions)
     grid.add_row("step", ProgressBar(total=steps, completed=done, width=_PLOT), Text(f"{done} of {steps}"))
     if rewards:
         recent = _mean(rewards[-5:])

@@ -21,7 +21,7 @@ from weightwire.page.picture import Picture
 
 __all__ = ["demo"]
 
-_STEPS, _QUICK = 60, 12
+_STEPS, _QUICK = 45, 10
 
 
 def demo(
