@@ -63,7 +63,7 @@ def demo(
     if as_json:
         write_json(_figures(played, run, page))
     else:
-        say(_learnt(played.picture))
+        say(_learnt(played.picture, steps))
         for line in _summary(played, run, page):
             print(line)
 
@@ -90,15 +90,15 @@ def _summary(played: Played, run: str, page: Path) -> Iterator[str]:
     yield f"page       {page} (live: weightwire page {run})"
 
 
-def _learnt(picture: Picture) -> str:
+def _learnt(picture: Picture, steps: int) -> str:
     reward, share = fifths(picture), changed(picture)
-    parts = [
-        ""
-        if reward is None
-        else f"reward {reward[0]:.3f} in the first fifth of the steps, {reward[1]:.3f} in the last",
-        "" if share is None else f"{share:.2%} of the weights changed per step",
-    ]
-    return "; ".join(part for part in parts if part)
+    parts = []
+    if reward is not None:
+        few = " (too few steps to tell)" if steps < _STEPS // 2 else ""
+        parts.append(f"reward {reward[0]:.3f} in the first fifth of the steps, {reward[1]:.3f} in the last{few}")
+    if share is not None:
+        parts.append(f"{share:.2%} of the weights changed per step")
+    return "; ".join(parts)
 
 
 def _figures(played: Played, run: str, page: Path) -> dict[str, Any]:

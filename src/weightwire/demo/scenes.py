@@ -158,8 +158,12 @@ class _Stage:
             self._running[replica.name].append(self._start(f"follower of {replica.name}", replica.follower))
 
     def _wait_for(self, replica: ReplicaCast) -> None:
-        seconds = _START if self._plan.engine == "torch" else _START_VLLM
-        self._processes.wait_to_answer(self._running[replica.name][0], f"{replica.url}/health", seconds)
+        self._processes.wait_to_answer(self._running[replica.name][0], f"{replica.url}/health", self._patience)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that a server may take to start."""
+        return _START if self._plan.engine == "torch" else _START_VLLM
 
     # --- the middle ----------------------------------------------------------------------------------------------
 
@@ -205,7 +209,8 @@ class _Stage:
             newest = picture.versions[-1].version if picture.versions else 0
             return {one.name for one in picture.replicas if one.reached >= newest} >= names
 
-        self._processes.wait(there, "catching up with the last version", _CATCH_UP)
+        # One may just have been started again.
+        self._processes.wait(there, "catching up with the last version", self._patience + _CATCH_UP)
         return self._look()
 
 
