@@ -23,7 +23,7 @@ from typing import Self
 
 from weightwire.errors import OutputError, ProcessFailed
 
-__all__ = ["Process", "Processes", "free_port"]
+__all__ = ["Process", "Processes", "answers", "free_port"]
 
 _GRACE = 8.0  # seconds to end by itself
 _LOOK = 0.05
@@ -125,7 +125,7 @@ class Processes:
             time.sleep(_LOOK)
 
     def wait_to_answer(self, process: Process, url: str, seconds: float) -> None:
-        self.wait(lambda: _answers(url), f"the start of the {process.name}", seconds)
+        self.wait(lambda: answers(url), f"the start of the {process.name}", seconds)
 
     def close(self) -> None:
         """Ends all, the last one first: who serves is there until who asks has gone."""
@@ -158,7 +158,8 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether a server is there, and well."""
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return bool(answer.status == 200)

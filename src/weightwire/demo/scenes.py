@@ -19,7 +19,7 @@ from weightwire.bucket import open_bucket
 from weightwire.bucket.probe import probe
 from weightwire.demo import cast
 from weightwire.demo.cast import Command, ReplicaCast
-from weightwire.demo.processes import Process, Processes, free_port
+from weightwire.demo.processes import Process, Processes, answers, free_port
 from weightwire.demo.proof import Proof, prove
 from weightwire.errors import BucketError, OutputError
 from weightwire.page import Page
@@ -148,6 +148,7 @@ class _Stage:
         self._view.say(f"started: environment, {names}, trainer; they share nothing but {plan.run}")
         for replica in self.replicas:
             self._wait_for(replica)
+            self._view.say(f"{replica.name} serves at {replica.url}")
 
     def _start(self, name: str, command: Command) -> Process:
         return self._processes.start(name, command.words, command.env)
@@ -158,7 +159,11 @@ class _Stage:
             self._running[replica.name].append(self._start(f"follower of {replica.name}", replica.follower))
 
     def _wait_for(self, replica: ReplicaCast) -> None:
-        self._processes.wait_to_answer(self._running[replica.name][0], f"{replica.url}/health", self._patience)
+        def there() -> bool:
+            self._look()
+            return answers(f"{replica.url}/health")
+
+        self._processes.wait(there, f"the start of {replica.name}", self._patience)
 
     @property
     def _patience(self) -> float:
