@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
+import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +30,7 @@ from weightwire.engines.vllm.client import served_version
 from weightwire.engines.vllm.spans import oldest_version
 from weightwire.errors import WeightwireError
 
-__all__ = ["EnvironmentGone", "Group", "Player", "Sample"]
+__all__ = ["EnvironmentGone", "Group", "Player", "Sample", "playing"]
 
 _PATIENCE = 60.0  # seconds, with a rollout server that does not answer
 _PAUSE = 1.5  # seconds, until one that failed is looked for again
@@ -140,6 +143,60 @@ class Player:
             playing = [chair for chair, done in zip(playing, over, strict=True) if not done]
         samples = [chair.sample for chair in chairs]
         return [samples[first : first + self._games] for first in range(0, len(samples), self._games)]
+
+
+@contextmanager
+def playing(
+    environment: str, rollouts: Sequence[str], *, groups: int, games: int, seed: int, say: Callable[[str], None]
+) -> Iterator[Callable[[], Group | None]]:
+    """Plays in a thread meanwhile. Yields whom to ask for the next group; None if there is none yet.
+
+    - `groups`: how many of them are asked for at a time; each has so many `games`.
+    """
+    finished: queue.Queue[Group] = queue.Queue()
+
+    async def take(group: Group) -> None:
+        # What waits here grows stale: no more of it than will be asked for next.
+        while finished.qsize() >= groups:
+            await asyncio.sleep(0.02)
+        finished.put(group)
+
+    dice = random.Random(seed)
+    player = Player(
+        environment,
+        rollouts,
+        groups=max(1, groups // len(rollouts)),
+        games=games,
+        seeds=iter(lambda: dice.getrandbits(32), None),
+        take=take,
+        say=say,
+    )
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(player.play())
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])), name="games", daemon=True)
+
+    def ask() -> Group | None:
+        if task.done():
+            raise _cause(task.exception())
+        try:
+            return finished.get(timeout=0.2)
+        except queue.Empty:
+            return None
+
+    thread.start()
+    try:
+        yield ask
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        loop.close()
+
+
+def _cause(problem: BaseException | None) -> BaseException:
+    """The first of several that came together."""
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return problem or RuntimeError("nobody plays any more")
 
 
 class _Rollout:

@@ -14,13 +14,9 @@ Knows the loss and the loop; not how games are played, nor how weights travel. N
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
-import queue
-import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -30,7 +26,7 @@ import torch
 import transformers
 
 import weightwire
-from play import Group, Player
+from play import Group, playing
 from policy import save_policy
 from weightwire.cli.stopping import stopping
 from weightwire.cli.terminal import fail, say
@@ -63,7 +59,14 @@ def train(arguments: argparse.Namespace, stop: threading.Event) -> None:
 
     with weightwire.Publisher(arguments.bucket, files=arguments.model) as publisher:
         publisher.publish(policy, step=0).wait()
-        with playing(arguments) as games:
+        with playing(
+            arguments.environment,
+            arguments.rollout,
+            groups=arguments.groups,
+            games=arguments.games,
+            seed=arguments.seed,
+            say=say,
+        ) as games:
             for step in range(1, arguments.steps + 1):
                 groups, staleness = fresh(games, arguments, publisher, stop)
                 if stop.is_set():
@@ -147,55 +150,6 @@ def figures(groups: Sequence[Group]) -> dict[str, float]:
         "reward": fmean(sample.reward for sample in samples),
         "solved": fmean(sample.solved for sample in samples),
     }
-
-
-@contextmanager
-def playing(arguments: argparse.Namespace) -> Iterator[Callable[[], Group | None]]:
-    """Games that are played in a thread meanwhile. Yields whom to ask for the next group; None if there is none yet."""
-    finished: queue.Queue[Group] = queue.Queue()
-
-    async def take(group: Group) -> None:
-        # What waits here grows stale: no more of it than the next step takes.
-        while finished.qsize() >= arguments.groups:
-            await asyncio.sleep(0.02)
-        finished.put(group)
-
-    dice = random.Random(arguments.seed)
-    player = Player(
-        arguments.environment,
-        arguments.rollout,
-        groups=max(1, arguments.groups // len(arguments.rollout)),
-        games=arguments.games,
-        seeds=iter(lambda: dice.getrandbits(32), None),
-        take=take,
-        say=say,
-    )
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(player.play())
-    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])), name="games", daemon=True)
-
-    def ask() -> Group | None:
-        if task.done():
-            raise _cause(task.exception())
-        try:
-            return finished.get(timeout=0.2)
-        except queue.Empty:
-            return None
-
-    thread.start()
-    try:
-        yield ask
-    finally:
-        loop.call_soon_threadsafe(task.cancel)
-        thread.join()
-        loop.close()
-
-
-def _cause(problem: BaseException | None) -> BaseException:
-    """The first of several that came together."""
-    while isinstance(problem, BaseExceptionGroup):
-        problem = problem.exceptions[0]
-    return problem or RuntimeError("nobody plays any more")
 
 
 def _padded(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> torch.Tensor:
