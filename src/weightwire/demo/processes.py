@@ -18,9 +18,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from weightwire.closes import Closes
 from weightwire.errors import OutputError, ProcessFailed
 
 __all__ = ["Process", "Processes", "answers", "free_port"]
@@ -78,7 +77,7 @@ class Process:
             os.killpg(self._popen.pid, number)
 
 
-class Processes:
+class Processes(Closes):
     """All of them: `with Processes(logs) as processes`, which ends those that are left."""
 
     def __init__(self, logs: Path) -> None:
@@ -141,14 +140,6 @@ class Processes:
         for process in self._running:
             process.kill()
         self._running.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def free_port() -> int:

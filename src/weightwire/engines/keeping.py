@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from weightwire.closes import Closes
 from weightwire.commit import Stage
 from weightwire.engines.port import Engine, Holding, Swap
 from weightwire.errors import EngineError, EngineGone, WeightwireError
@@ -28,7 +28,7 @@ _LOOK_AGAIN = 2.0  # seconds
 _LONGEST = 10.0  # seconds that an engine may take before the others go on without it
 
 
-class Keeper:
+class Keeper(Closes):
     """`bring` every update of a follower to all engines; `look` now and then, for engines that come and go.
 
     Or `with Keeper(follower, engines):`, which does both in the background.
@@ -192,11 +192,6 @@ class Keeper:
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _holding_of(checkpoint: Path) -> Holding:

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from weightwire.background import Background
 from weightwire.bucket import Bucket, open_bucket
+from weightwire.closes import Closes
 from weightwire.commit import Stage, is_replica_name
 from weightwire.errors import NoRun, ReplicaError, WeightwireError
 from weightwire.events import Listener, log_event
@@ -30,7 +30,7 @@ from weightwire.world import World
 __all__ = ["Follower", "Update"]
 
 
-class Follower:
+class Follower(Closes):
     """Follows a run into a directory, the replica.
 
     `with Follower("s3://bucket/run", into="replica") as follower:` and then `for update in follower.watch():`. Whatever
@@ -169,14 +169,6 @@ class Follower:
         finally:
             self._background.stop()
             self.replica.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _own_name(directory: Path) -> str:

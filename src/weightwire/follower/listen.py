@@ -18,9 +18,9 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from weightwire.closes import Closes
 from weightwire.errors import WeightwireError
 
 __all__ = ["Door", "parse_address"]
@@ -41,7 +41,7 @@ def parse_address(text: str) -> tuple[str, int]:
     return found[1] or found[2] or _HERE, int(found[3])
 
 
-class Door:
+class Door(Closes):
     """Open from the start until `close`; it answers in threads of its own, which end with the program.
 
     `address` is where it really listens: port 0 takes any that is free.
@@ -74,14 +74,6 @@ class Door:
             self._server.shutdown()
             self._thread.join()
             self._server.server_close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Server(ThreadingHTTPServer):

@@ -19,13 +19,13 @@ import socketserver
 import threading
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from weightwire.background import Background
 from weightwire.bucket import Bucket, open_bucket
+from weightwire.closes import Closes
 from weightwire.errors import WeightwireError
 from weightwire.page.document import LIVE_POLICY, SCRIPTS, live, part, plotly, plotly_gzipped
 from weightwire.page.picture import Picture
@@ -62,7 +62,7 @@ class Shown:
         return cls(picture, tag, body, gzip.compress(body, 3))
 
 
-class Page:
+class Page(Closes):
     """Serves a run from the start until `close`. `address` is where; without a port it takes one that is free.
 
     The first look is made at once: what is wrong with the bucket is raised then, and only told of on the page later.
@@ -126,14 +126,6 @@ class Page:
             self._looking.cancel()
             self._background.call(self._bucket.close())
             self._background.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 # --- HTTP --------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from typing import Any, Self
 
 from weightwire import durable
 from weightwire.checkpoint import CheckpointWriter, Schema
+from weightwire.closes import Closes
 from weightwire.delta import Delta
 from weightwire.errors import ForeignRun, ReplicaError, WeightwireError
 from weightwire.replica.absolute import make_absolute, merge_absolute
@@ -49,7 +50,7 @@ _PAGE = 4096
 _HINTS = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, and go on")
 
 
-class Replica:
+class Replica(Closes):
     """`with Replica.open(directory) as replica:`; where `position` is None it holds nothing and must be rebuilt.
 
     `trouble` then says in words why it holds nothing any more, if it did. A call that fails leaves the replica at the
@@ -77,12 +78,6 @@ class Replica:
                 replica.close()
                 raise
         return replica
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Lets go of the directory. Nothing is synced: the journal has it all."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import errno
 import socket
 import threading
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import uvicorn
 
+from weightwire.closes import Closes
 from weightwire.errors import WeightwireError
 
 __all__ = ["Listening"]
@@ -22,7 +22,7 @@ _IDLE = 60  # seconds that a connection may rest: clients that think for long us
 _BACKLOG = 2048  # connections that may come at once
 
 
-class Listening:
+class Listening(Closes):
     """Open from the start until `close`. `url` is where it really listens: port 0 takes any that is free."""
 
     def __init__(self, app: Any, host: str, port: int) -> None:
@@ -51,14 +51,6 @@ class Listening:
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
