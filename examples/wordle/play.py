@@ -190,6 +190,8 @@ def playing(
         loop.call_soon_threadsafe(task.cancel)
         thread.join()
         loop.close()
+        if not task.cancelled():
+            task.exception()  # nobody asks any more
 
 
 def _cause(problem: BaseException | None) -> BaseException:

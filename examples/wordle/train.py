@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,8 +30,6 @@ import transformers
 import weightwire
 from play import Group, playing
 from policy import save_policy
-from weightwire.cli.stopping import stopping
-from weightwire.cli.terminal import fail, say
 
 __all__ = ["Batch", "advantages_of", "batch_of", "loss_of", "main"]
 
@@ -39,11 +39,17 @@ _MOST_RATIO = 2.0  # what a token counts at most, if the policy has come to like
 def main() -> None:
     arguments = parse_arguments()
     transformers.utils.logging.disable_progress_bar()
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
     try:
-        with stopping() as stop:
-            train(arguments, stop)
+        train(arguments, stop)
     except weightwire.WeightwireError as error:
-        fail(error.message, error.hint)
+        sys.exit(f"error: {error}")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def train(arguments: argparse.Namespace, stop: threading.Event) -> None:
@@ -58,6 +64,8 @@ def train(arguments: argparse.Namespace, stop: threading.Event) -> None:
     optimizer = torch.optim.SGD(policy.parameters(), lr=arguments.lr, momentum=0.9)
 
     with weightwire.Publisher(arguments.bucket, files=arguments.model) as publisher:
+        if publisher.version:
+            say(f"note: this run has versions up to {publisher.version}; training begins anew from {arguments.model}")
         publisher.publish(policy, step=0).wait()
         with playing(
             arguments.environment,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
@@ -22,10 +22,11 @@ from weightwire.commit import DELTA, FENCE
 from weightwire.demo.scenes import View
 from weightwire.page.picture import Picture, Replica, Version
 
-__all__ = ["Lines", "board", "changed", "fifths", "full_bytes", "sent_bytes"]
+__all__ = ["Lines", "beside_bytes", "board", "changed", "fifths", "full_bytes", "sent_bytes"]
 
 _BARS = "▁▂▃▄▅▆▇█"
-_PLOT = 40  # columns of the small plot
+_PLOT = 40  # columns of plots and bars, where there is room
+_TEXT = 52  # columns beside them
 _SAID = 4  # lines of what has happened
 
 
@@ -46,8 +47,13 @@ def changed(picture: Picture) -> float | None:
 
 
 def sent_bytes(picture: Picture) -> int:
-    """All that was sent: deltas, and anchors, of which the first version is one."""
-    return sum(one.nbytes for one in picture.versions) + sum(one.nbytes for one in picture.anchors)
+    """What a replica fetches that is there from the start: the first version, which is an anchor, and deltas."""
+    return sum(one.nbytes for one in picture.versions)
+
+
+def beside_bytes(picture: Picture) -> int:
+    """Anchors beside the chain, for who comes later."""
+    return sum(one.nbytes for one in picture.anchors)
 
 
 def full_bytes(picture: Picture) -> int:
@@ -80,6 +86,9 @@ class Lines:
 
     def say(self, text: str) -> None:
         say(text)
+
+    def mark(self, replica: str, state: str) -> None:
+        pass  # what happens to it has been said
 
     def show(self, picture: Picture) -> None:
         for one in picture.versions:
@@ -114,10 +123,15 @@ class _Board:
         self._live, self._steps = live, steps
         self._began = time.monotonic()
         self._said: list[str] = []
+        self._marks: dict[str, str] = {}
         self._picture: Picture | None = None
 
     def say(self, text: str) -> None:
         self._said.append(f"{time.monotonic() - self._began:4.0f} s  {printable(text)}")
+        self._draw()
+
+    def mark(self, replica: str, state: str) -> None:
+        self._marks[replica] = state
         self._draw()
 
     def show(self, picture: Picture) -> None:
@@ -127,61 +141,68 @@ class _Board:
     def _draw(self) -> None:
         parts: list[RenderableType] = []
         if self._picture is not None and self._picture.versions:
-            parts += [_progress(self._picture, self._steps), Text(), _places(self._picture), Text()]
+            width = max(8, min(_PLOT, self._live.console.width - _TEXT))
+            parts += [_progress(self._picture, self._steps, width), Text(), _places(self._picture, self._marks), Text()]
         parts += [Text(line, style="dim") for line in self._said[-_SAID:]]
         self._live.update(Group(*parts))
 
 
-def _progress(picture: Picture, steps: int) -> Table:
+def _progress(picture: Picture, steps: int, width: int) -> Table:
     newest, rewards = picture.versions[-1], _rewards(picture)
-    grid = _grid()
+    grid = _grid(width)
     done = max(one.step or 0 for one in picture.versions)
-    grid.add_row("step", ProgressBar(total=steps, completed=done, width=_PLOT), Text(f"{done} of {steps}"))
+    grid.add_row("step", _bar(done, steps, width), Text(f"{done} of {steps}"))
     if rewards:
-        recent = _mean(rewards[-5:])
-        grid.add_row(
-            "reward", Text(_plot(rewards), style="green"), Text(f"{recent:.3f}, began at {_mean(rewards[:5]):.3f}")
-        )
-    if (stale := newest.metrics.get("staleness")) is not None:
-        grid.add_row("staleness", Text("of what is learnt from"), Text(f"{stale:.1f} versions"))
+        began = f", began at {both[0]:.3f}" if (both := fifths(picture)) and len(rewards) >= 10 else ""
+        grid.add_row("reward", Text(_plot(rewards, width), style="green"), Text(f"{_mean(rewards[-5:]):.3f}{began}"))
     if newest.kind == DELTA and newest.nbytes:
-        share = ProgressBar(total=picture.nbytes, completed=newest.nbytes, width=_PLOT)
-        smaller = (
-            f"{picture.nbytes / newest.nbytes:,.0f}x smaller, {percent(newest.changed, picture.parameters)} changed"
-        )
-        grid.add_row("this delta", share, Text(f"{byte_size(newest.nbytes)} of {byte_size(picture.nbytes)}: {smaller}"))
+        grid.add_row("this delta", _bar(newest.nbytes, picture.nbytes, width), Text(_size(newest, picture)))
     sent, full = sent_bytes(picture), full_bytes(picture)
     if full:
-        share = ProgressBar(total=full, completed=sent, width=_PLOT)
-        grid.add_row("sent in all", share, Text(f"{byte_size(sent)} of {byte_size(full)}"))
+        grid.add_row("all so far", _bar(sent, full, width), Text(f"{byte_size(sent)} of {byte_size(full)}"))
+    if (stale := newest.metrics.get("staleness")) is not None:
+        grid.add_row("staleness", Text(f"{stale:.1f} versions"), Text("of what is learnt from"))
     return grid
 
 
-def _places(picture: Picture) -> Table:
+def _size(delta: Version, picture: Picture) -> str:
+    share = percent(delta.changed, picture.parameters)
+    return f"{byte_size(delta.nbytes)}, {picture.nbytes / delta.nbytes:,.0f}x smaller, {share} changed"
+
+
+def _places(picture: Picture, marks: Mapping[str, str]) -> Table:
     newest = picture.versions[-1].version
-    grid = _grid()
+    grid = _grid(16)
     grid.add_row("trainer", Text(f"version {newest}"), Text())
     for one in picture.replicas:
         behind = newest - max(0, one.reached)
         late = "" if behind <= 0 else f", {behind} behind"
-        pause = "" if one.pause is None else f"last pause {short(one.pause)}"
-        trouble = Text(printable(one.trouble), style="red") if one.trouble else Text(pause)
-        style = "" if behind <= 2 else "yellow"
-        grid.add_row(one.name, Text(f"version {max(0, one.reached)}{late}", style=style), trouble)
+        place = Text(f"version {max(0, one.reached)}{late}", style="" if behind <= 2 else "yellow")
+        grid.add_row(one.name, place, _state(one, marks.get(one.name, "")))
     return grid
 
 
-def _grid() -> Table:
+def _state(replica: Replica, mark: str) -> Text:
+    if mark or replica.trouble:
+        return Text(mark or printable(replica.trouble), style="red")
+    return Text("" if replica.pause is None else f"last pause {short(replica.pause)}")
+
+
+def _bar(part: int, whole: int, width: int) -> ProgressBar:
+    return ProgressBar(total=whole, completed=part, width=width)
+
+
+def _grid(width: int) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", min_width=11)
-    grid.add_column(min_width=_PLOT)
+    grid.add_column(min_width=width)
     grid.add_column()
     return grid
 
 
-def _plot(values: Sequence[float]) -> str:
+def _plot(values: Sequence[float], width: int) -> str:
     """As many columns as there is room for, each the mean of its share."""
-    columns = min(_PLOT, len(values))
+    columns = min(width, len(values))
     shares = [values[at * len(values) // columns : (at + 1) * len(values) // columns] for at in range(columns)]
     means = [_mean(share) for share in shares]
     low, high = min(means), max(means)

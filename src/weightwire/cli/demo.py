@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from weightwire.cli.board import board, changed, fifths, full_bytes, sent_bytes
+from weightwire.cli.board import beside_bytes, board, changed, fifths, full_bytes, sent_bytes
 from weightwire.cli.terminal import AsJson, byte_size, note_if_slow, say, write_json
 from weightwire.commit import FENCE
 from weightwire.demo.cast import ENGINES
 from weightwire.demo.scenes import Plan, Played, play
-from weightwire.errors import OutputError
+from weightwire.errors import OutputError, WeightwireError
 from weightwire.page.document import exported
 from weightwire.page.picture import Picture
 
@@ -52,13 +56,18 @@ def demo(
     """
     if engine not in ENGINES:
         raise typer.BadParameter(f"{engine!r} is none: write torch or vllm", param_hint="--engine")
+    _check_installed(engine)
     note_if_slow()
     steps = steps or (_QUICK if quick else _STEPS)
     name = time.strftime("%Y%m%d-%H%M%S")
     root = (into / name).absolute()
     run = f"{bucket.rstrip('/')}/{name}" if bucket else str(root / "bucket")
-    with board(steps) as view:
-        played = play(Plan(run, root, steps, seed, engine, replicas), view)
+    try:
+        with board(steps) as view:
+            played = play(Plan(run, root, steps, seed, engine, replicas), view)
+    except (KeyboardInterrupt, SystemExit):
+        say(f"stopped; what there is of it is in {root}")
+        raise
     page = _write_page(played.picture, root / "page.html")
     if as_json:
         write_json(_figures(played, run, page))
@@ -66,6 +75,15 @@ def demo(
         say(_learnt(played.picture, steps))
         for line in _summary(played, run, page):
             print(line)
+
+
+def _check_installed(engine: str) -> None:
+    needed = {"demo": ("plotly", "starlette", "torch", "transformers", "uvicorn", "websockets"), "vllm": ("vllm",)}
+    for extra, modules in needed.items():
+        for module in modules if extra == "demo" or engine == extra else ():
+            if find_spec(module) is None:
+                hint = f"pip install 'weightwire[{extra}]'"
+                raise WeightwireError(f"the demo needs {module}, which is not installed", hint=hint)
 
 
 def _write_page(picture: Picture, path: Path) -> Path:
@@ -83,11 +101,20 @@ def _summary(played: Played, run: str, page: Path) -> Iterator[str]:
     picture = played.picture
     sent, full = sent_bytes(picture), full_bytes(picture)
     versions = sum(one.kind != FENCE for one in picture.versions)
-    less = f"all weights each time would be {byte_size(full)}, {full / sent:.0f}x more"
-    yield f"sent       {byte_size(sent)} for {versions} versions; {less}"
+    beside = beside_bytes(picture)
+    more = f" (and {byte_size(beside)} of anchors, for who comes later)" if beside else ""
+    full_sync = f"all weights each time would be {byte_size(full)}, {full / sent:.0f}x more"
+    yield f"sent       {byte_size(sent)} for {versions} versions{more}; {full_sync}"
     same = f"hold the same bits: state {played.proof.state[:12]} of version {picture.versions[-1].version}"
     yield f"bit-exact  {', '.join(played.proof.holders)} {same}"
-    yield f"page       {page} (live: weightwire page {run})"
+    yield f"page       {page} (live: {_program()} page {run})"
+
+
+def _program() -> str:
+    """What to type to run this again: the name alone, where a shell finds it."""
+    found = shutil.which("weightwire")
+    here = Path(sys.executable).parent / "weightwire"
+    return "weightwire" if found and Path(found).resolve() == here.resolve() else os.path.relpath(here)
 
 
 def _learnt(picture: Picture, steps: int) -> str:
@@ -110,6 +137,7 @@ def _figures(played: Played, run: str, page: Path) -> dict[str, Any]:
         "state": played.proof.state,
         "holders": list(played.proof.holders),
         "sent_bytes": sent_bytes(picture),
+        "beside_bytes": beside_bytes(picture),
         "full_bytes": full_bytes(picture),
         "changed_fraction": changed(picture),
         "reward_first_fifth": learnt and learnt[0],

@@ -64,6 +64,9 @@ class View(Protocol):
     def say(self, text: str) -> None:
         """Something happened."""
 
+    def mark(self, replica: str, state: str) -> None:
+        """What is special about a replica from now on; nothing, if it is empty."""
+
     def show(self, picture: Picture) -> None:
         """What the run looks like now."""
 
@@ -111,12 +114,22 @@ async def _try_bucket(url: str) -> None:
         await bucket.close()
 
 
+@dataclass(frozen=True)
+class _Absent:
+    """A replica that was killed, when, and where it stood then."""
+
+    replica: ReplicaCast
+    since: float
+    version: int
+
+
 class _Stage:
     """The processes of one demo, and how far it is."""
 
     def __init__(self, plan: Plan, example: Path, processes: Processes, eye: _Eye, view: View) -> None:
         self._plan, self._example, self._processes, self._eye, self._view = plan, example, processes, eye, view
         self._running: dict[str, list[Process]] = {}  # by replica
+        self._absent: _Absent | None = None
         self.replicas: list[ReplicaCast] = []
 
     # --- the beginning -------------------------------------------------------------------------------------------
@@ -145,7 +158,9 @@ class _Stage:
         self._trainer = self._start("trainer", words)
         self._trainer.must_last = False
         names = ", ".join(one.name for one in self.replicas)
-        self._view.say(f"started: environment, {names}, trainer; they share nothing but {plan.run}")
+        self._view.say(f"started environment, {names} and trainer, which share nothing but {plan.run}")
+        slow = "half a minute" if plan.engine == "torch" else "some minutes"
+        self._view.say(f"loading models: up to {slow}")
         for replica in self.replicas:
             self._wait_for(replica)
             self._view.say(f"{replica.name} serves at {replica.url}")
@@ -161,9 +176,12 @@ class _Stage:
     def _wait_for(self, replica: ReplicaCast) -> None:
         def there() -> bool:
             self._look()
-            return answers(f"{replica.url}/health")
+            return self._serves(replica)
 
         self._processes.wait(there, f"the start of {replica.name}", self._patience)
+
+    def _serves(self, replica: ReplicaCast) -> bool:
+        return replica.name in self._running and answers(f"{replica.url}/health")
 
     @property
     def _patience(self) -> float:
@@ -174,29 +192,40 @@ class _Stage:
 
     def train(self) -> None:
         """Until the trainer has ended; half way, the last replica dies and comes back."""
-        victim, died = self.replicas[-1], 0.0
-        doomed = len(self.replicas) > 1
+        victim = self.replicas[-1] if len(self.replicas) > 1 else None
         while not self._trainer.ended:
             self._processes.check()
             picture = self._look()
-            if doomed and _step(picture) >= self._plan.steps // 2:
-                doomed, died = False, time.monotonic()
+            if victim is not None and _step(picture) >= self._plan.steps // 2:
                 self._kill(victim)
-                self._view.say(f"killed {victim.name} at version {_reached(picture, victim)}, to see it catch up")
-            if died and time.monotonic() - died > _AWAY:
-                died = 0.0
-                self._start_replica(victim)
-                self._view.say(f"started {victim.name} again")
+                victim = None
+            self._revive(picture)
             time.sleep(0.1)
         self._processes.check()
-        if died:
-            self._start_replica(victim)
-            self._view.say(f"started {victim.name} again")
 
     def _kill(self, replica: ReplicaCast) -> None:
         for process in self._running.pop(replica.name):
             self._processes.forget(process)
             process.kill()
+        self._absent = _Absent(replica, time.monotonic(), _reached(self._look(), replica))
+        self._view.mark(replica.name, "killed")
+        self._view.say(f"killed {replica.name} at version {self._absent.version}, to see it catch up")
+
+    def _revive(self, picture: Picture) -> None:
+        """Starts the one that was killed, some seconds later, and tells when it has caught up."""
+        one = self._absent
+        if one is None:
+            return
+        if one.replica.name not in self._running and time.monotonic() - one.since > _AWAY:
+            self._start_replica(one.replica)
+            self._view.mark(one.replica.name, "starting")
+            self._view.say(f"started {one.replica.name} again")
+        reached = _reached(picture, one.replica)
+        if one.replica.name in self._running and reached > one.version:
+            self._absent = None
+            self._view.mark(one.replica.name, "")
+            missed = reached - one.version
+            self._view.say(f"{one.replica.name} is back: version {reached}, {missed} further than when it was killed")
 
     def _look(self) -> Picture:
         picture = self._eye.look()
@@ -211,8 +240,11 @@ class _Stage:
 
         def there() -> bool:
             picture = self._look()
+            self._revive(picture)
             newest = picture.versions[-1].version if picture.versions else 0
-            return {one.name for one in picture.replicas if one.reached >= newest} >= names
+            reached = {one.name for one in picture.replicas if one.reached >= newest}
+            # What a heartbeat says may be from before it was killed.
+            return reached >= names and all(self._serves(one) for one in self.replicas)
 
         # One may just have been started again.
         self._processes.wait(there, "catching up with the last version", self._patience + _CATCH_UP)

@@ -33,7 +33,7 @@ function layoutOf(theme, height, rest = {}) {
   };
 }
 
-const byTime = { type: "date", hoverformat: "%H:%M:%S.%L" };
+const byTime = { type: "date", hoverformat: "%H:%M:%S.%L", tickangle: 0 };
 
 function versionAxis(versions, theme) {
   const first = versions[0].version, last = versions[versions.length - 1].version;
@@ -145,7 +145,7 @@ function timeline(picture, theme, choice) {
     caption: "Each by the clock of its own machine. The diamonds are commits: from then on a version exists.",
     layout: layoutOf(theme, 74 + names.length * (names.length > 8 ? 30 : 46), {
       barmode: "overlay", bargap: 0, margin: { l: Math.min(150, 20 + wide * 7.2), b: 32 }, uirevision: choice,
-      xaxis: { ...byTime, range: [place(from), place(to)], nticks: theme.narrow ? 4 : 9 },
+      xaxis: { ...byTime, range: [place(from), place(to)], nticks: theme.narrow ? 3 : 9 },
       yaxis: {
         range: [names.length - 0.45, -0.55], tickmode: "array", tickvals: names.map((_, index) => index),
         ticktext: names.map((name) => label(name, 18)), fixedrange: true, showgrid: false, tickfont: { size: 13, color: theme.ink },
@@ -189,6 +189,11 @@ function stairs(picture, theme) {
         return lines(`<b>${label(one.name)}</b>: version ${version}, ${lag}`, clock(time));
       }),
     });
+    const [since, version] = points[points.length - 1];
+    if (end - since > 1) traces.push({  // what it serves as far as is known: it may have gone
+      type: "scatter", mode: "lines", name: `${label(one.name)}, not heard of since`, showlegend: false, hoverinfo: "skip",
+      line: { width: 1.8, color: look.color, dash: "dot" }, x: [place(since), place(end)], y: [version, version],
+    });
   });
   const first = dated[0], pad = Math.max(0.5, (end - first.time) * 0.02);
   return {
@@ -200,7 +205,7 @@ function stairs(picture, theme) {
       showlegend: picture.replicas.length > 0 && picture.replicas.length <= 8,
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12, color: theme.soft } },
       margin: { t: picture.replicas.length ? 30 : 10 }, uirevision: "stairs",
-      xaxis: { ...byTime, range: [place(first.time - pad), place(end + pad)], nticks: theme.narrow ? 4 : 6 },
+      xaxis: { ...byTime, range: [place(first.time - pad), place(end + pad)], nticks: theme.narrow ? 3 : 6 },
       yaxis: {
         title: { text: "version", font: { size: 12, color: theme.faint }, standoff: 6 }, tickformat: "d", nticks: 6,
         ...(last.version - first.version < 6 ? { dtick: 1 } : {}),

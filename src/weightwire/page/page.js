@@ -4,7 +4,7 @@
 "use strict";
 
 const LOOK_EVERY = 1000; // milliseconds
-const STAGE_NAMES = { swap: "swap: the pause" };
+const STAGE_NAMES = { stage: "stage: got ready for the engine", swap: "swap: the pause" };
 const find = (selector) => document.querySelector(selector);
 
 const embedded = find("#picture");
@@ -100,6 +100,11 @@ function isAlive(replica) {
   return now() - replica.heard < replica.lease;
 }
 
+/** That it has missed heartbeats, of which there are four in a lease. */
+function isSilent(replica) {
+  return now() - replica.heard > replica.lease / 2;
+}
+
 function behind(replica) {
   return Math.max(0, head().version - replica.reached);
 }
@@ -170,7 +175,7 @@ function replicaTable() {
       cell("replica", [dot, plain(one.name, 40)]),
       cell("version", one.reached < 0 ? "none yet" : String(one.reached)),
       cell("behind", head() && one.reached >= 0 ? String(behind(one)) : "\u2013"),
-      cell("heard", `${ago(now() - one.heard)}${alive ? "" : ", gone"}`),
+      cell("heard", `${ago(now() - one.heard)}${alive ? (isSilent(one) ? ", silent" : "") : ", gone"}`, isSilent(one) ? "trouble" : ""),
       cell("last pause", one.pause === null ? "\u2013" : duration(one.pause)),
       cell("host", plain(one.host || "\u2013", 40)),
       cell("trouble", plain(one.trouble || "none"), one.trouble ? "trouble" : ""));
