@@ -134,7 +134,20 @@ def test_a_child_that_is_killed_ends_it(tmp_path: Path, victim: str) -> None:
         code, out, err = demo.end(children)
     assert (code, out) == (1, "")
     name = {"environment": "environment", "train": "trainer"}[victim]
-    assert re.search(rf"error: the {name} was killed by signal 9(: .*)?\nhint: see \S+/logs/{name}\.log\n$", err)
+    assert re.search(rf"error: the {name} was killed by signal 9\nhint: see \S+/logs/{name}\.log\n$", err)
+
+
+@pytest.mark.slow
+def test_a_trainer_that_stops_early_is_no_success(tmp_path: Path) -> None:
+    with running("--into", tmp_path) as demo:
+        children = demo.wait_for_all()
+        [pid] = [pid for pid, command in children.items() if "train.py" in command]
+        while not any(tmp_path.glob("*/bucket/commits/*1.json")):
+            time.sleep(0.1)
+        os.kill(pid, signal.SIGTERM)
+        code, out, err = demo.end(children)
+    assert (code, out) == (1, "")
+    assert "error: the trainer ended with code 1: stopped before the last step\n" in err
 
 
 class TestBadInput:

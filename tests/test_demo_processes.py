@@ -78,7 +78,7 @@ def test_one_that_was_killed_is_named(processes: Processes) -> None:
     one = processes.start("trainer", SLEEPS)
     os.kill(one.pid, signal.SIGKILL)
     until(lambda: one.ended)
-    with pytest.raises(ProcessFailed, match="the trainer was killed by signal 9") as caught:
+    with pytest.raises(ProcessFailed, match=r"^the trainer was killed by signal 9\n") as caught:
         processes.check()
     assert caught.value.hint == f"see {one.log}"
 

@@ -28,7 +28,7 @@ from story import Bits, bits_of
 from troubled import Act, Troubled, denied, failed, in_memory, slow
 from weightwire import DTYPES, Follower, Publisher, Update, diff, digest, patch
 from weightwire.bucket import Bucket
-from weightwire.commit import HEAD, RUN, Commit, Heartbeat, commit_path, data_path, heartbeat_path, seal, unseal
+from weightwire.commit import HEAD, RUN, Commit, Heartbeat, Passed, commit_path, data_path, heartbeat_path, seal, unseal
 from weightwire.errors import (
     BrokenChain,
     BucketError,
@@ -1586,6 +1586,17 @@ class TestHeartbeat:
             trainer.publish()
             again.once()
             assert [one.version for one in beat_in(bucket, "rollout-1").recent] == [4, 5]
+
+    def test_that_another_wrote_in_its_name_pushes_nothing_out(
+        self, bucket: Troubled, trainer: Trainer, follower: Follower
+    ) -> None:
+        trainer.publish()
+        run = json.loads(read(bucket, RUN))["run"]
+        recent = tuple(Passed(10**15 + number, {}) for number in range(100))
+        forged = Heartbeat(run=run, name="rollout-1", version=1, head=1, lease=60.0, recent=recent)
+        write(bucket, heartbeat_path("rollout-1"), seal(forged).data)
+        follower.once()
+        assert [one.version for one in beat_in(bucket, "rollout-1").recent] == [1]
 
     def test_is_what_the_publisher_waits_for(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()

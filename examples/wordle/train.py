@@ -46,6 +46,8 @@ def main() -> None:
         train(arguments, stop)
     except weightwire.WeightwireError as error:
         sys.exit(f"error: {error}")
+    if stop.is_set():
+        sys.exit("error: stopped before the last step")
 
 
 def say(text: str) -> None:

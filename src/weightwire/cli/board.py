@@ -213,7 +213,7 @@ def _plot(values: Sequence[float], width: int) -> str:
 @contextmanager
 def board(steps: int) -> Iterator[View]:
     """On stderr, as all talk is."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield Lines()
         return
     console = Console(stderr=True, highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import sys
 import time
@@ -59,7 +60,7 @@ def demo(
     _check_installed(engine)
     note_if_slow()
     steps = steps or (_QUICK if quick else _STEPS)
-    name = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     root = (into / name).absolute()
     run = f"{bucket.rstrip('/')}/{name}" if bucket else str(root / "bucket")
     try:

@@ -1,7 +1,7 @@
 """Processes that are started, looked after and ended together, each with a log of its own.
 
-Knows nothing of what they do. None outlives the one that started them: they are ended in the order opposite to their
-start, with whatever they started themselves, and the kernel sees to it where that one is killed.
+Knows nothing of what they do. None outlives the one that started them: they are ended with whatever they started
+themselves, and the kernel sees to it where that one is killed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Process:
         if code is None or (code == 0 and not self.must_last):
             return
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        said, hint = _last_words(self.log)
+        error, hint, last = _last_words(self.log)
+        said = error or (last if code > 0 else "")  # who is killed has no time to say why
         raise ProcessFailed(f"the {self.name} {how}" + (f": {said}" if said else ""), hint=hint or f"see {self.log}")
 
     def kill(self) -> None:
@@ -127,7 +128,7 @@ class Processes(Closes):
         self.wait(lambda: answers(url), f"the start of the {process.name}", seconds)
 
     def close(self) -> None:
-        """Ends all, the last one first: who serves is there until who asks has gone."""
+        """Ends all of them, at the same time."""
         deadline = time.monotonic() + _GRACE
         for process in reversed(self._running):
             process.ask_to_end()
@@ -158,19 +159,24 @@ def answers(url: str) -> bool:
         return False
 
 
-def _last_words(log: Path) -> tuple[str, str]:
-    """The error and the hint that a process ended with; without one, the last line that it wrote."""
+def _last_words(log: Path) -> tuple[str, str, str]:
+    """The error and the hint that a process ended with, and the last line that it wrote."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL))
             lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     except OSError:
-        return "", ""
-    for at in range(len(lines) - 1, -1, -1):
-        if lines[at].startswith("error: "):
-            after = lines[at + 1] if at + 1 < len(lines) else ""
-            return lines[at].removeprefix("error: "), after.removeprefix("hint: ") if after.startswith("hint: ") else ""
-    return (lines[-1] if lines else ""), ""
+        return "", "", ""
+    last = lines[-1] if lines else ""
+    errors = [at for at, line in enumerate(lines) if line.startswith("error: ")]
+    if not errors:
+        return "", "", last
+    after = [*lines, ""][errors[-1] + 1]
+    return (
+        lines[errors[-1]].removeprefix("error: "),
+        after.removeprefix("hint: ") if after.startswith("hint: ") else "",
+        last,
+    )
 
 
 def _end_with_parent() -> None:

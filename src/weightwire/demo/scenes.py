@@ -21,7 +21,7 @@ from weightwire.demo import cast
 from weightwire.demo.cast import Command, ReplicaCast
 from weightwire.demo.processes import Process, Processes, answers, free_port
 from weightwire.demo.proof import Proof, prove
-from weightwire.errors import BucketError, OutputError
+from weightwire.errors import BucketError, OutputError, WeightwireError
 from weightwire.page import Page
 from weightwire.page.picture import Picture
 from weightwire.page.reading import Reader
@@ -77,7 +77,7 @@ def play(plan: Plan, view: View) -> Played:
     example = cast.find_example()
     asyncio.run(_try_bucket(plan.run))
     logs = _make_room(plan.root)
-    with _eye(plan.run) as eye, Page(plan.run) as page, Processes(logs) as processes:
+    with _eye(plan.run) as eye, _page(plan.run) as page, Processes(logs) as processes:
         view.say(f"watch it at {page.address}")
         stage = _Stage(plan, example, processes, eye, view)
         stage.raise_curtain()
@@ -91,7 +91,7 @@ def _make_room(root: Path) -> Path:
     """The directory of this demo, on a disk with room for it; returns that of its logs."""
     logs = root / "logs"
     try:
-        logs.mkdir(parents=True, exist_ok=True)
+        logs.mkdir(parents=True)
         free = shutil.disk_usage(logs).free
     except OSError as problem:
         raise OutputError(
@@ -103,6 +103,13 @@ def _make_room(root: Path) -> Path:
             hint="make room, or choose another place: --into",
         )
     return logs
+
+
+def _page(run: str) -> Page:
+    try:
+        return Page(run)
+    except WeightwireError:  # every port that it would try is taken
+        return Page(run, port=0)
 
 
 async def _try_bucket(url: str) -> None:
@@ -241,7 +248,9 @@ class _Stage:
         def there() -> bool:
             picture = self._look()
             self._revive(picture)
-            newest = picture.versions[-1].version if picture.versions else 0
+            if _step(picture) < self._plan.steps:  # a look may be older than the last commit
+                return False
+            newest = picture.versions[-1].version
             reached = {one.name for one in picture.replicas if one.reached >= newest}
             # What a heartbeat says may be from before it was killed.
             return reached >= names and all(self._serves(one) for one in self.replicas)

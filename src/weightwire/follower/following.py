@@ -426,7 +426,7 @@ class Following:
         """Says how far this follower is. Without the right to write it follows all the same."""
         if self.chain is None:
             return
-        if not self._recalled:
+        if not self._recalled and self.head >= 0:
             await self._recall(self.chain)
         beat = Heartbeat(
             run=self.chain.run.run,
@@ -456,7 +456,9 @@ class Following:
         path = heartbeat_path(self.name)
         with suppress(BucketError, RunError, UnsupportedFormat):
             said = chain.unseal(await self.bucket.get(path), Heartbeat, path).record
-            self._passed = {one.version: dict(one.stages) for one in said.recent[-_RECENT:]} | self._passed
+            # None that is ahead of the run: it is none of ours, and would push out what is.
+            known = [one for one in said.recent if 0 <= one.version <= self.head]
+            self._passed = {one.version: dict(one.stages) for one in known[-_RECENT:]} | self._passed
         self._recalled = True
 
     def _tell(self, stage: str, version: int, nbytes: int, seconds: float) -> None:
