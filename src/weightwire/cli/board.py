@@ -143,7 +143,8 @@ class _Board:
         if self._picture is not None and self._picture.versions:
             width = max(8, min(_PLOT, self._live.console.width - _TEXT))
             parts += [_progress(self._picture, self._steps, width), Text(), _places(self._picture, self._marks), Text()]
-        parts += [Text(line, style="dim") for line in self._said[-_SAID:]]
+        # The first says where the page is, which is worth knowing all the time.
+        parts += [Text(line, style="dim") for line in self._said[:1] + self._said[1:][-_SAID:]]
         self._live.update(Group(*parts))
 
 
