@@ -28,6 +28,7 @@ from weightwire.events import Event
 from weightwire.follower import Follower
 from weightwire.metrics import Metrics
 from weightwire.server.app import Face
+from weightwire.server.generation import Task
 from weightwire.server.listening import Listening
 from weightwire.server.service import Service, serving
 from weightwire.state import digest
@@ -145,6 +146,9 @@ class TestRefusals:
             ({"prompt": [320]}, 400, "none of the 320 of this model"),
             ({"prompt": [-1]}, 400, "none of the 320 of this model"),
             ({"prompt": [5] * 512}, 400, "the prompt has 512 tokens, and the model has 512 positions"),
+            ({"prompt": "a" * 6656}, 400, "the prompt has 6656 tokens, and the model has 512 positions"),
+            ({"prompt": "a" * 6657}, 400, "the prompt has 6657 characters, and the 512 positions of the model hold"),
+            ({"prompt": "a" * (15 << 20)}, 400, "characters"),
             (b" " * ((16 << 20) + 1), 413, "larger than 16 MiB"),
         ],
     )
@@ -153,6 +157,39 @@ class TestRefusals:
         assert (code, told["error"]["code"]) == (status, status)
         assert message in told["error"]["message"]
         assert told["error"]["type"] == "invalid_request_error"
+
+    def test_who_asks_for_much_keeps_nobody_waiting(self, client: Client) -> None:
+        """Texts that all fit, but for the last one: that is known only when all have been read."""
+        refused: list[Any] = []
+        body = {"prompt": ["ab cd " * 80] * 4095 + [""]}
+        thread = threading.Thread(target=lambda: refused.append(client.call("/v1/completions", body)))
+        thread.start()
+        waited = []
+        while thread.is_alive():
+            began = time.monotonic()
+            assert client.call("/health")[0] == 200
+            waited.append(time.monotonic() - began)
+        assert refused[0][0] == 400
+        assert sum(waited) > 2 * max(waited)
+
+    def test_when_too_many_wait(self, client: Client) -> None:
+        task = Task((5,), 500, 0.0, 1.0, (), 0, 0, 0)
+        future = client.service.batcher.submit([task] * 16_384)
+        try:
+            code, told = client.call("/v1/completions", {"prompt": "a", "n": 4096})
+        finally:
+            future.cancel()
+        assert (code, told["error"]["code"], told["error"]["type"]) == (503, 503, "server_error")
+        assert "the server is busy" in told["error"]["message"]
+
+    @pytest.mark.parametrize("path", ["/health", "/v1/completions", "/weights", "/metrics", "/wake"])
+    def test_a_site_whose_name_leads_here(self, client: Client, path: str) -> None:
+        request = urllib.request.Request(f"{client.url}{path}", headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=60)
+        told = json.loads(caught.value.read())["error"]
+        assert (caught.value.code, told["code"], told["type"]) == (403, 403, "invalid_request_error")
+        assert "for this machine only" in told["message"]
 
     def test_routes(self, client: Client) -> None:
         assert client.call("/v1/chat/completions", {})[0] == 404

@@ -77,6 +77,20 @@ def test_what_nobody_waits_for_is_dropped(batcher: Batcher) -> None:
     eventually(lambda: batcher.running == 0)
 
 
+def test_no_more_wait_than_can_be_served_in_time(batcher: Batcher) -> None:
+    many = [task(most=LONG)] * 4096
+    futures = [batcher.submit(many) for _ in range(4)]
+    eventually(lambda: batcher.running == 256)
+    assert batcher.waiting == 4 * 4096 - 256
+    with pytest.raises(EngineError, match="the server is busy: 16128 sequences wait already"):
+        batcher.submit(many)
+    futures.append(batcher.submit(many[:256]))
+    for future in futures:
+        future.cancel()
+    eventually(lambda: not batcher.waiting)
+    assert result(batcher.submit([task()]))[0].reason
+
+
 def test_weights_that_are_torn_are_said_and_it_goes_on_afterwards(batcher: Batcher, engine: TorchEngine) -> None:
     engine._runtime.torn = True
     try:

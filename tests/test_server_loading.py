@@ -25,8 +25,19 @@ def test_a_model_in_the_dtype_of_runs(tiny: Path) -> None:
     assert {parameter.dtype for parameter in model.module.parameters()} == {torch.bfloat16}
     assert not any(parameter.requires_grad for parameter in model.module.parameters())
     assert (model.positions, model.vocabulary, list(model.ends)) == (512, 320, [2])
+    assert model.characters == 512 * len("<|endoftext|>")
     assert model.decode(model.encode("häßlich <|im_end|>")) == "häßlich "
     assert "model.norm.weight" in model.names
+
+
+def test_a_tokenizer_that_cuts_off_does_not_while_it_serves(model: Path) -> None:
+    """Nor does it change while threads use it, which it would not stand."""
+    settings = json.loads((model / "tokenizer.json").read_text())
+    settings["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    (model / "tokenizer.json").write_text(json.dumps(settings))
+    loaded = load_model(model)
+    assert loaded.tokenizer.backend_tokenizer.truncation is None
+    assert len(loaded.encode("hello")) == 5
 
 
 def _empty(path: Path) -> None:

@@ -36,6 +36,7 @@ def test_what_is_null_is_not_given_and_what_is_unknown_is_ignored() -> None:
 def test_one_stop_or_several() -> None:
     assert read_ask(ask(prompt="a", stop="x")).stops == ("x",)
     assert read_ask(ask(prompt="a", stop=["x", "yz"])).stops == ("x", "yz")
+    assert len(read_ask(ask(prompt="a", stop=["ä" * 1000] * 16)).stops) == 16
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,10 @@ def test_one_stop_or_several() -> None:
         (ask(prompt="a", logprobs=21), r"\$\.logprobs"),
         (ask(prompt="a", stop=""), "empty"),
         (ask(prompt="a", stop=[1]), r"\$\.stop"),
+        (ask(prompt="a", stop=["x"] * 17), "at most 16 texts"),
+        (ask(prompt="a", stop="x" * 1001), "at most 1000 characters"),
+        (ask(prompt="a", stop=["x", "x" * 1001]), "at most 1000 characters"),
+        (b'{"prompt": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (ask(prompt="a", stream=True), "stream is not supported"),
         (ask(prompt="a", echo=True), "echo is not supported"),
     ],

@@ -88,10 +88,10 @@ class Face:
 
     async def _complete(self, request: Request) -> Response:
         service = self._ready
-        ask = read_ask(await _body(request))
+        ask = await run_in_threadpool(read_ask, await _body(request))
         choices, read = await _unless_gone(request, service.complete(ask))
         self._tokens.inc(sum(len(choice.tokens) for choice in choices))
-        return _json(answer(ask, service.name, choices, read, service.token_text))
+        return _json(await run_in_threadpool(answer, ask, service.name, choices, read, service.token_text))
 
     async def _models(self, request: Request) -> Response:
         model = {"id": self._ready.name, "object": "model", "created": 0, "owned_by": "weightwire"}

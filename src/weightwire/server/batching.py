@@ -19,6 +19,7 @@ from weightwire.server.generation import Generation, Running, Task
 __all__ = ["Batcher", "InTurn"]
 
 _MOST_RUNNING = 256  # sequences
+_MOST_WAITING = 16_384  # sequences: who comes then would wait for long, and is better told so
 _MOST_READ = 1024  # tokens of prompts, padding and all, in one step: the others, and a new version, wait for it
 
 
@@ -63,12 +64,19 @@ class Batcher:
         return len(self._waiting)
 
     def submit(self, tasks: Iterable[Task]) -> Future[list[Running]]:
-        """What becomes of the tasks, once all of them have finished. Cancel it, and they are dropped."""
+        """What becomes of the tasks, once all of them have finished. Cancel it, and they are dropped.
+
+        Raises an EngineError if too many wait already.
+        """
         future: Future[list[Running]] = Future()
         sequences = [Running(task) for task in tasks]
         with self._changed:
             if self._closed:
                 raise EngineError("the server is stopping", hint="ask another one")
+            if len(self._waiting) + len(sequences) > _MOST_WAITING:
+                raise EngineError(
+                    f"the server is busy: {len(self._waiting)} sequences wait already", hint="ask later, or another one"
+                )
             self._jobs[future] = sequences
             self._waiting.extend(sequences)
             self._changed.notify()

@@ -1,36 +1,47 @@
 """A socket, and uvicorn behind it in a thread of its own.
 
-Knows addresses and how to stop in time; not what is served.
+Knows addresses, the names that it may be asked by, and how to stop in time; not what is served.
 """
 
 from __future__ import annotations
 
 import errno
+import re
 import socket
 import threading
+from ipaddress import ip_address
 from typing import Any
 
+import msgspec
 import uvicorn
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weightwire.closes import Closes
 from weightwire.errors import WeightwireError
+from weightwire.server.wire import error
 
 __all__ = ["Listening"]
 
 _PATIENCE = 2  # seconds for answers that are on their way, once it is to stop
 _IDLE = 60  # seconds that a connection may rest: clients that think for long use theirs again
 _BACKLOG = 2048  # connections that may come at once
+_HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]+))(?::\d*)?", re.ASCII)  # a name and maybe a port
 
 
 class Listening(Closes):
-    """Open from the start until `close`. `url` is where it really listens: port 0 takes any that is free."""
+    """Open from the start until `close`. `url` is where it really listens: port 0 takes any that is free.
+
+    At an address of this machine only, it answers to this machine's own names only.
+    """
 
     def __init__(self, app: Any, host: str, port: int) -> None:
         self._socket = _listen(host, port)
         place, port = self._socket.getsockname()[:2]
         self.url = f"http://[{place}]:{port}" if ":" in place else f"http://{place}:{port}"
         config = uvicorn.Config(
-            app,
+            _Local(app, host) if _is_local(place) else app,
             access_log=False,
             log_config=None,
             log_level="critical",
@@ -51,6 +62,39 @@ class Listening(Closes):
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
+
+
+class _Local:
+    """An app that is asked by names of this machine, and by the one that it was started with.
+
+    A site whose name was made to lead here could otherwise have its scripts use the server.
+    """
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app = app
+        self._names = {"localhost", host.lower()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hosts = Headers(scope=scope).getlist("host")
+        name = _name(hosts[0]) if len(hosts) == 1 else ""
+        if name and (name in self._names or _is_local(name)):
+            await self._app(scope, receive, send)
+            return
+        told = error(403, "this server is for this machine only: ask it as 127.0.0.1 or localhost")
+        await Response(msgspec.json.encode(told), 403, media_type="application/json")(scope, receive, send)
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without the port; empty if it is none."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""
+
+
+def _is_local(name: str) -> bool:
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:  # no address
+        return False
 
 
 def _listen(host: str, port: int) -> socket.socket:

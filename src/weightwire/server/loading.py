@@ -41,6 +41,11 @@ class Model:
         return int(getattr(config, "max_position_embeddings", None) or 1 << 20)
 
     @cached_property
+    def characters(self) -> int:
+        """How many a text may have to fit into the positions at all: all of it in the longest of tokens."""
+        return self.positions * max(map(len, self.tokenizer.get_vocab()))
+
+    @cached_property
     def vocabulary(self) -> int:
         return int(self.module.config.get_text_config().vocab_size)
 
@@ -113,7 +118,10 @@ def _module(path: Path) -> Any:
 def _tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    # The first use drops settings that came with it (truncation, padding), which must not happen while threads use it.
+    tokenizer("a")
+    return tokenizer
 
 
 def _try(model: Model, path: Path) -> None:

@@ -52,7 +52,8 @@ class Service:
 
     async def complete(self, ask: Ask) -> tuple[list[Finished], int]:
         """The choices, and how many tokens the prompts had. Raises a Refusal."""
-        asked = self._tasks(ask)
+        # In a thread: long prompts take their time, and the others are to be answered meanwhile.
+        asked = await asyncio.to_thread(self._tasks, ask)
         sequences = await asyncio.wrap_future(self.batcher.submit(task for tasks in asked for task in tasks))
         return [_finished(one) for one in sequences], sum(len(tasks[0].prompt) for tasks in asked)
 
@@ -71,6 +72,12 @@ class Service:
         ]
 
     def _prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
+        if isinstance(prompt, str) and len(prompt) > self.model.characters:
+            raise Refusal(
+                400,
+                f"the prompt has {len(prompt)} characters, and the {self.model.positions} positions of the model "
+                f"hold at most {self.model.characters}",
+            )
         tokens = self.model.encode(prompt) if isinstance(prompt, str) else prompt
         if not tokens:
             raise Refusal(400, "the prompt is empty")

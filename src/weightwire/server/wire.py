@@ -22,6 +22,7 @@ __all__ = ["Ask", "Finished", "Refusal", "answer", "error", "read_ask", "version
 
 _MOST_CHOICES = 4096  # in one answer
 _MOST_TOPS = 20  # as vLLM
+_MOST_STOPS, _LONGEST_STOP = 16, 1000  # each is looked for after every token
 
 
 class Refusal(WeightwireError):
@@ -71,6 +72,8 @@ def read_ask(data: bytes) -> Ask:
         ask = _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
         raise Refusal(400, f"the request is malformed: {problem}") from problem
+    except RecursionError as problem:  # also from within a field that is ignored
+        raise Refusal(400, "the request is malformed: it is nested too deeply") from problem
     for field in ("stream", "echo"):
         if getattr(ask, field):
             raise Refusal(400, f"{field} is not supported by this server")
@@ -83,6 +86,8 @@ def read_ask(data: bytes) -> Ask:
         raise Refusal(400, "temperature must be a number")
     if not all(ask.stops):
         raise Refusal(400, "stop must not be empty text")
+    if len(ask.stops) > _MOST_STOPS or any(len(stop) > _LONGEST_STOP for stop in ask.stops):
+        raise Refusal(400, f"stop must be at most {_MOST_STOPS} texts of at most {_LONGEST_STOP} characters each")
     return ask
 
 
