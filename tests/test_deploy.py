@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import json
@@ -15,12 +16,18 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from serving import tiny_model
 from stores import NOWHERE, answers, environment, free_ports
@@ -264,6 +271,114 @@ def _changed(model: Path) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
     for _, _, bits in changed.values():
         bits[::101] ^= 1
     return changed
+
+
+# --- its door ----------------------------------------------------------------------------------------------------
+
+
+class Behind:
+    """A server behind a door, and `seen`: every request that it took for one, with its body if it was asked for."""
+
+    def __init__(self, port: int) -> None:
+        self.seen: list[tuple[str, str]] = []
+        self.bodies: list[bytes] = []
+        self.port = port  # of the door
+
+    async def answer(self, request: Request) -> Response:
+        self.seen.append((request.method, request.url.path))
+        if request.url.path == "/v1/echo":
+            self.bodies.append(await request.body())
+        if request.url.path == "/v1/stream":
+            return StreamingResponse(self._parts())
+        return JSONResponse({})
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        yield b"first"
+        await asyncio.sleep(30)
+
+    async def send(self, head: str, body: bytes = b"", until: bytes = b"\r\n\r\n") -> bytes:
+        """What is answered to a request that no client would make, up to the end of its head or `until`."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(f"{head}\r\nHost: here\r\n\r\n".encode() + body)
+            async with asyncio.timeout(10):
+                return await reader.readuntil(until)
+        finally:
+            writer.close()
+
+
+def through_a_door(monkeypatch: pytest.MonkeyPatch, work: Callable[[Behind], Coroutine[Any, Any, None]]) -> Behind:
+    monkeypatch.syspath_prepend(DEPLOY / "rollout")
+    from door import Door
+
+    async def run() -> Behind:
+        with socket.create_server(("127.0.0.1", 0)) as inside, socket.create_server(("127.0.0.1", 0)) as outside:
+            behind = Behind(outside.getsockname()[1])
+            app = Starlette(routes=[Route("/{path:path}", behind.answer, methods=["GET", "POST"])])
+            server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+            serving = asyncio.create_task(server.serve(sockets=[inside]))
+            door = Door(outside, f"http://127.0.0.1:{inside.getsockname()[1]}")
+            await door.open()
+            try:
+                await work(behind)
+            finally:
+                await door.close()
+                server.should_exit = True
+                await serving
+            return behind
+
+    return asyncio.run(run())
+
+
+PACKED = zlib.compress(b" " * 100)
+EMPTY = b"\x78\x01" + b"\x00\x00\x00\xff\xff" * 400 + b"\x01\x00\x00\xff\xff\x00\x00\x00\x01"  # all of it is nothing
+
+
+class TestDoor:
+    def test_no_request_in_the_body_of_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first has a body that gets shorter when it is unpacked. What a second one sends must not be taken for the
+        rest of it, up to where a request begins that is not allowed."""
+
+        async def attack(behind: Behind) -> None:
+            packed = f"Content-Encoding: deflate\r\nContent-Length: {len(EMPTY)}"
+            await behind.send(f"POST /v1/models HTTP/1.1\r\n{packed}", EMPTY)
+            hidden = b"\r\n" * 2000 + b"POST /pause HTTP/1.1\r\nHost: here\r\nContent-Length: 0\r\n\r\n"
+            await behind.send(f"POST /v1/echo HTTP/1.1\r\nContent-Length: {len(hidden)}", hidden)
+            assert behind.bodies == [hidden]
+
+        behind = through_a_door(monkeypatch, attack)
+        assert [path for _, path in behind.seen] == ["/v1/models", "/v1/echo"]
+
+    @pytest.mark.parametrize("length", [f"Content-Length: {len(PACKED)}", "Transfer-Encoding: chunked"])
+    def test_a_body_passes_as_it_came(self, length: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def ask(behind: Behind) -> None:
+            chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(PACKED), PACKED)
+            head = f"POST /v1/echo HTTP/1.1\r\nContent-Encoding: deflate\r\n{length}"
+            assert b" 200 " in await behind.send(head, chunked if "chunked" in length else PACKED)
+
+        assert through_a_door(monkeypatch, ask).bodies == [PACKED]
+
+    def test_only_a_post_has_a_body(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def ask(behind: Behind) -> None:
+            assert b" 200 " in await behind.send("GET /v1/echo HTTP/1.1\r\nContent-Length: 5", b"hello")
+
+        assert through_a_door(monkeypatch, ask).bodies == [b""]
+
+    def test_an_answer_passes_as_it_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def ask(behind: Behind) -> None:
+            assert b" 200 " in await behind.send("GET /v1/stream HTTP/1.1", until=b"first")
+
+        through_a_door(monkeypatch, ask)
+
+    def test_what_is_no_http_is_not_worth_a_traceback(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def ask(behind: Behind) -> None:
+            for head in ("GET /v1/models HTTP/1.1\r\nContent-Length: x", "GET /v1/models HTTP/1.1\r\nno header"):
+                assert b" 400 " in await behind.send(head)
+
+        assert through_a_door(monkeypatch, ask).seen == []
+        assert caplog.records == []
 
 
 # --- environment -------------------------------------------------------------------------------------------------

@@ -171,6 +171,14 @@ class TestNumbers:
         assert plot["far"]["y"] == [3, 9, 9]
         assert plot["far"]["line"]["shape"] == "hv"
 
+    def test_a_replica_that_was_not_heard_of_since(self, shown: Tab) -> None:
+        later = "stairs({ ...picture, at: picture.at + 60 }, colours()).traces"
+        found = {trace["name"]: trace for trace in shown.evaluate(later)}
+        for name, version in (("far", 9), ("near", 12)):
+            since = found[f"{name}, not heard of since"]
+            assert (since["y"], since["line"]["dash"]) == ([version, version], "dot")
+            assert since["x"] == [found[name]["x"][-1], found["trainer"]["x"][-1]]
+
     def test_bytes(self, shown: Tab, training: Training) -> None:
         plot = shown.plot("bytes")
         deltas = [one for one in training.commits() if one.kind == "delta"]
@@ -316,6 +324,19 @@ class TestLive:
         assert "Newest version\n12\n" in shown.text("#cards")
         shown.close()
 
+    def test_a_fault_of_the_page_is_not_the_end_of_its_server(self, browser: Chromium, training: Training) -> None:
+        shown = browser.tab()
+        with Page(training.url, port=0) as page:
+            shown.open(page.address)
+            shown.evaluate("window.right = heatMap; heatMap = () => { throw Error('no paint') }; tag = null")
+            shown.wait_for("document.querySelector('#alerts').textContent.includes('no paint')")
+            assert "has ended" not in shown.text("#alerts")
+            assert shown.text("#state") == "not live"
+            shown.evaluate("heatMap = window.right")
+            shown.wait_for("document.querySelector('#state').textContent === 'live'")
+            assert shown.text("#alerts") == ""
+        shown.close()
+
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -324,7 +345,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("hostile"), [f"{SCRIPT}.weight", f"{IMAGE}.weight", "a\u202eb\n.weight"]
     )
     for step in range(3):
-        training.publish(**{IMAGE: step, SCRIPT: 1.0, "__proto__": 2.0, "reward": 1e308})
+        training.publish(**{IMAGE: step, SCRIPT: 1.0, "__proto__": 2.0, "reward": (1e308, -1e300, 1e300)[step]})
     training.follow("one", 0.005, trouble=IMAGE)
     training.close()
     run_id = json.loads((training.url / "run.json").read_bytes())["run"]
@@ -340,6 +361,8 @@ class TestHostile:
         (tmp_path / "page.html").write_bytes(run(export(open_bucket(hostile))))
         with Page(hostile, port=0) as page:
             shown = tab(page.address if way == "live" else (tmp_path / "page.html").as_uri())
+            assert shown.evaluate("document.querySelector('#metrics .plot').data[0].y") == [None, -1e300, 1e300]
+            assert shown.evaluate("document.querySelectorAll('[d*=NaN], [transform*=NaN]').length") == 0
             shown.evaluate(f"view.metric = {json.dumps(IMAGE)}; pictures()")
 
             ticks = shown.evaluate("[...document.querySelectorAll('#heat .ytick text')].map((one) => one.textContent)")

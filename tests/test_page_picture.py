@@ -82,6 +82,10 @@ class TestVersions:
         assert drawn({"time": time}).versions[-1].time is None
         assert moment(time) is None
 
+    def test_a_metric_that_no_axis_can_hold_is_left_out(self) -> None:
+        metrics = {"a": 1e308, "b": -1e308, "c": -1e300, "d": float("nan")}
+        assert drawn({"metrics": metrics}).versions[-1].metrics == {"a": None, "b": None, "c": -1e300, "d": None}
+
     def test_can_be_told_in_json(self) -> None:
         told = msgspec.json.decode(msgspec.json.encode(drawn({"metrics": {"</script>": 1.0}})))
         assert told["versions"][-1]["metrics"] == {"</script>": 1.0}

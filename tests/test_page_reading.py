@@ -8,9 +8,9 @@ from clocked import Clocked, beat, clocked, first_weights, publish, run, stepped
 from published import commits_in
 from stores import SeaweedFS, use
 from weightwire.bucket import open_bucket
-from weightwire.commit import Gc, gc_path, seal
+from weightwire.commit import Gc, Passed, Stage, gc_path, seal
 from weightwire.delta import Delta
-from weightwire.errors import BrokenChain, PermissionDenied, Unavailable
+from weightwire.errors import BrokenChain, NoRun, PermissionDenied, Unavailable
 from weightwire.page.picture import Picture
 from weightwire.page.reading import Reader
 from weightwire.world import World
@@ -109,8 +109,13 @@ class TestPicture:
         for index in range(30):
             bucket.now += 1
             bucket.write(*beat(ours, f"r{index:02}", 6))
+        log = asked(bucket)
         picture = look(bucket)
-        assert ([one.name for one in picture.replicas], picture.unshown) == ([f"r{one:02}" for one in range(6, 30)], 6)
+        shown = [f"r{one:02}" for one in range(6, 30)]
+        assert ([one.name for one in picture.replicas], picture.unshown) == (shown, 6)
+        assert {path for verb, path in log if path.startswith("replicas/") and verb == "get"} == {
+            f"replicas/{name}.json" for name in shown
+        }
 
     def test_of_nothing(self) -> None:
         picture = look(clocked())
@@ -163,6 +168,16 @@ class TestAgain:
             bucket.write(*beat(ours, "one", version))
             assert run(reader.look()).replicas[0].reached == version
 
+    def test_a_replica_that_is_gone_is_forgotten(self, bucket: Clocked) -> None:
+        reader = Reader(bucket, World())
+        ours = run(reader.look()).run
+        for at in (5.0, 6.0):
+            path, data = beat(ours, "one", 3, recent=(Passed(3, {"apply": Stage(0.1, 0, at)}),))
+            bucket.write(path, data)
+            assert [at for at, _ in run(reader.look()).replicas[0].steps] == [at]
+            run(bucket.inner.delete(path))
+            assert run(reader.look()).replicas == ()
+
     def test_anchors_are_looked_for_now_and_then(self, bucket: Clocked) -> None:
         world = Later()
         reader = Reader(bucket, world)
@@ -177,7 +192,9 @@ class TestAgain:
         first = run(reader.look())
         for path in bucket.paths():
             run(bucket.inner.delete(path))
-        assert run(reader.look()).run == ""
+        for _ in range(2):
+            with pytest.raises(NoRun, match="the run is no longer there"):
+                run(reader.look())
         bucket.now += 5
         publish(bucket, first_weights(3), 2)
         second = run(reader.look())
@@ -195,6 +212,17 @@ class TestAgain:
             run(reader.look())
         bucket.hook = None
         assert run(reader.look()).versions == before.versions
+
+    def test_a_run_that_breaks_and_then_goes_was_there(self, bucket: Clocked) -> None:
+        """As one does that is deleted while it is looked at."""
+        reader = Reader(bucket, World())
+        run(reader.look())
+        bucket.write("commits/00000000000000000007.json", b"{}")
+        with pytest.raises(BrokenChain):
+            run(reader.look())
+        run(bucket.inner.delete("run.json"))
+        with pytest.raises(NoRun):
+            run(reader.look())
 
     def test_a_broken_chain_is_told_of(self, bucket: Clocked) -> None:
         bucket.write("commits/00000000000000000004.json", b"{}")

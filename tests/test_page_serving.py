@@ -108,7 +108,9 @@ class TestAnswers:
         answer, body = ask(quiet, "/", "HEAD")
         assert (answer.status, body) == (200, b"")
 
-    @pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", ""])
+    @pytest.mark.parametrize(
+        "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "[::1]evil", "[::1]:1:2", ""]
+    )
     def test_not_under_the_name_of_another_site(self, quiet: Page, host: str) -> None:
         assert ask(quiet, "/run.json", Host=host)[0].status == 403
 
@@ -148,7 +150,11 @@ class TestLive:
     def test_a_run_that_is_deleted(self, page: Page, url: Path) -> None:
         shutil.rmtree(url)
         url.mkdir()
-        assert wait_for(page, "run", "")["versions"] == []
+        found = wait_for(page, "trouble", bool)
+        assert found["trouble"].endswith("the run is no longer there")
+        assert len(found["versions"]) == 4
+        publish(open_bucket(url), first_weights(3), 1)
+        assert len(wait_for(page, "trouble", "")["versions"]) == 2
 
     def test_what_is_wrong_at_the_start_is_an_error(self, url: Path) -> None:
         (url / "run.json").write_bytes(b"nonsense")

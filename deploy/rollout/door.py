@@ -7,10 +7,12 @@ paths are harmless; nothing of weights.
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -21,7 +23,24 @@ _OPEN = re.compile(
     r"GET /(health|weight_info)|(GET|POST|OPTIONS) /v1(/[A-Za-z0-9_-]+)+|(POST|OPTIONS) /inference/v1/generate"
 )
 # What concerns one connection, and not what is sent over it.
-_HOP = {"connection", "host", "keep-alive", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade"}
+_HOP = {
+    "connection",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+}
+# Where a body ends is said by who sends it, which is the door. If vLLM took a client's word for it, and it were wrong,
+# the rest of a body would be read as a request of its own, which nobody has looked at.
+_SAID_ANEW = _HOP | {"content-length"}
+
+_log = logging.getLogger("weightwire.door")
+_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
 
 class Door:
@@ -34,15 +53,19 @@ class Door:
         self._runner: web.AppRunner | None = None
 
     async def open(self) -> None:
-        # As many requests as come, for as long as they take: vLLM has limits of its own.
-        connector, timeout = TCPConnector(limit=0), ClientTimeout(total=None, sock_connect=10)
+        # As many requests as come, for as long as they take: vLLM has limits of its own. Each has a connection of its
+        # own, so that nothing of one client's can ever be taken for the beginning of another's.
+        connector, timeout = TCPConnector(limit=0, force_close=True), ClientTimeout(total=None, sock_connect=10)
         self._session = ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._pass)
-        # A client that leaves ends its request behind the door too: nobody would read the answer.
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        # A client that leaves ends its request behind the door too: nobody would read the answer. Bodies pass as they
+        # came: one that was unpacked here would no longer be what its Content-Encoding says.
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, auto_decompress=False, shutdown_timeout=1.0, logger=_log
+        )
         await self._runner.setup()
-        await web.SockSite(self._runner, self._socket, shutdown_timeout=1.0).start()
+        await web.SockSite(self._runner, self._socket).start()
 
     async def close(self) -> None:
         if self._runner is not None:
@@ -60,11 +83,11 @@ class Door:
             async with self._session.request(
                 request.method,
                 URL(self._server + request.raw_path, encoded=True),
-                headers=_forwarded(request.headers),
-                data=request.content if request.can_read_body else None,
+                headers=_forwarded(request.headers, _SAID_ANEW),
+                data=request.content if request.method == "POST" and request.can_read_body else None,
                 allow_redirects=False,
             ) as answer:
-                response = web.StreamResponse(status=answer.status, headers=_forwarded(answer.headers))
+                response = web.StreamResponse(status=answer.status, headers=_forwarded(answer.headers, _HOP))
                 await response.prepare(request)
                 async for part in answer.content.iter_any():
                     await response.write(part)
@@ -76,5 +99,5 @@ class Door:
             raise  # cut off: a proper end would look like all of it
 
 
-def _forwarded(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP)
+def _forwarded(headers: CIMultiDictProxy[str], without: set[str]) -> CIMultiDict[str]:
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in without)

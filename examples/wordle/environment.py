@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import uvicorn
 from starlette.applications import Starlette
@@ -39,6 +39,8 @@ from game import LETTERS, TURNS, Game, answer_for
 
 __all__ = ["Refused", "Session", "application", "main"]
 
+_LARGEST = 1 << 20  # bytes of a message or body
+_LONGEST = 255  # characters of a text in it
 _MOST_GAMES = 4096  # that are kept for those who come without a WebSocket; the oldest go first
 
 
@@ -61,16 +63,16 @@ class Session:
         seed, episode = data.get("seed"), data.get("episode_id")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise Refused("VALIDATION_ERROR", f"seed: is a whole number from 0 on, not {seed!r}")
-        if episode is not None and not (isinstance(episode, str) and len(episode) <= 255):
-            raise Refused("VALIDATION_ERROR", "episode_id: is a text of at most 255 characters")
+        if episode is not None and not _is_text(episode):
+            raise Refused("VALIDATION_ERROR", f"episode_id: is a text of at most {_LONGEST} characters")
         self.episode = episode or uuid.uuid4().hex
         self.game = Game(answer_for(random.getrandbits(32) if seed is None else seed))
         return self._observation(self.game, reward=None)
 
     def step(self, action: Any) -> dict[str, Any]:
         guess = action.get("guess") if isinstance(action, Mapping) else None
-        if not isinstance(guess, str):
-            raise Refused("VALIDATION_ERROR", 'an action is {"guess": "crane"}')
+        if not _is_text(guess):
+            raise Refused("VALIDATION_ERROR", f'an action is {{"guess": "crane"}}, at most {_LONGEST} characters')
         if self.game is None or self.game.done:
             raise Refused("EXECUTION_ERROR", "no game: reset starts one" if self.game is None else "this game is over")
         self.game = self.game.guess(guess)
@@ -99,14 +101,18 @@ async def converse(socket: WebSocket) -> None:
     await socket.accept()
     session = Session()
     with suppress(WebSocketDisconnect):
-        while (answer := _answer(session, await socket.receive_text())) is not None:
+        while (message := await socket.receive())["type"] != "websocket.disconnect":
+            if (answer := _answer(session, message.get("text"))) is None:
+                await socket.close()
+                break
             await socket.send_text(json.dumps(answer))
-        await socket.close()
 
 
-def _answer(session: Session, text: str) -> dict[str, Any] | None:
-    """None ends the session."""
+def _answer(session: Session, text: str | None) -> dict[str, Any] | None:
+    """None ends the session. What is no text came as bytes."""
     try:
+        if text is None:
+            raise Refused("INVALID_JSON", "Invalid JSON: a message is text, not bytes")
         message = _object(text)
         data = message.get("data", {})
         if not isinstance(data, dict):
@@ -135,7 +141,7 @@ class Visits:
     async def reset(self, request: Request) -> JSONResponse:
         session = Session()
         try:
-            observation = session.reset(_object((await request.body()).decode() or "{}"))
+            observation = session.reset(_object(await _body(request) or "{}"))
         except (Refused, UnicodeDecodeError) as problem:
             return _refusal(problem)
         self._sessions[session.episode] = session
@@ -146,7 +152,7 @@ class Visits:
 
     async def step(self, request: Request) -> JSONResponse:
         try:
-            body = _object((await request.body()).decode())
+            body = _object(await _body(request))
             return JSONResponse(self._find(body.get("episode_id")).step(body.get("action")))
         except (Refused, UnicodeDecodeError) as problem:
             return _refusal(problem)
@@ -208,6 +214,20 @@ async def _schema(request: Request) -> JSONResponse:
     )
 
 
+async def _body(request: Request) -> str:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _LARGEST:
+            raise Refused("VALIDATION_ERROR", f"a body has at most {_LARGEST:,} bytes")
+    return body.decode()
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    """One that can be told again: JSON can spell halves of characters, which no answer can hold."""
+    return isinstance(value, str) and len(value) <= _LONGEST and not any("\ud800" <= one <= "\udfff" for one in value)
+
+
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
@@ -233,7 +253,9 @@ def main() -> None:
     host, port = listener.getsockname()[:2]
     print(f"wordle: http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)
     # Sessions are left open by those who are gone: nobody waits for them.
-    config = uvicorn.Config(application(), log_level="error", access_log=False, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        application(), log_level="error", access_log=False, timeout_graceful_shutdown=1, ws_max_size=_LARGEST
+    )
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
 

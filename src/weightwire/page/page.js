@@ -153,9 +153,13 @@ function pauseCard() {
   return figureCard("Last pause", duration(last), pauses.length ? `longest of ${pauses.length + 1}: ${duration(longest)}` : "of an engine", "pause");
 }
 
+function notice(bad, title, text) {
+  return element("div", { class: bad ? "alert bad" : "alert" }, element("b", {}, title), ` ${plain(text)}`);
+}
+
 function alerts() {
   const made = [];
-  const add = (bad, title, text) => made.push(element("div", { class: bad ? "alert bad" : "alert" }, element("b", {}, title), ` ${plain(text)}`));
+  const add = (...all) => made.push(notice(...all));
   if (lost) add(true, "No longer live.", lost);
   if (picture.trouble) add(true, "The bucket cannot be read just now; this is what was there before.", picture.trouble);
   for (const one of picture.replicas) if (one.trouble) add(true, `${plain(one.name)}:`, one.trouble);
@@ -288,23 +292,32 @@ function show(next) {
 }
 
 async function look() {
+  let answer = null, next = null;
   try {
-    const answer = await fetch("run.json", { cache: "no-store", headers: tag ? { "If-None-Match": tag } : {} });
-    if (answer.status === 304) await answer.arrayBuffer();
+    answer = await fetch("run.json", { cache: "no-store", headers: tag ? { "If-None-Match": tag } : {} });
+    if (answer.status === 200) next = await answer.json();
+    else await answer.arrayBuffer();
     const date = Date.parse(answer.headers.get("Date") ?? "");
     const off = (date - Date.now()) / 1000;
     skew = Math.abs(off) > 3 ? off : 0; // the header knows whole seconds only
-    lost = "";
-    if (answer.status === 200) {
-      tag = answer.headers.get("ETag");
-      show(await answer.json());
-    } else if (answer.status !== 304) {
-      lost = `The server answered ${answer.status}.`;
-    }
+    lost = answer.ok || answer.status === 304 ? "" : `The server answered ${answer.status}.`;
   } catch {
     lost = "`weightwire page` has ended, or cannot be reached; this is what it showed last.";
   }
-  if (picture) words();
+  try {
+    if (next) {
+      tag = null; // what could not be drawn is asked for again
+      show(next);
+      tag = answer.headers.get("ETag");
+    } else if (picture) {
+      words();
+    }
+  } catch (problem) {
+    console.error(problem);
+    find("#state").className = "lost";
+    say(find("#state"), "not live");
+    fill(find("#alerts"), [notice(true, "A fault of this page: not all of it is up to date.", String(problem))]);
+  }
 }
 
 async function watch() {

@@ -40,6 +40,7 @@ _DETAILED = 300  # versions of which the stages are shown
 _LATEST = 1e11  # seconds since 1970; beyond it nothing can be drawn
 _LONGEST = 1e9  # seconds
 _MOST = 2**53 - 1
+_FARTHEST = 1e300  # a metric; beyond it no axis has room for both ends
 _REMEMBERED = 2000  # versions that a replica went through
 
 History = Mapping[tuple[int, float], Passed]
@@ -192,8 +193,12 @@ def _version(commit: Commit) -> Version:
         moment(commit.time),
         commit.nbytes,
         commit.changed,
-        commit.metrics,
+        {name: _drawable(value) for name, value in commit.metrics.items()},
     )
+
+
+def _drawable(metric: float | None) -> float | None:
+    return metric if metric is not None and abs(metric) <= _FARTHEST else None
 
 
 def anchor_of(shortcut: Shortcut, there: bool) -> Anchor:

@@ -80,13 +80,17 @@ class Reader:
 
     def __init__(self, bucket: Bucket, world: World) -> None:
         self._bucket, self._world = bucket, world
-        self._run: Object | None = None
+        self._run: Object | None = None  # the last that was there
         self._known: _Known | None = None
 
     async def look(self) -> Picture:
         found = await self._find_run()
+        if found is None and self._run is not None:
+            raise NoRun(
+                f"{self._bucket.url}: the run is no longer there",
+                hint="check whether it was deleted; another one is shown as soon as it begins",
+            )
         if found is None:
-            self._known = None
             return Picture(self._bucket.url, self._world.time())
         if self._known is None or found != self._run:  # another run may have taken its place
             run = await read_run(self._bucket)
@@ -130,8 +134,7 @@ class _Known:
         await self._read_commits()
         await self._read_seldom()
         await self._read_columns()
-        replicas = await self._read_replicas()
-        shown = sorted(replicas, key=lambda one: -one.heard)[:_REPLICAS]
+        replicas, unshown = await self._read_replicas()
         return picture_of(
             self._bucket.url,
             self._world.time(),
@@ -140,8 +143,8 @@ class _Known:
             publisher=self._publisher,
             anchors=self._anchors(),
             below=self._gc.below if self._gc else 0,
-            replicas=sorted(shown, key=lambda one: one.name),
-            unshown=len(replicas) - len(shown),
+            replicas=sorted(replicas, key=lambda one: one.name),
+            unshown=unshown,
             heat=heat_of(self._commits, self._rows, self._columns),
             notes=() if self._may_list else (_NO_LISTS,),
         )
@@ -218,8 +221,10 @@ class _Known:
 
     # --- replicas ------------------------------------------------------------------------------------------------
 
-    async def _read_replicas(self) -> list[Replica]:
-        objects = await self._list("replicas/")
+    async def _read_replicas(self) -> tuple[list[Replica], int]:
+        """Those that were heard of last, and how many others there are; of them nothing is read."""
+        listed = sorted(await self._list("replicas/"), key=lambda one: -one.modified)
+        newest = listed[:_REPLICAS]
 
         async def read(one: Object) -> None:
             beat = await self._read(one.path, Heartbeat)
@@ -230,9 +235,14 @@ class _Known:
             self._beats[one.path] = one, beat
 
         known = self._beats
-        await each([one for one in objects if one.path not in known or known[one.path][0] != one], _LANES, read)
-        there = [self._beats[one.path] for one in objects]
-        return [replica_of(beat, one.modified, self._histories[one.path]) for one, beat in there if beat is not None]
+        await each([one for one in newest if one.path not in known or known[one.path][0] != one], _LANES, read)
+        # One that is there but not shown may be again: what it went through stays known.
+        there = {one.path for one in listed}
+        self._beats = {path: beat for path, beat in self._beats.items() if path in there}
+        self._histories = {path: history for path, history in self._histories.items() if path in there}
+        found = [self._beats[one.path] for one in newest]
+        shown = [replica_of(beat, one.modified, self._histories[one.path]) for one, beat in found if beat is not None]
+        return shown, len(listed) - len(newest)
 
     # --- headers of deltas ---------------------------------------------------------------------------------------
 

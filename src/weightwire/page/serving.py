@@ -14,6 +14,7 @@ import errno
 import gzip
 import hashlib
 import os
+import re
 import socket
 import socketserver
 import threading
@@ -228,9 +229,13 @@ _HEADERS = {
 }
 
 
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+))(?::[0-9]*)?")
+
+
 def _host(text: str) -> str:
-    """The name in a Host header, without the port."""
-    return text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0].lower()
+    """The name in a Host header, without the port; empty where it is none."""
+    found = _HOST.fullmatch(text)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def _listen(host: str, port: int | None) -> _Server:
