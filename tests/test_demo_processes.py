@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,23 @@ def test_waiting_ends(processes: Processes) -> None:
     one = processes.start("server", SLEEPS)
     with pytest.raises(ProcessFailed, match="the start of the server took longer than 0 s"):
         processes.wait_to_answer(one, f"http://127.0.0.1:{free_port()}/health", 0.2)
+
+
+def test_a_signal_that_comes_while_one_is_started_loses_nothing(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    popen = subprocess.Popen
+
+    def interrupted(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        started = popen(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGINT)  # it runs, and nobody has heard of it
+        return started
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        processes.start("one", SLEEPS)
+    [one] = processes._running
+    assert lives(one.pid)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")

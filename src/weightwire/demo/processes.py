@@ -13,10 +13,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from weightwire.closes import Closes
@@ -88,7 +90,7 @@ class Processes(Closes):
     def start(self, name: str, command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> Process:
         log = self._logs / f"{name.replace(' ', '-')}.log"
         try:
-            with log.open("ab") as out:
+            with log.open("ab") as out, _signals_wait():
                 popen = subprocess.Popen(
                     [str(word) for word in command],
                     stdin=subprocess.DEVNULL,
@@ -98,12 +100,12 @@ class Processes(Closes):
                     start_new_session=True,  # so that Ctrl-C comes to us alone, who end them in order
                     preexec_fn=_end_with_parent if sys.platform == "linux" else None,
                 )
+                process = Process(name, log, popen)
+                self._running.append(process)
         except OSError as problem:
             raise OutputError(
                 f"the {name} cannot be started ({problem})", hint="see whether the disk is full"
             ) from problem
-        process = Process(name, log, popen)
-        self._running.append(process)
         return process
 
     def forget(self, process: Process) -> None:
@@ -141,6 +143,24 @@ class Processes(Closes):
         for process in self._running:
             process.kill()
         self._running.clear()
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Signals that end this process do so afterwards: a child that runs before we know of it would be lost."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may be interrupted by them
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, frame: came.append(number)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        for late in came:
+            os.kill(os.getpid(), late)
 
 
 def free_port() -> int:
