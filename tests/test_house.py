@@ -17,6 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module or folder imports only from those before it, `weightwire/__init__.py` from all but the last two.
 ORDER = [
     "errors",
+    "addresses",
     "closes",
     "dtypes",
     "container",

@@ -8,7 +8,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,17 +15,19 @@ import msgspec
 import typer
 
 from weightwire.cli.board import beside_bytes, board, changed, fifths, full_bytes, sent_bytes
+from weightwire.cli.running import check_installed
 from weightwire.cli.terminal import AsJson, byte_size, note_if_slow, say, write_json
 from weightwire.commit import FENCE
 from weightwire.demo.cast import ENGINES
 from weightwire.demo.scenes import Plan, Played, play
-from weightwire.errors import OutputError, WeightwireError
+from weightwire.errors import OutputError
 from weightwire.page.document import exported
 from weightwire.page.picture import Picture
 
 __all__ = ["demo"]
 
 _STEPS, _QUICK = 45, 10
+_NEEDED = ("plotly", "starlette", "torch", "transformers", "uvicorn", "websockets")
 
 
 def demo(
@@ -57,7 +58,9 @@ def demo(
     """
     if engine not in ENGINES:
         raise typer.BadParameter(f"{engine!r} is none: write torch or vllm", param_hint="--engine")
-    _check_installed(engine)
+    check_installed("the demo", _NEEDED, "demo")
+    if engine == "vllm":
+        check_installed("the demo", ("vllm",), "vllm")
     note_if_slow()
     steps = steps or (_QUICK if quick else _STEPS)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
@@ -76,15 +79,6 @@ def demo(
         say(_learnt(played.picture, steps))
         for line in _summary(played, run, page):
             print(line)
-
-
-def _check_installed(engine: str) -> None:
-    needed = {"demo": ("plotly", "starlette", "torch", "transformers", "uvicorn", "websockets"), "vllm": ("vllm",)}
-    for extra, modules in needed.items():
-        for module in modules if extra == "demo" or engine == extra else ():
-            if find_spec(module) is None:
-                hint = f"pip install 'weightwire[{extra}]'"
-                raise WeightwireError(f"the demo needs {module}, which is not installed", hint=hint)
 
 
 def _write_page(picture: Picture, path: Path) -> Path:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.util import find_spec
 from typing import Annotated, TypeVar
 
 import typer
 
 from weightwire.bucket import Bucket, open_bucket
+from weightwire.errors import WeightwireError
 
-__all__ = ["Url", "ago", "duration", "short", "span", "with_bucket"]
+__all__ = ["Url", "ago", "check_installed", "duration", "short", "span", "with_bucket"]
 
 Result = TypeVar("Result")
 
@@ -22,6 +24,15 @@ Url = Annotated[
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(s|m|min|h|d)", re.ASCII)
 _MOST = 1e10  # seconds: some hundred years
+
+
+def check_installed(what: str, modules: Sequence[str], extra: str) -> None:
+    """What only some commands need is no part of every installation."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise WeightwireError(
+                f"{what} needs {module}, which is not installed", hint=f"pip install 'weightwire[{extra}]'"
+            )
 
 
 def with_bucket(url: str, work: Callable[[Bucket], Awaitable[Result]]) -> Result:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack, closing
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Event as Stop
 from typing import Annotated
@@ -14,11 +13,11 @@ import typer
 from weightwire.bucket import Bucket
 from weightwire.chain import Chain, read_run
 from weightwire.cli.following import Ear, check_name, find_run, tell, wait_for_run
-from weightwire.cli.running import with_bucket
+from weightwire.cli.running import check_installed, with_bucket
 from weightwire.cli.stopping import stopping
 from weightwire.cli.terminal import note_if_slow, say
 from weightwire.engines.keeping import Keeper
-from weightwire.errors import EngineError, Unavailable, WeightwireError
+from weightwire.errors import EngineError, Unavailable
 from weightwire.follower import Follower
 from weightwire.metrics import Metrics
 
@@ -58,7 +57,7 @@ def serve(
     """
     if name is not None:
         check_name(name)
-    _check_installed()
+    check_installed("serve", ("starlette", "torch", "transformers", "uvicorn"), "serve")
     from weightwire.server.app import Face
     from weightwire.server.listening import Listening
 
@@ -89,14 +88,6 @@ def serve(
             _follow(follower, keeper, ear, stop)
         listening.close()  # first, so that what has been asked is still answered
     say("stopped" if keeper.served is None else f"stopped at version {keeper.served}")
-
-
-def _check_installed() -> None:
-    for module in ("starlette", "torch", "transformers", "uvicorn"):
-        if find_spec(module) is None:
-            raise WeightwireError(
-                f"serve needs {module}, which is not installed", hint="pip install 'weightwire[serve]'"
-            )
 
 
 # --- the run -----------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ Knows HTTP, and whom to ask; nothing of runs. It trusts nobody: what is sent is 
 
 from __future__ import annotations
 
-import errno
 import json
 import re
 import socket
@@ -20,6 +19,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from weightwire.addresses import cannot_listen
 from weightwire.closes import Closes
 from weightwire.errors import WeightwireError
 
@@ -60,7 +60,7 @@ class Door(Closes):
             family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self._server = _Server(family, (str(place[0]), int(place[1])))
         except (OSError, UnicodeError) as problem:  # the latter from a host name that can be none
-            raise _cannot_listen(host, port, problem) from problem
+            raise cannot_listen(host, port, problem, options="") from problem
         self._server.wake, self._server.status, self._server.metrics = wake, status, metrics
         shown, port = self._server.server_address[:2]
         self.address = f"[{shown!s}]:{port}" if ":" in str(shown) else f"{shown!s}:{port}"
@@ -139,14 +139,3 @@ class _Visit(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: whoever asks every few seconds would fill the log."""
-
-
-def _cannot_listen(host: str, port: int, problem: Exception) -> WeightwireError:
-    number = problem.errno if isinstance(problem, OSError) else None
-    if number == errno.EADDRINUSE:
-        return WeightwireError(
-            f"{host}:{port}: another program listens there already", hint="choose another port, or 0 for any"
-        )
-    reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
-    hint = "ports below 1024 are for root: choose another" if number == errno.EACCES else "check host and port"
-    return WeightwireError(f"{host}:{port}: cannot be listened on ({reason})", hint=hint)

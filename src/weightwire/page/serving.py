@@ -14,7 +14,6 @@ import errno
 import gzip
 import hashlib
 import os
-import re
 import socket
 import socketserver
 import threading
@@ -24,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from weightwire.addresses import cannot_listen, name_in
 from weightwire.background import Background
 from weightwire.bucket import Bucket, open_bucket
 from weightwire.closes import Closes
@@ -168,7 +168,7 @@ class _Visit(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         names = self.server.names
-        if names is not None and _host(self.headers.get("Host", "")) not in names:
+        if names is not None and name_in(self.headers.get("Host", "")) not in names:
             self._send(403, _Answer("text/plain", b"this page is for this machine only\n"))
             return
         answer = self._answer(self.path.partition("?")[0])
@@ -229,15 +229,6 @@ _HEADERS = {
 }
 
 
-_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+))(?::[0-9]*)?")
-
-
-def _host(text: str) -> str:
-    """The name in a Host header, without the port; empty where it is none."""
-    found = _HOST.fullmatch(text)
-    return (found[1] or found[2]).lower() if found else ""
-
-
 def _listen(host: str, port: int | None) -> _Server:
     """At a port that was asked for, or at the usual one or the first free one after it."""
     ports = range(PORT, PORT + _TRIES) if port is None else range(port, port + 1)
@@ -247,16 +238,5 @@ def _listen(host: str, port: int | None) -> _Server:
             return _Server(family, (str(place[0]), int(place[1])))
         except (OSError, UnicodeError, OverflowError) as problem:
             if getattr(problem, "errno", None) != errno.EADDRINUSE or one == ports[-1]:
-                raise _cannot_listen(host, one, problem) from problem
+                raise cannot_listen(host, one, problem) from problem
     raise AssertionError("there is always a port to try")
-
-
-def _cannot_listen(host: str, port: int, problem: Exception) -> WeightwireError:
-    number = problem.errno if isinstance(problem, OSError) else None
-    if number == errno.EADDRINUSE:
-        return WeightwireError(
-            f"{host}:{port}: another program listens there already", hint="choose another --port, or 0 for any"
-        )
-    reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
-    hint = "ports below 1024 are for root: choose another" if number == errno.EACCES else "check --host and --port"
-    return WeightwireError(f"{host}:{port}: cannot be listened on ({reason})", hint=hint)

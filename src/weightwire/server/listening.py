@@ -5,8 +5,6 @@ Knows addresses, the names that it may be asked by, and how to stop in time; not
 
 from __future__ import annotations
 
-import errno
-import re
 import socket
 import threading
 from ipaddress import ip_address
@@ -18,8 +16,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from weightwire.addresses import cannot_listen, name_in
 from weightwire.closes import Closes
-from weightwire.errors import WeightwireError
 from weightwire.server.wire import error
 
 __all__ = ["Listening"]
@@ -27,7 +25,6 @@ __all__ = ["Listening"]
 _PATIENCE = 2  # seconds for answers that are on their way, once it is to stop
 _IDLE = 60  # seconds that a connection may rest: clients that think for long use theirs again
 _BACKLOG = 2048  # connections that may come at once
-_HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]+))(?::\d*)?", re.ASCII)  # a name and maybe a port
 
 
 class Listening(Closes):
@@ -76,18 +73,12 @@ class _Local:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         hosts = Headers(scope=scope).getlist("host")
-        name = _name(hosts[0]) if len(hosts) == 1 else ""
+        name = name_in(hosts[0]) if len(hosts) == 1 else ""
         if name and (name in self._names or _is_local(name)):
             await self._app(scope, receive, send)
             return
         told = error(403, "this server is for this machine only: ask it as 127.0.0.1 or localhost")
         await Response(msgspec.json.encode(told), 403, media_type="application/json")(scope, receive, send)
-
-
-def _name(host: str) -> str:
-    """The name in a Host header, without the port; empty if it is none."""
-    found = _HOST.fullmatch(host)
-    return (found[1] or found[2]).lower() if found else ""
 
 
 def _is_local(name: str) -> bool:
@@ -103,11 +94,4 @@ def _listen(host: str, port: int) -> socket.socket:
         # Listening at once, and not only bound: two could be bound to the same port.
         return socket.create_server(place[:2], family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as problem:  # the latter from a host name that can be none
-        if isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE:
-            raise WeightwireError(
-                f"{host}:{port}: another program listens there already", hint="choose another --port, or 0 for any"
-            ) from problem
-        reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
-        raise WeightwireError(
-            f"{host}:{port}: cannot be listened on ({reason})", hint="check --host and --port"
-        ) from problem
+        raise cannot_listen(host, port, problem) from problem
