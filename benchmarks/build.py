@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import weightwire
-from weightwire.codec import KERNEL
+from weightwire.codec.block_codec import KERNEL
 
 MIXED = "weightwire was changed or rebuilt during the run: these figures mix two builds"
 

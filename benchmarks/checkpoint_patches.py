@@ -16,9 +16,9 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (
     load_checkpoint_weight_patches,
 )
 
-from weightwire.decode import changes
-from weightwire.delta import Delta
-from weightwire.engines.mapping import torch_dtype
+from weightwire.delta.decoder import changes
+from weightwire.delta.file import Delta
+from weightwire.engines.weight_map import torch_dtype
 
 
 class CheckpointPatches:

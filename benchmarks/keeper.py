@@ -14,9 +14,9 @@ from pathlib import Path
 
 from receiver import say, tell
 
-from weightwire.engines.keeping import Keeper
+from weightwire.engines.version_keeper import Keeper
 from weightwire.engines.vllm.client import VllmEngine
-from weightwire.follower import Follower
+from weightwire.follower.follower import Follower
 
 
 def main() -> None:

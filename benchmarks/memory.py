@@ -30,7 +30,7 @@ from recording import read_checkpoint
 from training import Training
 
 import weightwire
-from weightwire.publisher import Publisher
+from weightwire.publisher.publisher import Publisher
 
 EVERY = 0.001  # seconds
 PUBLISHES = 5

@@ -56,12 +56,12 @@ from training import open_training
 from whole import run_whole
 
 import weightwire
-from weightwire.events import Event
-from weightwire.publisher import Publisher
+from weightwire.publisher.publisher import Publisher
+from weightwire.telemetry.events import Event
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
-from serving import VLLM
-from stores import running
+from support.serving import VLLM
+from support.stores import running
 
 HERE = Path(__file__).parent
 SHARED_MEMORY = Path("/dev/shm")

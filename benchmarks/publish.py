@@ -31,9 +31,10 @@ from table import Bar, Report, Row
 from training import Training, open_training
 from whole import run_whole
 
-from weightwire.bucket import Bucket, open_bucket
-from weightwire.follower import Follower
-from weightwire.publisher import Publisher
+from weightwire.bucket.port import Bucket
+from weightwire.bucket.registry import open_bucket
+from weightwire.follower.follower import Follower
+from weightwire.publisher.publisher import Publisher
 
 TIMES_MEMCPY = Bar(2.0)
 # In less than a gigabyte of weights, threads and the interpreter are what one sees.

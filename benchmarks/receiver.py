@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 from recording import read_header
 
-from weightwire.bucket import Bucket, Object, open_bucket
-from weightwire.events import Event
-from weightwire.follower import Follower
-from weightwire.follower.listen import Door
+from weightwire.bucket.port import Bucket, ObjectInfo
+from weightwire.bucket.registry import open_bucket
+from weightwire.follower.follower import Follower
+from weightwire.follower.wakeups import WakeupServer
+from weightwire.telemetry.events import Event
 
 
 def say(**facts: Any) -> None:
@@ -59,10 +60,10 @@ class Watched:
     async def put(self, path: str, data: Iterable[bytes | memoryview] | bytes, size: int | None = None) -> None:
         await self._inner.put(path, data, size)
 
-    async def list(self, prefix: str) -> Sequence[Object]:
+    async def list(self, prefix: str) -> Sequence[ObjectInfo]:
         return await self._inner.list(prefix)
 
-    async def find(self, path: str) -> Object | None:
+    async def find(self, path: str) -> ObjectInfo | None:
         return await self._inner.find(path)
 
     async def delete(self, path: str) -> None:
@@ -90,7 +91,7 @@ class Ear:
 def follow(url: str, into: Path, base: Path) -> None:
     ear = Ear()
     with (
-        Door("127.0.0.1:0", wake=ear.wake, status=dict, metrics=bytes) as door,
+        WakeupServer("127.0.0.1:0", wake=ear.wake, status=dict, metrics=bytes) as door,
         Follower(Watched(open_bucket(url)), into=into, base=base, on_event=tell) as follower,
     ):
         ear.follower = follower

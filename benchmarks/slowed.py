@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from weightwire.bucket import Bucket, Object
+from weightwire.bucket.port import Bucket, ObjectInfo
 
 
 class Slowed:
@@ -34,10 +34,10 @@ class Slowed:
         await self._inner.read_into(path, buffer, start)
         await self._carry(buffer.nbytes)
 
-    async def list(self, prefix: str) -> Sequence[Object]:
+    async def list(self, prefix: str) -> Sequence[ObjectInfo]:
         return await self._inner.list(prefix)
 
-    async def find(self, path: str) -> Object | None:
+    async def find(self, path: str) -> ObjectInfo | None:
         return await self._inner.find(path)
 
     async def delete(self, path: str) -> None:

@@ -49,12 +49,12 @@ from training import Training, write_synthetic
 from whole import run_whole
 
 import weightwire
-from weightwire.bucket import open_bucket
-from weightwire.events import Event
-from weightwire.publisher import Publisher
+from weightwire.bucket.registry import open_bucket
+from weightwire.publisher.publisher import Publisher
+from weightwire.telemetry.events import Event
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
-from stores import SeaweedFS, running
+from support.stores import SeaweedFS, running
 
 HERE = Path(__file__).parent
 GIGABIT = 125e6  # bytes per second

@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from serving import VLLM, tiny_model
-from stores import Rclone, SeaweedFS, running
-from weightwire import codec
-from weightwire.codec import _kernel, spec
+from support.serving import VLLM, tiny_model
+from support.stores import Rclone, SeaweedFS, running
+from weightwire.codec import _kernel, block_codec, numpy_kernel
 
-WITH_VLLM = {"test_deploy.py", "test_engines_vllm.py", "test_readme.py", "test_trainers_trl.py"}
-WITH_CHROMIUM = "test_page_browser.py"
+WITH_VLLM = {
+    "tests/project/test_deploy.py",
+    "tests/engines/vllm/test_client.py",
+    "tests/project/test_readme.py",
+    "tests/trainers/test_trl_trainer.py",
+}
+WITH_CHROMIUM = "tests/page/test_browser.py"
 SERVERS = {"rclone", "seaweedfs", "vllm", "vllm_split"}
 
 
@@ -31,7 +35,7 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Of several processes, one runs all that needs vLLM: its servers take half a minute to start."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0].rpartition("/")[2]
+        file = nodeid.partition("::")[0]
         return "vllm" if file in WITH_VLLM else file if file == WITH_CHROMIUM else nodeid
 
 
@@ -43,13 +47,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling |
 @pytest.fixture(params=["kernel", "spec"])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The C kernel, and then NumPy in its place, as where there was no compiler."""
-    monkeypatch.setattr(codec, "KERNEL", _kernel if request.param == "kernel" else spec)
+    monkeypatch.setattr(block_codec, "KERNEL", _kernel if request.param == "kernel" else numpy_kernel)
     return str(request.param)
 
 
 @pytest.fixture
 def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "KERNEL", spec)
+    monkeypatch.setattr(block_codec, "KERNEL", numpy_kernel)
 
 
 @pytest.fixture(scope="session")

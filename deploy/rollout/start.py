@@ -32,9 +32,9 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from door import Door
 
 from weightwire import Follower
-from weightwire.chain import read_run
-from weightwire.cli.running import with_bucket
-from weightwire.cli.terminal import fail, say
+from weightwire.chain.reader import read_run
+from weightwire.cli.shared.bucket_command import with_bucket
+from weightwire.cli.shared.terminal import fail, say
 from weightwire.errors import NoRun, WeightwireError
 
 _LOOK = 5.0  # seconds between two looks for a run

@@ -4,9 +4,7 @@ A `Publisher` publishes versions of the weights, a `Follower` rebuilds them bit 
 smallest exact delta between two sets of weights, `patch` applies it, and `digest` proves that two places hold the same.
 """
 
-from weightwire.apply import patch
-from weightwire.delta import Delta, Entry
-from weightwire.dtypes import DTYPES, Dtype
+from weightwire.delta import Delta, Entry, State, TensorState, anchor, diff, digest, patch
 from weightwire.errors import (
     BrokenChain,
     BucketError,
@@ -28,12 +26,10 @@ from weightwire.errors import (
     WeightwireError,
     WrongBase,
 )
-from weightwire.events import Event
 from weightwire.follower import Follower, Update
-from weightwire.make import anchor, diff
 from weightwire.publisher import Publication, Publisher
-from weightwire.state import State, TensorState, digest
-from weightwire.weights import Tensor
+from weightwire.telemetry import Event
+from weightwire.weights import DTYPES, Dtype, Tensor
 
 __all__ = [
     "DTYPES",

@@ -1,5 +1,5 @@
 """`python -m weightwire`: the command line."""
 
-from weightwire.cli import script
+from weightwire.cli.entry_point import script
 
 script()

@@ -26,11 +26,11 @@ import numpy as np
 
 from weightwire import DTYPES, Tensor, digest, patch
 from weightwire.errors import BucketError, WeightwireError
-from weightwire.events import Event
-from weightwire.follower import Follower
-from weightwire.publisher import Publisher
+from weightwire.follower.follower import Follower
 from weightwire.publisher.publication import Publication
-from weightwire.weights import read_weights
+from weightwire.publisher.publisher import Publisher
+from weightwire.telemetry.events import Event
+from weightwire.weights.source import read_weights
 
 __all__ = ["Actor", "Journal", "Line", "bits_at", "weights_at"]
 

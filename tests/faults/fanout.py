@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.actors import Actor, Journal, bits_at, samples
 from faults.kills import Violation, bucket_of, read_commits, wait_for
-from stores import SeaweedFS, running
-from weightwire.commit import Commit
+from support.stores import SeaweedFS, running
+from weightwire.chain.records import Commit
 
 __all__ = ["Crowd", "play"]
 

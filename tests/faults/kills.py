@@ -33,11 +33,12 @@ import safetensors
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.actors import Actor, Journal, Line, bits_at
-from stores import SeaweedFS, running
-from weightwire.bucket import Bucket, open_bucket
-from weightwire.commit import Commit, commit_path, unseal
-from weightwire.upkeep.audit import audit
-from weightwire.world import World
+from support.stores import SeaweedFS, running
+from weightwire.bucket.port import Bucket
+from weightwire.bucket.registry import open_bucket
+from weightwire.chain.records import Commit, commit_path, unseal
+from weightwire.inspection.verify import verify_run
+from weightwire.system.runtime import Runtime
 
 __all__ = ["Rounds", "Violation", "bucket_of", "read_commits", "wait_for"]
 
@@ -221,7 +222,7 @@ class Rounds:
         for version, commit in self._seen.items():
             if commit.after and commit.after not in self._steps:
                 raise Violation(f"version {version} is a state that the trainer never had")
-        found = asyncio.run(audit(self.bucket, World(), rebuild=True, threads=2))
+        found = asyncio.run(verify_run(self.bucket, Runtime(), rebuild=True, threads=2))
         if not found.fine or found.whole != max(self._seen) or found.rebuilt[-1][1] != found.head:
             raise Violation(f"the audit found {found}")
         return f"{len(self._seen)} versions, {self._checked} acknowledged, {found.nbytes / 1e6:.0f} MB, no problem"

@@ -29,17 +29,19 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where it is run as a script
 
-from faults.world import Faults, Process, SimBucket, SimLoop, SimWorld, Store
+from faults.simulated_runtime import Faults, Process, SimBucket, SimLoop, SimRuntime, Store
 from weightwire import digest, patch
-from weightwire.commit import Commit, unseal
+from weightwire.chain.records import Commit, unseal
 from weightwire.errors import BucketError, Fenced, NoRun, WeightwireError
-from weightwire.events import Event
-from weightwire.follower.following import Following
+from weightwire.follower.follow_loop import FollowLoop
 from weightwire.publisher.publication import Publication
-from weightwire.publisher.publishing import Publishing, Settings
-from weightwire.replica import Replica
-from weightwire.upkeep import Retention, sweep
-from weightwire.weights import read_weights
+from weightwire.publisher.publish_loop import PublishLoop
+from weightwire.publisher.takeover import PublisherSettings
+from weightwire.replica.replica import Replica
+from weightwire.telemetry.events import Event
+from weightwire.upkeep.gc import sweep
+from weightwire.upkeep.retention import Retention
+from weightwire.weights.source import read_weights
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -154,8 +156,8 @@ class Simulation:
     async def train(self, process: Process) -> bool:
         """Publishes some versions. Returns whether its life is over, for good or because another took over."""
         rng = process.random
-        settings = Settings(threads=1, anchor_every=rng.choice([None, 2, 5]), patience=30.0)
-        work = Publishing(SimBucket(self.store, process), SimWorld(process), settings, self.heard(process.name))
+        settings = PublisherSettings(threads=1, anchor_every=rng.choice([None, 2, 5]), patience=30.0)
+        work = PublishLoop(SimBucket(self.store, process), SimRuntime(process), settings, self.heard(process.name))
         try:
             await work.start()
         except Fenced as problem:
@@ -185,7 +187,7 @@ class Simulation:
             self.check_fenced(work, work.failure)
         return True
 
-    def publish(self, work: Publishing, weights: Arrays, step: int) -> Watched:
+    def publish(self, work: PublishLoop, weights: Arrays, step: int) -> Watched:
         state = self.truth.remember(weights)
         publication = Watched(step, asyncio.Event(), lambda done: self.acknowledged(done, state))
         work.capture(publication, read_weights(weights))
@@ -198,7 +200,7 @@ class Simulation:
         if before != state:
             self.violations.append(f"version {publication.version} was acknowledged twice, with different weights")
 
-    def check_fenced(self, work: Publishing, failure: WeightwireError) -> None:
+    def check_fenced(self, work: PublishLoop, failure: WeightwireError) -> None:
         if not isinstance(failure, Fenced):
             raise Violation(f"a publisher failed: {failure!r} {failure.__cause__!r}")
         epochs = [unseal(data, Commit, "").record.epoch for path, data in self.commits()]
@@ -238,7 +240,7 @@ class Simulation:
         running.cancel()
         died.cancel()
 
-    def following(self, process: Process, replica: Replica) -> Following:
+    def following(self, process: Process, replica: Replica) -> FollowLoop:
         told = self.heard(process.name)
 
         def listen(event: Event) -> None:
@@ -247,10 +249,10 @@ class Simulation:
                 assert work.commit is not None
                 self.check_replica(work, process.name)
 
-        work = Following(SimBucket(self.store, process), SimWorld(process), replica, process.name, listen, threads=1)
+        work = FollowLoop(SimBucket(self.store, process), SimRuntime(process), replica, process.name, listen, threads=1)
         return work
 
-    def check_replica(self, work: Following, name: str) -> None:
+    def check_replica(self, work: FollowLoop, name: str) -> None:
         assert work.commit is not None
         try:
             self.truth.check(work.commit.record.after, work.replica.weights, name)
@@ -258,7 +260,7 @@ class Simulation:
             self.violations.append(str(problem))
             raise
 
-    async def take(self, work: Following, engine: Arrays, process: Process) -> Arrays | None:
+    async def take(self, work: FollowLoop, engine: Arrays, process: Process) -> Arrays | None:
         update = await work.take()
         if update is None:
             return None
@@ -279,7 +281,7 @@ class Simulation:
         while not self.calm:
             await asyncio.sleep(process.random.expovariate(0.05))
             try:
-                await sweep(SimBucket(self.store, process), SimWorld(process), retention)
+                await sweep(SimBucket(self.store, process), SimRuntime(process), retention)
             except (BucketError, NoRun) as problem:
                 self.trace(f"{self.now()} {process.name}: {problem.message}")
         return True
@@ -333,8 +335,8 @@ class Simulation:
     async def check_successor(self, head: Commit) -> None:
         """A new publisher finds what was published last, and goes on from there."""
         process = self.process("successor")
-        work = Publishing(
-            SimBucket(self.store, process), SimWorld(process), Settings(threads=1), self.heard("successor")
+        work = PublishLoop(
+            SimBucket(self.store, process), SimRuntime(process), PublisherSettings(threads=1), self.heard("successor")
         )
         await work.start()
         assert work.copies is not None

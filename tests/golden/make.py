@@ -22,10 +22,11 @@ if str(HERE.parent) not in sys.path:
 
 import numpy as np  # noqa: E402
 
-from samples import base, below, change, special, units_of, words  # noqa: E402
-from weightwire import Delta, Tensor, anchor, codec, diff, digest  # noqa: E402
-from weightwire.codec import BLOCK  # noqa: E402
-from weightwire.dtypes import DTYPES, Dtype  # noqa: E402
+from support.samples import base, below, change, special, units_of, words  # noqa: E402
+from weightwire import Delta, Tensor, anchor, diff, digest  # noqa: E402
+from weightwire.codec import block_codec, numpy_kernel  # noqa: E402
+from weightwire.codec.block_layout import BLOCK  # noqa: E402
+from weightwire.weights.dtypes import DTYPES, Dtype  # noqa: E402
 
 Weights = dict[str, Any]
 Case = tuple[Weights, Weights, Callable[[Weights, Weights], Delta]]
@@ -202,9 +203,9 @@ def build() -> dict[str, bytes]:
         old, new, how = CASES[name]()
         files[f"{name}.safetensors"] = how(old, new).to_bytes()
         states[name] = {"base": digest(old).hex, "result": digest(new).hex}
-        kernel, codec.KERNEL = codec.KERNEL, codec.spec
+        kernel, block_codec.KERNEL = block_codec.KERNEL, numpy_kernel
         same = how(old, new).to_bytes() == files[f"{name}.safetensors"]
-        codec.KERNEL = kernel
+        block_codec.KERNEL = kernel
         if not same:
             raise SystemExit(f"{name}: the kernel and NumPy differ; nothing was written")
     files["states.json"] = (json.dumps(states, indent=2) + "\n").encode()

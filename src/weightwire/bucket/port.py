@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Bucket", "Object"]
+__all__ = ["Bucket", "ObjectInfo"]
 
 
 @dataclass(frozen=True)
-class Object:
+class ObjectInfo:
     """What a listing says of an object. `modified` is by the store's own clock, in seconds since 1970."""
 
     path: str
@@ -43,10 +43,10 @@ class Bucket(Protocol):
     async def read_into(self, path: str, buffer: memoryview, start: int = 0) -> None:
         """Fills a buffer with the bytes of an object from `start` on, in parallel where it is large."""
 
-    async def list(self, prefix: str) -> Sequence[Object]:
+    async def list(self, prefix: str) -> Sequence[ObjectInfo]:
         """All objects under `prefix`, a path that ends in `/` (or "" for all), at any depth, sorted by path."""
 
-    async def find(self, path: str) -> Object | None:
+    async def find(self, path: str) -> ObjectInfo | None:
         """What a listing would say of one object; None if it is not there."""
 
     async def delete(self, path: str) -> None:

@@ -13,12 +13,12 @@ from typing import NoReturn
 from weightwire.bucket.port import Bucket
 from weightwire.errors import AlreadyExists, BucketError, NotFound, UnsafeBucket
 
-__all__ = ["probe"]
+__all__ = ["probe_bucket"]
 
 _RACERS = 8
 
 
-async def probe(bucket: Bucket, token: str) -> None:
+async def probe_bucket(bucket: Bucket, token: str) -> None:
     """Raises `UnsafeBucket` if an object can be created twice. `token` is a name that nobody else has."""
     if not bucket.strict:
         return

@@ -14,15 +14,15 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from weightwire.cli.board import beside_bytes, board, changed, fifths, full_bytes, sent_bytes
-from weightwire.cli.running import check_installed
-from weightwire.cli.terminal import AsJson, byte_size, note_if_slow, say, write_json
-from weightwire.commit import FENCE
-from weightwire.demo.cast import ENGINES
-from weightwire.demo.scenes import Plan, Played, play
+from weightwire.chain import FENCE
+from weightwire.cli.shared.bucket_command import check_installed
+from weightwire.cli.shared.demo_board import beside_bytes, board, changed, fifths, full_bytes, sent_bytes
+from weightwire.cli.shared.terminal import AsJson, byte_size, note_if_slow, say, write_json
+from weightwire.demo.programs import ENGINES
+from weightwire.demo.scenario import DemoOptions, Played, play
 from weightwire.errors import OutputError
 from weightwire.page.document import exported
-from weightwire.page.picture import Picture
+from weightwire.page.run_view import RunView
 
 __all__ = ["demo"]
 
@@ -68,7 +68,7 @@ def demo(
     run = f"{bucket.rstrip('/')}/{name}" if bucket else str(root / "bucket")
     try:
         with board(steps) as view:
-            played = play(Plan(run, root, steps, seed, engine, replicas), view)
+            played = play(DemoOptions(run, root, steps, seed, engine, replicas), view)
     except (KeyboardInterrupt, SystemExit):
         say(f"stopped; what there is of it is in {root}")
         raise
@@ -81,7 +81,7 @@ def demo(
             print(line)
 
 
-def _write_page(picture: Picture, path: Path) -> Path:
+def _write_page(picture: RunView, path: Path) -> Path:
     """All that was seen of the run, which is more than heartbeats still tell."""
     try:
         path.write_bytes(exported(msgspec.json.encode(picture)))
@@ -112,7 +112,7 @@ def _program() -> str:
     return "weightwire" if found and Path(found).resolve() == here.resolve() else os.path.relpath(here)
 
 
-def _learnt(picture: Picture, steps: int) -> str:
+def _learnt(picture: RunView, steps: int) -> str:
     reward, share = fifths(picture), changed(picture)
     parts = []
     if reward is not None:

@@ -11,8 +11,7 @@ import typer
 
 import weightwire
 from weightwire import Delta, OutputError
-from weightwire.checkpoint import file_to_replace
-from weightwire.cli.terminal import (
+from weightwire.cli.shared.terminal import (
     AsJson,
     Threads,
     byte_size,
@@ -23,7 +22,7 @@ from weightwire.cli.terminal import (
     say,
     write_json,
 )
-from weightwire.weights import Checkpoint
+from weightwire.weights import Checkpoint, file_to_replace
 
 __all__ = ["diff"]
 

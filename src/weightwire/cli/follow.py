@@ -11,16 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from weightwire.cli.following import Ear, check_name, find_run, tell, wait_for_run
-from weightwire.cli.running import Url
-from weightwire.cli.stopping import stopping
-from weightwire.cli.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, write_json
-from weightwire.engines.keeping import Keeper
+from weightwire.cli.shared.bucket_command import Url
+from weightwire.cli.shared.follow_output import FollowListener, check_name, find_run, tell, wait_for_run
+from weightwire.cli.shared.stop_signal import stop_on_signal
+from weightwire.cli.shared.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, write_json
+from weightwire.engines.version_keeper import Keeper
 from weightwire.engines.vllm.client import VllmEngine
 from weightwire.errors import EngineError, EngineGone
-from weightwire.follower import Follower, Update
-from weightwire.follower.listen import Door, parse_address
-from weightwire.metrics import Metrics
+from weightwire.follower import Follower, Update, WakeupServer, parse_address
+from weightwire.telemetry import Metrics
 
 __all__ = ["follow"]
 
@@ -63,7 +62,7 @@ def follow(
     note_if_slow()
     # What is wrong with the URL or the rights to it does not pass by waiting.
     there = find_run(url, wait=not once)
-    ear = Ear(Metrics("follower") if listen is not None else None)
+    ear = FollowListener(Metrics("follower") if listen is not None else None)
     if once:
         with Follower(url, into=into, base=base, name=name, threads=threads, on_event=ear) as follower:
             _follow_once(follower, ear, as_json)
@@ -71,7 +70,7 @@ def follow(
                 _bring_once(follower, urls, ear)
         return
     with ExitStack() as stack:
-        stop = stack.enter_context(stopping())
+        stop = stack.enter_context(stop_on_signal())
         follower = Follower(url, into=into, base=base, name=name, threads=threads, on_event=ear)
         stack.enter_context(follower)
         if listen is not None:
@@ -82,7 +81,7 @@ def follow(
     say(f"stopped at {_name(follower.version)}: {into / 'current'}" if follower.version is not None else "stopped")
 
 
-def _follow_once(follower: Follower, ear: Ear, as_json: bool) -> None:
+def _follow_once(follower: Follower, ear: FollowListener, as_json: bool) -> None:
     began = time.perf_counter()
     with progress_bar("catching up"):
         version = follower.once()
@@ -94,7 +93,7 @@ def _follow_once(follower: Follower, ear: Ear, as_json: bool) -> None:
         write_json({"version": version, "bytes": nbytes, "seconds": round(seconds, 3), "checkpoint": str(where)})
 
 
-def _follow(follower: Follower, keeper: Keeper | None, ear: Ear, stop: Stop, as_json: bool) -> None:
+def _follow(follower: Follower, keeper: Keeper | None, ear: FollowListener, stop: Stop, as_json: bool) -> None:
     while not stop.is_set():
         for update in follower.watch(timeout=_LOOK):
             if keeper is not None:
@@ -118,7 +117,7 @@ def _engine_url(text: str) -> str:
     return url
 
 
-def _keeper(follower: Follower, urls: list[str], ear: Ear) -> Keeper:
+def _keeper(follower: Follower, urls: list[str], ear: FollowListener) -> Keeper:
     """Each must be there and willing now: what is wrong with it is better said before anything is followed."""
     engines = [VllmEngine(url) for url in urls]
     for engine in engines:
@@ -127,7 +126,7 @@ def _keeper(follower: Follower, urls: list[str], ear: Ear) -> Keeper:
     return Keeper(follower, engines, on_event=ear)
 
 
-def _bring_once(follower: Follower, urls: list[str], ear: Ear) -> None:
+def _bring_once(follower: Follower, urls: list[str], ear: FollowListener) -> None:
     with closing(_keeper(follower, urls, ear)) as keeper:
         for engine in keeper.engines:
             engine.attach()
@@ -144,7 +143,7 @@ def _bring_once(follower: Follower, urls: list[str], ear: Ear) -> None:
 # --- what is told ------------------------------------------------------------------------------------------------
 
 
-def _tell(update: Update, ear: Ear, as_json: bool) -> None:
+def _tell(update: Update, ear: FollowListener, as_json: bool) -> None:
     nbytes, behind, pauses = tell(update, ear)
     if as_json:
         line = {
@@ -166,7 +165,7 @@ def _name(version: int | None) -> str:
 # --- what it says of itself --------------------------------------------------------------------------------------
 
 
-def _door(address: str, follower: Follower, ear: Ear) -> Door:
+def _door(address: str, follower: Follower, ear: FollowListener) -> WakeupServer:
     metrics = ear.metrics
     assert metrics is not None
 
@@ -179,8 +178,8 @@ def _door(address: str, follower: Follower, ear: Ear) -> Door:
         metrics.see(follower.version, follower.head)
         return metrics.render()
 
-    return Door(address, wake=follower.wake, status=status, metrics=render)
+    return WakeupServer(address, wake=follower.wake, status=status, metrics=render)
 
 
-def _listen(door: Door) -> None:
+def _listen(door: WakeupServer) -> None:
     say(f"listening on http://{door.address}")

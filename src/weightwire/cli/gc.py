@@ -9,11 +9,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from weightwire.cli.running import Url, duration, span, with_bucket
-from weightwire.cli.terminal import AsJson, byte_size, counted, print_rows, say, write_json
-from weightwire.upkeep import Sweep, sweep
-from weightwire.upkeep.retention import Removal, Retention
-from weightwire.world import World
+from weightwire.cli.shared.bucket_command import Url, duration, span, with_bucket
+from weightwire.cli.shared.terminal import AsJson, byte_size, counted, print_rows, say, write_json
+from weightwire.system import Runtime
+from weightwire.upkeep import Removal, Retention, Sweep, sweep
 
 __all__ = ["gc"]
 
@@ -41,7 +40,7 @@ def gc(
     period: run it every hour or so.
     """
     retention = Retention(keep_anchors, window, grace)
-    swept = with_bucket(url, lambda bucket: sweep(bucket, World(), retention, dry_run=dry_run))
+    swept = with_bucket(url, lambda bucket: sweep(bucket, Runtime(), retention, dry_run=dry_run))
     for line in _summary(swept):
         say(line)
     if as_json:

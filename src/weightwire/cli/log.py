@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from weightwire.cli.running import Url, ago, short, with_bucket
-from weightwire.cli.terminal import AsJson, byte_size, print_rows, say, write_json
-from weightwire.commit import Stage
-from weightwire.upkeep.report import Version, history
+from weightwire.chain import StageTiming
+from weightwire.cli.shared.bucket_command import Url, ago, short, with_bucket
+from weightwire.cli.shared.terminal import AsJson, byte_size, print_rows, say, write_json
+from weightwire.inspection import VersionStatus, read_history
 
 __all__ = ["log"]
 
@@ -27,7 +27,7 @@ def log(
     as_json: AsJson = False,
 ) -> None:
     """Show the newest versions of the run at URL, the newest first."""
-    versions = with_bucket(url, lambda bucket: history(bucket, number))
+    versions = with_bucket(url, lambda bucket: read_history(bucket, number))
     if as_json:
         write_json({"versions": msgspec.to_builtins(versions)})
         return
@@ -38,7 +38,7 @@ def log(
     print_rows([*_HEADINGS, *metrics], [_cells(one, metrics) for one in versions], _WORDS)
 
 
-def _cells(one: Version, metrics: Sequence[str]) -> list[str]:
+def _cells(one: VersionStatus, metrics: Sequence[str]) -> list[str]:
     return [
         str(one.version),
         one.kind,
@@ -51,7 +51,7 @@ def _cells(one: Version, metrics: Sequence[str]) -> list[str]:
     ]
 
 
-def _time(stage: Stage | None) -> str:
+def _time(stage: StageTiming | None) -> str:
     return "-" if stage is None else short(stage.seconds)
 
 

@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
-from weightwire.cli.running import Url, with_bucket
-from weightwire.cli.stopping import stopping
-from weightwire.cli.terminal import byte_size, say
-from weightwire.durable import write_file
+from weightwire.cli.shared.bucket_command import Url, with_bucket
+from weightwire.cli.shared.stop_signal import stop_on_signal
+from weightwire.cli.shared.terminal import byte_size, say
 from weightwire.errors import OutputError
-from weightwire.page import PORT, Page
-from weightwire.page import export as export_page
+from weightwire.page import export_page
+from weightwire.page.page_server import PORT, PageServer
+from weightwire.system import write_file
 
 __all__ = ["page"]
 
@@ -51,7 +51,7 @@ def page(
             raise OutputError(f"{export}: cannot be written ({reason})", hint="choose another place") from problem
         say(f"wrote {export}: {byte_size(len(document))}, which any browser opens")
         return
-    with stopping() as stop, Page(url, host=host, port=port) as shown:
+    with stop_on_signal() as stop, PageServer(url, host=host, port=port) as shown:
         print(shown.address, flush=True)
         say(f"the page of {url}; Ctrl-C ends it")
         if _is_watched() if open_browser is None else open_browser:

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from weightwire import Delta, OutputError, State
-from weightwire.apply import patch_checkpoint
-from weightwire.cli.terminal import (
+from weightwire.cli.shared.terminal import (
     AsJson,
     Threads,
     byte_size,
@@ -20,6 +19,7 @@ from weightwire.cli.terminal import (
     say,
     write_json,
 )
+from weightwire.delta import patch_checkpoint
 from weightwire.weights import Checkpoint
 
 __all__ = ["patch"]

@@ -15,22 +15,27 @@ from typing import Annotated, Any, Self
 import typer
 
 from weightwire.bucket import Bucket, open_bucket
-from weightwire.chain import Chain, read_run
-from weightwire.checkpoint import schema_of_weights
-from weightwire.cli import cached
-from weightwire.cli.running import with_bucket
-from weightwire.cli.stopping import stopping
-from weightwire.cli.terminal import AsJson, Threads, byte_size, note_if_slow, percent, progress_bar, say, write_json
-from weightwire.cli.watching import Finished, Watch, fingerprint, step_of
-from weightwire.commit import ANCHOR, FENCE, Commit, Run
-from weightwire.dtypes import Dtype
+from weightwire.catchup import schema_of
+from weightwire.chain import ANCHOR, FENCE, ChainReader, Commit, Run, read_run
+from weightwire.cli.shared import publish_cache
+from weightwire.cli.shared.bucket_command import with_bucket
+from weightwire.cli.shared.checkpoint_watch import CheckpointWatch, FinishedCheckpoint, fingerprint, step_of
+from weightwire.cli.shared.stop_signal import stop_on_signal
+from weightwire.cli.shared.terminal import (
+    AsJson,
+    Threads,
+    byte_size,
+    note_if_slow,
+    percent,
+    progress_bar,
+    say,
+    write_json,
+)
+from weightwire.delta import digest
 from weightwire.errors import BucketError, CheckpointError, NoRun, SchemaChanged, Unavailable, WeightwireError
-from weightwire.events import Event
 from weightwire.publisher import Publisher
-from weightwire.restore import schema_of
-from weightwire.sidefiles import side_files
-from weightwire.state import digest
-from weightwire.weights import Checkpoint
+from weightwire.telemetry import Event
+from weightwire.weights import Checkpoint, Dtype, schema_of_weights, side_files
 
 __all__ = ["publish"]
 
@@ -104,11 +109,11 @@ def _publish_one(desk: _Desk, directory: Path, step: int | None) -> None:
 
 
 def _watch(desk: _Desk, parent: Path) -> None:
-    watch = Watch(parent)
+    watch = CheckpointWatch(parent)
     desk.find()
     if desk.last is not None:
         watch.settle_old(desk.last.step, desk.last.time)
-    with stopping() as stop, desk:
+    with stop_on_signal() as stop, desk:
         if desk.run is not None or desk.base is not None:
             desk.open(parent, None)
         say(f"watching {parent}, to publish to {desk.where}")
@@ -118,7 +123,9 @@ def _watch(desk: _Desk, parent: Path) -> None:
                     break
 
 
-def _publish_finished(desk: _Desk, watch: Watch, finished: Finished, parent: Path, stop: Stop) -> bool:
+def _publish_finished(
+    desk: _Desk, watch: CheckpointWatch, finished: FinishedCheckpoint, parent: Path, stop: Stop
+) -> bool:
     """Returns whether to go on with the next one."""
     try:
         candidate = _Candidate(finished.path, finished.step, desk.threads)
@@ -274,7 +281,7 @@ class _Desk:
         """Takes over the run, or starts it; once."""
         if self.is_open:
             return
-        published = cached.load(parent, self.run.run, self._head.after) if self.run and self._head else None
+        published = publish_cache.load(parent, self.run.run, self._head.after) if self.run and self._head else None
         with progress_bar("opening the run"):
             self._publisher = Publisher(
                 self.url,
@@ -315,7 +322,7 @@ class _Desk:
         self._ear.speak()
         self.find(version)
         if self.run is not None and self.last is not None:
-            cached.store(parent, self.run.run, self.last.after, version, candidate.checkpoint)
+            publish_cache.store(parent, self.run.run, self.last.after, version, candidate.checkpoint)
             self._tell(self.last, candidate, seconds)
 
     def tell_newest(self, candidate: _Candidate) -> None:
@@ -351,7 +358,7 @@ class _Desk:
 async def _find(bucket: Bucket, version: int | None) -> tuple[Run, Commit | None, Commit | None] | None:
     """The run; the commit of a version, or the newest; and the newest up to it that is no fence."""
     try:
-        chain = Chain(bucket, await read_run(bucket))
+        chain = ChainReader(bucket, await read_run(bucket))
     except NoRun:
         return None
     head = await (chain.read_head() if version is None else chain.read(version))

@@ -12,19 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from weightwire.bucket import Bucket
-from weightwire.chain import Chain, Start, read_run
+from weightwire.catchup import Fetcher, fetch_side_files, schema_of
+from weightwire.catchup import restore_weights as restore_weights
+from weightwire.chain import ChainReader, Commit, Sealed, Start, read_run
 from weightwire.chain import Path as Way
-from weightwire.checkpoint import CheckpointWriter
-from weightwire.cli.running import Url, with_bucket
-from weightwire.cli.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, write_json
-from weightwire.commit import Commit, Sealed
+from weightwire.cli.shared.bucket_command import Url, with_bucket
+from weightwire.cli.shared.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, write_json
+from weightwire.delta import digest
 from weightwire.errors import CorruptDelta, DataGone, NoRun, NotFound, RunError, WeightwireError
-from weightwire.fetch import Fetcher, fetch_side_files
-from weightwire.restore import restore as restore_weights
-from weightwire.restore import schema_of
-from weightwire.state import digest
-from weightwire.weights import Checkpoint
-from weightwire.world import World
+from weightwire.system import Runtime
+from weightwire.weights import Checkpoint, CheckpointWriter
 
 __all__ = ["restore"]
 
@@ -82,7 +79,7 @@ class _Restored:
 
 
 async def _restore(bucket: Bucket, version: int | None, out: Path, base: Path | None, threads: int | None) -> _Restored:
-    chain = Chain(bucket, await read_run(bucket))
+    chain = ChainReader(bucket, await read_run(bucket))
     head = await chain.read_head()
     if head is None or not head.record.after:
         raise NoRun(f"{bucket.url}: no weights have been published there yet", hint="wait for the publisher")
@@ -98,7 +95,7 @@ async def _restore(bucket: Bucket, version: int | None, out: Path, base: Path | 
         ) from problem
 
 
-async def _find(chain: Chain, head: Sealed[Commit], version: int) -> Sealed[Commit]:
+async def _find(chain: ChainReader, head: Sealed[Commit], version: int) -> Sealed[Commit]:
     """The commit of a version, proven to be of the same chain as the newest."""
     newest = head.record.version
     if version > newest:
@@ -115,8 +112,10 @@ async def _find(chain: Chain, head: Sealed[Commit], version: int) -> Sealed[Comm
 class _Work:
     """Writes one version, however many ways to it have to be tried."""
 
-    def __init__(self, bucket: Bucket, chain: Chain, out: Path, base: Checkpoint | None, threads: int | None) -> None:
-        self.fetcher = Fetcher(bucket, World())
+    def __init__(
+        self, bucket: Bucket, chain: ChainReader, out: Path, base: Checkpoint | None, threads: int | None
+    ) -> None:
+        self.fetcher = Fetcher(bucket, Runtime())
         self._bucket = bucket
         self._chain = chain
         self._out = out
@@ -137,7 +136,7 @@ class _Work:
                 # Of another way nothing is known to be gone, until it has been tried.
 
     async def _write(self, path: Way, files: dict[str, bytes]) -> _Restored:
-        schema, world = schema_of(self._chain.run), World()
+        schema, runtime = schema_of(self._chain.run), Runtime()
         with CheckpointWriter(self._out, schema=schema, files=files) as writer:
             targets = {name: writer[name] for name in schema}
             with progress_bar("fetching", path.nbytes) as progress:
@@ -145,13 +144,13 @@ class _Work:
                     path,
                     self.fetcher,
                     targets,
-                    world,
+                    runtime,
                     base=self._base,
                     threads=self._threads,
                     told=_telling(path, progress),
                 )
             with progress_bar("verifying", self._chain.run.nbytes) as progress:
-                found = await world.work(digest, targets, threads=self._threads, progress=progress)
+                found = await runtime.run_in_thread(digest, targets, threads=self._threads, progress=progress)
             if not state.hex == found.hex == path.target.record.after:
                 raise CorruptDelta(
                     f"{self._bucket.url}: what was fetched is not version {path.target.record.version}",
@@ -175,7 +174,7 @@ def _about(target: Sealed[Commit]) -> bytes:
     return (json.dumps(about, indent=2) + "\n").encode()
 
 
-async def _available(chain: Chain, head: Sealed[Commit], above: int = 0, lost: Container[str] = ()) -> str:
+async def _available(chain: ChainReader, head: Sealed[Commit], above: int = 0, lost: Container[str] = ()) -> str:
     """Which versions can be restored, as a hint: all from the oldest that one can start from. It lies `above` one."""
     newest = head.record.version
     try:

@@ -11,15 +11,15 @@ from typing import Annotated
 import typer
 
 from weightwire.bucket import Bucket
-from weightwire.chain import Chain, read_run
-from weightwire.cli.following import Ear, check_name, find_run, tell, wait_for_run
-from weightwire.cli.running import check_installed, with_bucket
-from weightwire.cli.stopping import stopping
-from weightwire.cli.terminal import note_if_slow, say
-from weightwire.engines.keeping import Keeper
+from weightwire.chain import ChainReader, read_run
+from weightwire.cli.shared.bucket_command import check_installed, with_bucket
+from weightwire.cli.shared.follow_output import FollowListener, check_name, find_run, tell, wait_for_run
+from weightwire.cli.shared.stop_signal import stop_on_signal
+from weightwire.cli.shared.terminal import note_if_slow, say
+from weightwire.engines.version_keeper import Keeper
 from weightwire.errors import EngineError, Unavailable
 from weightwire.follower import Follower
-from weightwire.metrics import Metrics
+from weightwire.telemetry import Metrics
 
 __all__ = ["serve"]
 
@@ -58,14 +58,14 @@ def serve(
     if name is not None:
         check_name(name)
     check_installed("serve", ("starlette", "torch", "transformers", "uvicorn"), "serve")
-    from weightwire.server.app import Face
-    from weightwire.server.listening import Listening
+    from weightwire.server.listener import Listener
+    from weightwire.server.routes import Routes
 
     note_if_slow()
     metrics = Metrics("follower")
-    ear, face = Ear(metrics), Face(metrics)
+    ear, face = FollowListener(metrics), Routes(metrics)
     with ExitStack() as stack:
-        listening = stack.enter_context(Listening(face.app, host, port))
+        listening = stack.enter_context(Listener(face.app, host, port))
         # What is wrong with the URL or the rights to it does not pass by waiting.
         there = find_run(follow, wait=True)
         directory = into or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightwire-")))
@@ -77,7 +77,7 @@ def serve(
         from weightwire.server.service import serving
 
         service = stack.enter_context(serving(model, follower, threads))
-        stop = stack.enter_context(stopping())
+        stop = stack.enter_context(stop_on_signal())
         keeper = stack.enter_context(closing(Keeper(follower, [service.engine], on_event=ear)))
         if there:
             _catch_up(follow, follower, keeper, ear, stop)
@@ -93,7 +93,7 @@ def serve(
 # --- the run -----------------------------------------------------------------------------------------------------
 
 
-def _catch_up(url: str, follower: Follower, keeper: Keeper, ear: Ear, stop: Stop) -> None:
+def _catch_up(url: str, follower: Follower, keeper: Keeper, ear: FollowListener, stop: Stop) -> None:
     """What the run has now is served from the start, if there is any and it can be had."""
     try:
         newest = with_bucket(url, _newest)
@@ -113,11 +113,11 @@ def _catch_up(url: str, follower: Follower, keeper: Keeper, ear: Ear, stop: Stop
 
 async def _newest(bucket: Bucket) -> int:
     """The newest version; -1 while there are no weights."""
-    head = await Chain(bucket, await read_run(bucket)).read_head()
+    head = await ChainReader(bucket, await read_run(bucket)).read_head()
     return head.record.version if head is not None and head.record.after else -1
 
 
-def _follow(follower: Follower, keeper: Keeper, ear: Ear, stop: Stop) -> None:
+def _follow(follower: Follower, keeper: Keeper, ear: FollowListener, stop: Stop) -> None:
     while not stop.is_set():
         for update in follower.watch(timeout=_LOOK):
             keeper.bring(update)

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weightwire import Delta, Entry
-from weightwire.cli.terminal import AsJson, byte_size, counted, percent, printable, write_json
+from weightwire.cli.shared.terminal import AsJson, byte_size, counted, percent, printable, write_json
 from weightwire.codec import encoding
 from weightwire.delta import FORMAT
 

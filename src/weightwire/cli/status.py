@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from weightwire.cli.running import Url, ago, short, with_bucket
-from weightwire.cli.terminal import AsJson, byte_size, counted, print_facts, print_rows, write_json
-from weightwire.commit import Stage
-from weightwire.upkeep.report import ReplicaReport, Report, report
-from weightwire.world import World
+from weightwire.chain import StageTiming
+from weightwire.cli.shared.bucket_command import Url, ago, short, with_bucket
+from weightwire.cli.shared.terminal import AsJson, byte_size, counted, print_facts, print_rows, write_json
+from weightwire.inspection import ReplicaStatus, RunStatus, read_status
+from weightwire.system import Runtime
 
 __all__ = ["status"]
 
@@ -21,7 +21,7 @@ _WORDS = ("replica", "alive", "trouble")
 
 def status(url: Url, as_json: AsJson = False) -> None:
     """Show the run at URL: who publishes, what there is, and which replicas follow."""
-    found = with_bucket(url, lambda bucket: report(bucket, World()))
+    found = with_bucket(url, lambda bucket: read_status(bucket, Runtime()))
     if as_json:
         write_json(msgspec.to_builtins(found))
         return
@@ -31,7 +31,7 @@ def status(url: Url, as_json: AsJson = False) -> None:
         print_rows(_HEADINGS, [_cells(one) for one in found.replicas], _WORDS)
 
 
-def _facts(found: Report) -> Iterator[tuple[str, str]]:
+def _facts(found: RunStatus) -> Iterator[tuple[str, str]]:
     now = time.time()
     yield "run", f"{found.run[:12]} at {found.url}, started {ago(now - found.started)}"
     if found.mode != "strict":
@@ -53,7 +53,7 @@ def _facts(found: Report) -> Iterator[tuple[str, str]]:
     yield "replicas", f"{alive} alive of {len(found.replicas)}" if found.replicas else "none heard of"
 
 
-def _newest(found: Report) -> str:
+def _newest(found: RunStatus) -> str:
     if found.head is None or found.age is None:
         return "no version yet"
     step = f", step {found.head.step}" if found.head.step is not None else ""
@@ -61,13 +61,13 @@ def _newest(found: Report) -> str:
     return f"version {found.head.version}{step}, {ago(found.age)}{kind}"
 
 
-def _cells(one: ReplicaReport) -> list[str]:
+def _cells(one: ReplicaStatus) -> list[str]:
     times = (_time(one.stages.get(stage)) for stage in ("fetch", "apply", "swap"))
     alive = "yes" if one.alive else "no"
     return [one.name, *_position(one), ago(one.seen), alive, *times, one.trouble or "-"]
 
 
-def _position(one: ReplicaReport) -> tuple[str, str, str]:
+def _position(one: ReplicaStatus) -> tuple[str, str, str]:
     """Its own version, that of its engines, and how far they are behind."""
     if one.version < 0:
         return "-", "-", "-"
@@ -75,5 +75,5 @@ def _position(one: ReplicaReport) -> tuple[str, str, str]:
     return str(one.version), served, str(one.behind)
 
 
-def _time(stage: Stage | None) -> str:
+def _time(stage: StageTiming | None) -> str:
     return "-" if stage is None else short(stage.seconds)

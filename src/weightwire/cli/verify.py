@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from weightwire.cli.running import Url, with_bucket
-from weightwire.cli.terminal import (
+from weightwire.cli.shared.bucket_command import Url, with_bucket
+from weightwire.cli.shared.terminal import (
     AsJson,
     Threads,
     byte_size,
@@ -21,9 +21,9 @@ from weightwire.cli.terminal import (
     say,
     write_json,
 )
-from weightwire.upkeep.audit import Audit, audit
+from weightwire.inspection import Verification, verify_run
+from weightwire.system import Runtime
 from weightwire.weights import Checkpoint
-from weightwire.world import World
 
 __all__ = ["verify"]
 
@@ -51,7 +51,9 @@ def verify(
     with bytes_bar("verifying") as progress:
         found = with_bucket(
             url,
-            lambda bucket: audit(bucket, World(), rebuild=rebuild, base=weights, threads=threads, progress=progress),
+            lambda bucket: verify_run(
+                bucket, Runtime(), rebuild=rebuild, base=weights, threads=threads, progress=progress
+            ),
         )
     if as_json:
         write_json({**msgspec.to_builtins(found), "fine": found.fine})
@@ -64,7 +66,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _summary(found: Audit) -> Iterator[str]:
+def _summary(found: Verification) -> Iterator[str]:
     if found.whole == found.head:
         yield f"the chain is whole up to version {found.head}, the newest" if found.head >= 0 else "no version yet"
     else:

@@ -11,7 +11,7 @@
 #endif
 
 #include "kernel/blocks.h"
-#include "kernel/take.h"
+#include "kernel/replace.h"
 
 enum { MOST = 1 << 22 }; /* units in a block: ranks and distances need room to spare in 32 bits */
 
@@ -259,18 +259,18 @@ done:
 }
 
 /* Makes the target equal to the source. All that can fail is done while there is a way back. */
-static PyObject *take_block(uint8_t *target, const uint8_t *source, size_t count, unsigned unit) {
-    Taken taken = {0};
-    size_t most = taken_most(count, unit);
+static PyObject *replace_block(uint8_t *target, const uint8_t *source, size_t count, unsigned unit) {
+    Replaced replaced = {0};
+    size_t most = replaced_most(count, unit);
     PyObject *positions = NULL, *values = NULL, *result = NULL;
     int good;
     Py_BEGIN_ALLOW_THREADS;
-    good = HOT(take, target, source, count, most, unit, &taken);
+    good = HOT(replace, target, source, count, most, unit, &replaced);
     Py_END_ALLOW_THREADS;
-    int listed = taken.count <= most;
-    size_t size = (listed ? taken.count : count) * unit;
+    int listed = replaced.count <= most;
+    size_t size = (listed ? replaced.count : count) * unit;
     if (good) {
-        positions = listed ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(4 * taken.count)) : Py_NewRef(Py_None);
+        positions = listed ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(4 * replaced.count)) : Py_NewRef(Py_None);
         values = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)size);
         if (positions && values) result = Py_BuildValue("OO", positions, values);
     } else {
@@ -280,21 +280,21 @@ static PyObject *take_block(uint8_t *target, const uint8_t *source, size_t count
     uint8_t *value = result ? (uint8_t *)PyByteArray_AsString(values) : NULL;
     Py_BEGIN_ALLOW_THREADS;
     if (!result) {
-        put_taken(&taken, target, unit);
+        put_replaced(&replaced, target, unit);
     } else if (!listed) {
-        take_rest(&taken, target, source, count, unit, value);
-    } else if (taken.count) {
-        memcpy(position, taken.position, 4 * taken.count);
-        memcpy(value, taken.value, size);
+        replace_rest(&replaced, target, source, count, unit, value);
+    } else if (replaced.count) {
+        memcpy(position, replaced.position, 4 * replaced.count);
+        memcpy(value, replaced.value, size);
     }
     Py_END_ALLOW_THREADS;
-    taken_free(&taken);
+    replaced_free(&replaced);
     Py_XDECREF(positions);
     Py_XDECREF(values);
     return result;
 }
 
-static PyObject *py_take_block(PyObject *self, PyObject *args) {
+static PyObject *py_replace_block(PyObject *self, PyObject *args) {
     PyObject *result = NULL;
     Py_buffer target = {0}, source = {0};
     Classing k = {0};
@@ -309,7 +309,7 @@ static PyObject *py_take_block(PyObject *self, PyObject *args) {
     else if (t < s + (size_t)source.len && s < t + (size_t)target.len)
         PyErr_SetString(PyExc_TypeError, "target and source overlap");
     else
-        result = take_block(target.buf, source.buf, (size_t)count, k.unit);
+        result = replace_block(target.buf, source.buf, (size_t)count, k.unit);
 done:
     PyBuffer_Release(&target);
     PyBuffer_Release(&source);
@@ -355,8 +355,8 @@ static PyMethodDef methods[] = {
      "digest lanes"},
     {"swap_block", py_swap_block, METH_VARARGS,
      "swap_block(target, positions|None, values, unit, word, start) -> digest lanes; values become the old ones"},
-    {"take_block", py_take_block, METH_VARARGS,
-     "take_block(target, source, unit) -> positions|None, old values; the target becomes the source"},
+    {"replace_block", py_replace_block, METH_VARARGS,
+     "replace_block(target, source, unit) -> positions|None, old values; the target becomes the source"},
     {"digest", py_digest, METH_VARARGS, "digest(data, word, start) -> digest lanes"},
     {"vectors", py_vectors, METH_VARARGS, "vectors(most) -> how wide the vectors in use are from now on: 512, 256 or 0 bits"},
     {NULL, NULL, 0, NULL}};

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from weightwire.codec.tables import SCALE, Shares
+from weightwire.codec.frequency_tables import SCALE, Shares
 
 __all__ = ["Decoder", "encode", "lanes_for"]
 

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from weightwire.closes import Closes
 from weightwire.errors import OutputError, ProcessFailed
+from weightwire.system import Closeable
 
 __all__ = ["Process", "Processes", "answers", "free_port"]
 
@@ -80,7 +80,7 @@ class Process:
             os.killpg(self._popen.pid, number)
 
 
-class Processes(Closes):
+class Processes(Closeable):
     """All of them: `with Processes(logs) as processes`, which ends those that are left."""
 
     def __init__(self, logs: Path) -> None:

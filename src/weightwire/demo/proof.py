@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weightwire.demo.cast import ReplicaCast
+from weightwire.delta import digest
+from weightwire.demo.programs import ReplicaProgram
 from weightwire.errors import EngineError, EngineGone
-from weightwire.state import digest
 
 __all__ = ["Proof", "prove"]
 
@@ -28,7 +28,7 @@ class Proof:
     holders: tuple[str, ...]
 
 
-def prove(replicas: Sequence[ReplicaCast], trained: Path) -> Proof:
+def prove(replicas: Sequence[ReplicaProgram], trained: Path) -> Proof:
     """Raises EngineError where one holds other bits than the trainer."""
     state = digest(trained).hex
     for replica in replicas:

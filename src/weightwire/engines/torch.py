@@ -20,12 +20,11 @@ from typing import Any
 import torch
 
 from weightwire.delta import Delta
-from weightwire.engines.mapping import Load
-from weightwire.engines.port import Holding, Swap
-from weightwire.engines.runtime import Runtime
+from weightwire.engines.engine import ServedVersion, Swap
+from weightwire.engines.live_model import LiveModel
+from weightwire.engines.weight_map import Load
 from weightwire.errors import EngineError
-from weightwire.live import plain_names
-from weightwire.weights import Checkpoint
+from weightwire.weights import Checkpoint, plain_names
 
 __all__ = ["TorchEngine"]
 
@@ -50,10 +49,10 @@ class TorchEngine:
         self.name = name
         self.lock: Any = lock or threading.RLock()
         self._model = model
-        self._runtime = Runtime(model, load or _by_name(model), threads=threads)
+        self._runtime = LiveModel(model, load or _by_name(model), threads=threads)
 
     @property
-    def holding(self) -> Holding | None:
+    def holding(self) -> ServedVersion | None:
         return self._runtime.holding
 
     @property
@@ -76,15 +75,15 @@ class TorchEngine:
                 raise EngineError(f"{self.name}: a reload failed half way", hint="wait for the next one")
             yield self.version
 
-    def attach(self, run: str = "") -> Holding | None:
+    def attach(self, run: str = "") -> ServedVersion | None:
         return self._runtime.holding
 
-    def adopt(self, checkpoint: Path, holding: Holding) -> bool:
+    def adopt(self, checkpoint: Path, holding: ServedVersion) -> bool:
         self._check(checkpoint)
         with self.lock:
             return self._runtime.adopt(checkpoint, holding)
 
-    def patch(self, patch: Delta, holding: Holding) -> Swap:
+    def patch(self, patch: Delta, holding: ServedVersion) -> Swap:
         began = time.perf_counter()
         staged = self._runtime.stage(patch, holding)
         ready = time.perf_counter()
@@ -94,7 +93,7 @@ class TorchEngine:
             self._tell()
         return Swap(ready - began, time.perf_counter() - paused)
 
-    def reload(self, checkpoint: Path, holding: Holding) -> Swap:
+    def reload(self, checkpoint: Path, holding: ServedVersion) -> Swap:
         self._check(checkpoint)
         with self.lock:
             paused = time.perf_counter()

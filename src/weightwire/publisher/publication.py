@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from weightwire.commit import Commit, Stage
+from weightwire.chain import Commit, StageTiming
 from weightwire.errors import WeightwireError
 
 __all__ = ["Publication"]
@@ -23,7 +23,7 @@ class Publication:
 
     step: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    stages: Mapping[str, Stage] = field(default_factory=dict)
+    stages: Mapping[str, StageTiming] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[], None] = lambda: None
     version: int | None = None

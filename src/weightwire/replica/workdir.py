@@ -19,15 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from weightwire import durable
-from weightwire.container import read_header
-from weightwire.delta import Delta
+from weightwire.delta import Delta, State, TensorState, add, digest, write_absolute
 from weightwire.errors import ReplicaError
-from weightwire.replica.absolute import write_absolute
-from weightwire.state import State, TensorState, add, digest
-from weightwire.weights import Tensor, Weights
+from weightwire.system import durable_files
+from weightwire.weights import Tensor, Weights, read_header
 
-__all__ = ["MODEL", "Position", "Work", "different", "to_json"]
+__all__ = ["MODEL", "Position", "Workdir", "different", "to_json"]
 
 MODEL = "model.safetensors"
 _STATE, _JOURNAL = "state.json", "journal"
@@ -52,7 +49,7 @@ class Position:
         return f"{self.version:020}-{self.commit}.safetensors"
 
 
-class Work:
+class Workdir:
     """A mapped directory. `weights` may be read; `lost` says why what is in memory cannot be relied on any more."""
 
     def __init__(self, path: Path, position: Position, state: State, memory: mmap.mmap, threads: int | None) -> None:
@@ -76,8 +73,8 @@ class Work:
     @staticmethod
     def complete(path: Path, position: Position, state: State) -> None:
         """Makes a directory that holds a model, which is on disk, one that can be opened."""
-        durable.make_directory(path / _JOURNAL)
-        durable.write_file(path / _STATE, _describe(position, state))
+        durable_files.make_directory(path / _JOURNAL)
+        durable_files.write_file(path / _STATE, _describe(position, state))
 
     @classmethod
     def open(cls, path: Path, threads: int | None = None) -> Self:
@@ -86,7 +83,7 @@ class Work:
         Raises WeightwireError, ValueError, LookupError, TypeError or FileNotFoundError where that is not possible.
         """
         for partial in [*path.glob("*.partial"), *(path / _JOURNAL).glob(".*.partial")]:
-            durable.remove(partial)
+            durable_files.remove(partial)
         work = cls.map(path, threads)
         work._replay()
         work.verify()
@@ -107,7 +104,7 @@ class Work:
                 continue
             position = Position(self.position.run, int(match[1]), match[2])
             if position.version <= self.position.version:  # it was synced, and then there was no time to remove it
-                durable.remove(record)
+                durable_files.remove(record)
                 continue
             patch = Delta.open(record)
             after = patch.advance(self.state)
@@ -125,7 +122,7 @@ class Work:
             patch.write(record)
         except BaseException:
             with suppress(OSError):
-                durable.remove(record)
+                durable_files.remove(record)
             raise
         self.journal[record] = patch.nbytes
         try:
@@ -142,13 +139,13 @@ class Work:
         if not self.journal:
             return
         try:
-            durable.flush(self._memory, self.path / MODEL)
+            durable_files.flush(self._memory, self.path / MODEL)
         except OSError as problem:
             # The system may have dropped what it could not write, and will not say so again.
             self._lose(f"its changes could not be brought to disk ({problem.strerror})", problem)
-        durable.write_file(self.path / _STATE, _describe(self.position, self.state))
+        durable_files.write_file(self.path / _STATE, _describe(self.position, self.state))
         for record in self.journal:
-            durable.remove(record)
+            durable_files.remove(record)
         self.journal = {}
 
     def verify(self) -> None:

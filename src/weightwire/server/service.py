@@ -13,13 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from weightwire.delta import digest
 from weightwire.engines.torch import TorchEngine
 from weightwire.follower import Follower
-from weightwire.server.batching import Batcher, InTurn
+from weightwire.server.batcher import Batcher, InTurn
+from weightwire.server.completion_api import CompletionRequest, FinishedChoice, Refusal
 from weightwire.server.generation import Generation, Running, Task
-from weightwire.server.loading import Model, load_model
-from weightwire.server.wire import Ask, Finished, Refusal
-from weightwire.state import digest
+from weightwire.server.model_loader import Model, load_model
 
 __all__ = ["Service", "serving"]
 
@@ -50,7 +50,7 @@ class Service:
         self.token_text = lru_cache(maxsize=1 << 16)(model.token_text)
         self._names_of_run = names_of_run
 
-    async def complete(self, ask: Ask) -> tuple[list[Finished], int]:
+    async def complete(self, ask: CompletionRequest) -> tuple[list[FinishedChoice], int]:
         """The choices, and how many tokens the prompts had. Raises a Refusal."""
         # In a thread: long prompts take their time, and the others are to be answered meanwhile.
         asked = await asyncio.to_thread(self._tasks, ask)
@@ -62,7 +62,7 @@ class Service:
         holding = self.engine.holding
         return holding.version if holding else None
 
-    def _tasks(self, ask: Ask) -> list[list[Task]]:
+    def _tasks(self, ask: CompletionRequest) -> list[list[Task]]:
         """For each prompt as many as choices were asked for."""
         seed = secrets.randbits(64) if ask.seed is None else ask.seed
         count = ask.n or 1
@@ -89,7 +89,7 @@ class Service:
             )
         return tuple(tokens)
 
-    def _task(self, ask: Ask, prompt: tuple[int, ...], seed: int, index: int) -> Task:
+    def _task(self, ask: CompletionRequest, prompt: tuple[int, ...], seed: int, index: int) -> Task:
         return Task(
             prompt=prompt,
             most=min(ask.max_tokens or _TOKENS, self.model.positions - len(prompt)),
@@ -122,5 +122,5 @@ def serving(path: Path, follower: Follower, threads: int | None = None) -> Itera
         yield Service(str(path), model, batcher, engine, lambda: tuple(follower.replica.weights), follower.wake)
 
 
-def _finished(one: Running) -> Finished:
-    return Finished(one.text, one.tokens, one.logprobs, one.tops, one.versions, one.reason)
+def _finished(one: Running) -> FinishedChoice:
+    return FinishedChoice(one.text, one.tokens, one.logprobs, one.tops, one.versions, one.reason)

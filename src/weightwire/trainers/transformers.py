@@ -19,10 +19,10 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from weightwire.bucket import Bucket
-from weightwire.commit import DELTA
-from weightwire.live import unwrapped
+from weightwire.chain import DELTA
 from weightwire.publisher import Publication, Publisher
 from weightwire.trainers.torch import publisher_for
+from weightwire.weights import unwrapped
 
 __all__ = ["WeightwireCallback", "model_files"]
 

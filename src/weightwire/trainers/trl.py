@@ -22,12 +22,10 @@ from typing import Any
 import numpy as np
 
 from weightwire.bucket import Bucket
-from weightwire.dtypes import Dtype
 from weightwire.engines.vllm.client import served_version
 from weightwire.errors import EngineError, EngineGone
-from weightwire.live import Casting, as_mapping, plain_names, read_live
 from weightwire.publisher import Publication, Publisher
-from weightwire.weights import Tensor
+from weightwire.weights import Casting, Dtype, Tensor, as_mapping, plain_names, read_live
 
 __all__ = ["BucketTransfer"]
 

@@ -9,8 +9,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from weightwire.bucket import Object
-from weightwire.commit import ANCHOR, Commit, File, Shortcut
+from weightwire.bucket import ObjectInfo
+from weightwire.chain import ANCHOR, Commit, DataFile, Shortcut
 
 __all__ = [
     "DAY",
@@ -146,7 +146,7 @@ def due(records: Iterable[Announced], version: int, grace: float) -> float | Non
     return min((record.since + grace for record in records if record.below > version), default=None)
 
 
-def is_there(files: Iterable[File], sizes: Mapping[str, int]) -> bool:
+def is_there(files: Iterable[DataFile], sizes: Mapping[str, int]) -> bool:
     return all(sizes.get(file.path) == file.size for file in files)
 
 
@@ -159,7 +159,7 @@ def holds_all(commit: Commit, shortcuts: Iterable[Shortcut], sizes: Mapping[str,
 
 
 def orphans(
-    commit: Commit, shortcuts: Iterable[Shortcut], objects: Iterable[Object], now: float, retention: Retention
+    commit: Commit, shortcuts: Iterable[Shortcut], objects: Iterable[ObjectInfo], now: float, retention: Retention
 ) -> list[Removal]:
     """Objects of a committed version that neither its commit nor a shortcut names, nor ever will."""
     named = {file.path for files in (commit.files, *(one.files for one in shortcuts)) for file in files}

@@ -2,7 +2,7 @@
 #ifndef WW_HOT_H
 #define WW_HOT_H
 
-#include "classes.h"
+#include "exponent_classes.h"
 
 #define NAME(x) x##_portable
 #define TARGET

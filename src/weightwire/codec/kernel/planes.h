@@ -2,7 +2,7 @@
 #ifndef WW_PLANES_H
 #define WW_PLANES_H
 
-#include "classes.h"
+#include "exponent_classes.h"
 #include "frame.h"
 
 enum { PER_BYTE = 1024 };

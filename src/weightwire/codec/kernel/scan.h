@@ -499,7 +499,7 @@ TARGET static int NAME(land)(
     }
 }
 
-#include "taking.h"
+#include "replace_loop.h"
 
 #undef NAME
 #undef TARGET

@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weightwire import durable
 from weightwire.delta import Delta
-from weightwire.engines.port import Holding, Swap
+from weightwire.engines.engine import ServedVersion, Swap
 from weightwire.engines.vllm.orders import Action, Answer, read_answers
 from weightwire.errors import EngineError, EngineGone
+from weightwire.system import durable_files
 
 __all__ = ["VllmEngine", "served_version"]
 
@@ -46,7 +46,7 @@ class VllmEngine:
     def __init__(self, url: str) -> None:
         self.name = _public(url)
         self.gone = ""  # why nothing can be patched in place
-        self._holding: Holding | None = None
+        self._holding: ServedVersion | None = None
         self._server, self._pausing = _Server(url), _Server(url)
         self._workers = self._replicas = 0
         self._torn = False
@@ -57,7 +57,7 @@ class VllmEngine:
         self._lock: int | None = None
 
     @property
-    def holding(self) -> Holding | None:
+    def holding(self) -> ServedVersion | None:
         return self._holding
 
     @property
@@ -66,7 +66,7 @@ class VllmEngine:
 
     # --- the engine ----------------------------------------------------------------------------------------------
 
-    def attach(self, run: str = "") -> Holding | None:
+    def attach(self, run: str = "") -> ServedVersion | None:
         self._holding = None
         self._take_hold()
         served = self._server.get("/weight_info").get("weight_version")
@@ -97,7 +97,7 @@ class VllmEngine:
         self._let_go()
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            self._lock = durable.lock_file(self._directory / "lock")
+            self._lock = durable_files.lock_file(self._directory / "lock")
         except OSError as problem:
             raise EngineError(
                 f"{self._directory}: cannot be used ({problem.strerror})", hint="check whose it is, and make room there"
@@ -115,7 +115,7 @@ class VllmEngine:
             os.close(self._lock)
             self._lock = None
 
-    def adopt(self, checkpoint: Path, holding: Holding) -> bool:
+    def adopt(self, checkpoint: Path, holding: ServedVersion) -> bool:
         with self._session() as finish:
             answers = self._order("adopt", checkpoint, holding, _LONG)
             self._check(answers)
@@ -125,7 +125,7 @@ class VllmEngine:
             finish(str(holding.version))
             return True
 
-    def patch(self, patch: Delta, holding: Holding) -> Swap:
+    def patch(self, patch: Delta, holding: ServedVersion) -> Swap:
         began = time.perf_counter()
         file = self._directory / f"{holding.version}.safetensors"
         try:
@@ -148,7 +148,7 @@ class VllmEngine:
         finally:
             file.unlink(missing_ok=True)
 
-    def reload(self, checkpoint: Path, holding: Holding) -> Swap:
+    def reload(self, checkpoint: Path, holding: ServedVersion) -> Swap:
         began = time.perf_counter()
         with self._session() as finish:
             self._check(self._order("check", checkpoint, holding, _LONG))
@@ -167,13 +167,13 @@ class VllmEngine:
 
     # --- orders --------------------------------------------------------------------------------------------------
 
-    def _swap(self, holding: Holding) -> None:
+    def _swap(self, holding: ServedVersion) -> None:
         answers = self._order("swap", None, holding, _SWAP)
         if any(answer.problem for answer in answers):
             self._order("undo", None, holding, _SWAP)  # those that did it, too
             self._check(answers)
 
-    def _order(self, action: Action, file: Path | None, holding: Holding, timeout: float) -> list[Answer]:
+    def _order(self, action: Action, file: Path | None, holding: ServedVersion, timeout: float) -> list[Answer]:
         token = secrets.token_hex(8)
         order = {
             "action": action,
@@ -214,7 +214,7 @@ class VllmEngine:
             self._server.check_alive()
             time.sleep(_LOOK)
 
-    def _check_holding(self, holding: Holding) -> None:
+    def _check_holding(self, holding: ServedVersion) -> None:
         """Before anybody is told so."""
         if self._holding != holding:
             raise EngineError(f"{self.name}: does not hold version {holding.version}", hint="see the server's log")

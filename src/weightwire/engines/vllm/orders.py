@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from weightwire.engines.port import Holding
+from weightwire.engines.engine import ServedVersion
 
 __all__ = ["Action", "Answer", "check_place", "read_answers", "write_answer"]
 
@@ -23,7 +23,7 @@ Action = Literal["adopt", "check", "stage", "swap", "undo", "reload"]
 class Answer:
     """What came of an order in one worker, and what it holds since. `problem` says why it was not done."""
 
-    holding: Holding | None
+    holding: ServedVersion | None
     done: bool = True
     torn: bool = False  # that it must not serve: its weights may be a mixture
     problem: str = ""
@@ -54,4 +54,4 @@ def read_answers(directory: Path, token: str) -> list[Answer]:
 
 def _parse(fields: dict[str, Any]) -> Answer:
     holding = fields.pop("holding")
-    return Answer(None if holding is None else Holding(**holding), **fields)
+    return Answer(None if holding is None else ServedVersion(**holding), **fields)

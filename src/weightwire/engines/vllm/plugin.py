@@ -23,13 +23,12 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from weightwire.decode import changes
-from weightwire.delta import Delta
-from weightwire.engines.mapping import torch_dtype
-from weightwire.engines.port import Holding
-from weightwire.engines.runtime import Runtime, Staged, use_all_cores
-from weightwire.engines.vllm.layout import relaid_out
+from weightwire.delta import Delta, changes
+from weightwire.engines.engine import ServedVersion
+from weightwire.engines.live_model import LiveModel, StagedPatch, use_all_cores
 from weightwire.engines.vllm.orders import Answer, check_place, write_answer
+from weightwire.engines.vllm.packing import relaid_out
+from weightwire.engines.weight_map import torch_dtype
 from weightwire.errors import EngineError, WeightwireError
 from weightwire.weights import Checkpoint
 
@@ -59,8 +58,8 @@ class Order(WeightTransferUpdateInfo):  # type: ignore[misc]
     state: str = ""
 
     @property
-    def holding(self) -> Holding:
-        return Holding(self.run, self.version, self.state)
+    def holding(self) -> ServedVersion:
+        return ServedVersion(self.run, self.version, self.state)
 
 
 class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc]
@@ -70,9 +69,9 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._runtime = Runtime(model, model.load_weights)
+        self._runtime = LiveModel(model, model.load_weights)
         self._gone = relaid_out(model)
-        self._staged: Staged | None = None
+        self._staged: StagedPatch | None = None
         self._patch: Delta | None = None
         self._busy: threading.Thread | None = None
         self._owner = ""  # who staged it
@@ -162,7 +161,7 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
         self._runtime.holding, self._runtime.torn = order.holding, False
         return True
 
-    def _load_slowly(self, patch: Delta, staged: Staged) -> None:
+    def _load_slowly(self, patch: Delta, staged: StagedPatch) -> None:
         """Through vLLM's own loader, which takes a whole tensor for it and has no way back."""
         from vllm.model_executor.model_loader.checkpoint_weight_patch import (
             CheckpointWeightPatch,

@@ -1,0 +1,349 @@
+"""The commit chain as it lies in a bucket: reads records, and lets none pass that does not fit what is known.
+
+Shared by publisher, follower and upkeep. Reads only, and only records: no weights, no deltas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from weightwire.bucket import Bucket
+from weightwire.chain.records import (
+    ANCHOR,
+    BASE,
+    DAMAGED,
+    HEAD,
+    RUN,
+    Commit,
+    Head,
+    Record,
+    Run,
+    Sealed,
+    Shortcut,
+    back_versions,
+    commit_path,
+    shortcut_path,
+    unseal,
+)
+from weightwire.chain.rules import check_first, check_follows, check_run, hop
+from weightwire.errors import (
+    BrokenChain,
+    BucketError,
+    DataGone,
+    NoBucket,
+    NoRun,
+    NotFound,
+    PermissionDenied,
+    WeightwireError,
+)
+
+__all__ = ["ChainReader", "Path", "Start", "read_run"]
+
+_AHEAD = 16  # how many records are asked for at the same time
+_ENOUGH = 4  # anchors to choose from
+_KEPT = 1024  # how many commits are remembered
+_SHORTCUT = re.compile(r"shortcuts/([0-9]{1,19})/anchor-[0-9a-f]{16}\.json")
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+Start = Shortcut | Commit
+"""Where a path from nothing begins: an anchor beside the chain, or a commit of kind anchor or base."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """How to get to a version: from `start` (None: from where one is), then by these commits in turn.
+
+    `origin` is the commit of the version that the first of them builds on.
+    """
+
+    start: Start | None
+    origin: Sealed[Commit]
+    commits: tuple[Sealed[Commit], ...]
+
+    @property
+    def target(self) -> Sealed[Commit]:
+        return self.commits[-1] if self.commits else self.origin
+
+    @property
+    def nbytes(self) -> int:
+        return (self.start.nbytes if self.start else 0) + sum(commit.record.nbytes for commit in self.commits)
+
+
+async def read_run(bucket: Bucket) -> Run:
+    try:
+        data = await bucket.get(RUN)
+    except NoBucket:
+        raise
+    except NotFound as problem:
+        raise NoRun(
+            f"{bucket.url}: nothing has been published there yet", hint="check the URL, or start a publisher"
+        ) from problem
+    return unseal(data, Run, f"{bucket.url}/{RUN}").record
+
+
+class ChainReader:
+    """One run's commits. What was read is remembered by version, so that it can be checked against later."""
+
+    def __init__(self, bucket: Bucket, run: Run) -> None:
+        self.bucket = bucket
+        self.run = run
+        self._known: OrderedDict[int, Sealed[Commit]] = OrderedDict()
+
+    def where(self, path: str) -> str:
+        return f"{self.bucket.url}/{path}"
+
+    # Single records
+
+    async def read(self, version: int) -> Sealed[Commit] | None:
+        """The commit of a version; None where there is none. Checked for itself, not for its place in the chain."""
+        path = commit_path(version)
+        data = await self._get(path)
+        if data is None:
+            return None
+        commit = self.unseal(data, Commit, path)
+        if commit.record.version != version:
+            raise BrokenChain(f"{self.where(path)}: says it is version {commit.record.version}", hint=DAMAGED)
+        if version == 0:
+            check_first(commit.record, self.where(path))
+        return commit
+
+    async def read_linked(self, version: int, sha256: str) -> Sealed[Commit]:
+        """The commit of a version that another one names by its hash."""
+        if version in self._known and self._known[version].sha256 == sha256:
+            return self._known[version]
+        commit = await self.read(version)
+        if commit is None:
+            raise BrokenChain(
+                f"{self.where(commit_path(version))}: is missing, though later versions are there",
+                hint="commits must never be deleted while a run lives: restore it, or start a new run",
+            )
+        if commit.sha256 != sha256:
+            raise BrokenChain(
+                f"{self.where(commit_path(version))}: is not the commit that later ones were built on", hint=DAMAGED
+            )
+        return self.remember(commit)
+
+    def remember(self, commit: Sealed[Commit]) -> Sealed[Commit]:
+        self._known[commit.record.version] = commit
+        while len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        return commit
+
+    def check_follows(self, parent: Sealed[Commit], commit: Sealed[Commit]) -> None:
+        check_follows(parent, commit.record, self.where(commit_path(commit.record.version)))
+
+    async def back_of(self, head: Sealed[Commit]) -> tuple[str, ...]:
+        """The hashes that the next commit must carry: each is read off the commit that the one before it leads to."""
+        hashes: list[str] = []
+        sha256 = head.record.parent
+        versions = back_versions(head.record.version + 1)
+        for k, version in enumerate(versions):
+            hashes.append(sha256)
+            if version != versions[-1]:
+                sha256 = (await self.read_linked(version, sha256)).record.back[k]
+        return tuple(hashes)
+
+    async def prove(self, head: Sealed[Commit], version: int) -> str:
+        """The hash of an earlier version's commit, by what later ones say of it. Few steps, even in long chains."""
+        commit = head
+        while commit.record.version - version > 1:
+            commit = await self.read_linked(*hop(commit.record, version))
+        return commit.sha256 if commit.record.version == version else hop(commit.record, version)[1]
+
+    # The newest
+
+    async def find_head(self, known: int = -1) -> int:
+        """The newest version, or -1. `known` is one that exists, or -1. Few requests, however far away it is."""
+        hint = await self.read_hint()
+        low, step = known, 1
+        if hint is not None and hint.version > known and await self._exists(hint.version):
+            low = hint.version
+        while await self._exists(low + step):
+            low, step = low + step, step * 2
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            if await self._exists(middle):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    async def read_hint(self) -> Head | None:
+        """HEAD.json, whatever it is worth."""
+        try:
+            data = await self._get(HEAD)
+            return None if data is None else self.unseal(data, Head, HEAD).record
+        except WeightwireError:
+            return None
+
+    async def read_head(self, known: int = -1) -> Sealed[Commit] | None:
+        version = await self.find_head(known)
+        return None if version < 0 else await self.read(version)
+
+    async def read_after(self, parent: Sealed[Commit] | None, most: int = _AHEAD) -> list[Sealed[Commit]]:
+        """The commits after one, in order: some of them, or none if there are none yet."""
+        version = parent.record.version if parent else -1
+        first = await self.read(version + 1)
+        if first is None:
+            return []
+        found = [first]
+        while len(found) < most:
+            size = min(len(found), most - len(found))
+            begin = version + 1 + len(found)
+            more = await asyncio.gather(*(self.read(v) for v in range(begin, begin + size)), return_exceptions=True)
+            for commit in more:
+                if not isinstance(commit, Sealed):  # none, or one that cannot be read: the next look will tell
+                    return self._checked(parent, found)
+                found.append(commit)
+        return self._checked(parent, found)
+
+    def _checked(self, parent: Sealed[Commit] | None, commits: Sequence[Sealed[Commit]]) -> list[Sealed[Commit]]:
+        accepted: list[Sealed[Commit]] = []
+        for commit in commits:
+            if parent is not None:
+                try:
+                    self.check_follows(parent, commit)
+                except WeightwireError:
+                    if accepted:  # these are good; the next look stops at the bad one
+                        return accepted
+                    raise
+            accepted.append(self.remember(commit))
+            parent = commit
+        return accepted
+
+    # Ways to a version
+
+    async def anchors(self, most: int, lost: Container[str] = ()) -> dict[int, Shortcut]:
+        """The newest anchors beside the chain that lead to version `most` or before, by version."""
+        try:
+            paths = [one.path for one in await self.bucket.list("shortcuts/")]
+        except PermissionDenied:  # a key that may not list: the hint is all there is
+            hint = await self.read_hint()
+            paths = [hint.anchor] if hint and hint.anchor else []
+        dated = [(version, path) for path in paths if (version := _version_of(path)) is not None and version <= most]
+        found: dict[int, Shortcut] = {}
+        for version, path in sorted(dated, reverse=True):
+            shortcut = await self.read_shortcut(path) if version not in found else None
+            if shortcut is not None and not _is_lost(shortcut, lost):
+                found[version] = shortcut
+            if len(found) == _ENOUGH:
+                break
+        return found
+
+    async def read_shortcut(self, path: str) -> Shortcut | None:
+        """Anyone who may write may have written it: one that cannot be read is no way, and no reason to stop."""
+        try:
+            data = await self._get(path)
+            sealed = None if data is None else self.unseal(data, Shortcut, path)
+        except BucketError:
+            raise
+        except WeightwireError:
+            return None
+        return sealed.record if sealed is not None and shortcut_path(sealed) == path else None
+
+    async def plan(self, target: Sealed[Commit], at: Sealed[Commit] | None, lost: Container[str] = ()) -> Path:
+        """The cheaper way to `target`: on from `at`, or from the newest anchor or base. What is `lost` is no way.
+
+        All commits on the way are checked against the one before; that its beginning belongs to the chain is proven.
+        """
+        anchors = await self.anchors(target.record.version, lost)
+        commits: list[Sealed[Commit]] = []  # newest first
+        best: Path | None = None
+        cost, commit = 0, target
+        while True:
+            version = commit.record.version
+            if at is not None and version == at.record.version:
+                self._check_same(at, commit)
+                return Path(None, at, tuple(reversed(commits)))
+            start = self._start(commit.record, anchors, lost)
+            if start is not None and (best is None or cost + start.nbytes < best.nbytes):
+                best = Path(start, commit, tuple(reversed(commits)))
+            if commit.record.kind in (ANCHOR, BASE) or version == 0 or _is_lost(commit.record, lost):
+                break
+            cost += commit.record.nbytes
+            if best is not None and (at is None or version < at.record.version or cost >= best.nbytes):
+                break
+            commits.append(commit)
+            commit = await self._read_parent(commit)
+        if best is None:
+            raise DataGone(
+                f"{self.bucket.url}: no anchor leads to version {target.record.version}",
+                hint="publish a new anchor, or a checkpoint as a new run under another URL",
+            )
+        if best.origin.record.version:
+            await self._read_parent(best.origin)
+            await self.read_linked(0, await self.prove(best.origin, 0))
+        return best
+
+    async def _read_parent(self, commit: Sealed[Commit]) -> Sealed[Commit]:
+        version = commit.record.version - 1
+        await self._read_ahead(version)
+        parent = await self.read_linked(version, commit.record.parent)
+        self.check_follows(parent, commit)
+        return parent
+
+    def _check_same(self, at: Sealed[Commit], commit: Sealed[Commit]) -> None:
+        if commit.sha256 != at.sha256:
+            version = at.record.version
+            raise BrokenChain(
+                f"{self.where(commit_path(version))}: is another version {version} than the one held here",
+                hint="the bucket was rolled back or replaced: follow it into a new directory",
+            )
+
+    def _start(self, commit: Commit, anchors: dict[int, Shortcut], lost: Container[str]) -> Start | None:
+        shortcut = anchors.get(commit.version)
+        if shortcut is not None and shortcut.after == commit.after:
+            return shortcut
+        return commit if commit.kind in (ANCHOR, BASE) and not _is_lost(commit, lost) else None
+
+    async def _read_ahead(self, version: int) -> None:
+        """Fetches some commits before a version at the same time; what they are worth is seen when they are needed."""
+        if version in self._known:
+            return
+        wanted = [v for v in range(max(0, version - _AHEAD + 1), version + 1) if v not in self._known]
+        for commit in await asyncio.gather(*(self.read(v) for v in wanted), return_exceptions=True):
+            if isinstance(commit, Sealed):
+                self.remember(commit)
+
+    # Bytes
+
+    async def _get(self, path: str) -> bytes | None:
+        try:
+            return await self.bucket.get(path)
+        except NoBucket:
+            raise
+        except NotFound:
+            return None
+        except PermissionDenied:
+            # S3 says so of a missing object, to a key that may not list. One that is there tells which it is.
+            await self.bucket.get(RUN)
+            return None
+
+    async def _exists(self, version: int) -> bool:
+        try:
+            return await self.bucket.find(commit_path(version)) is not None
+        except PermissionDenied:
+            await self.bucket.get(RUN)
+            return False
+
+    def unseal(self, data: bytes, kind: type[AnyRecord], path: str) -> Sealed[AnyRecord]:
+        """A record that was read at a path; it must be one of this run."""
+        sealed = unseal(data, kind, self.where(path))
+        check_run(sealed.record, self.run.run, self.where(path))
+        return sealed
+
+
+def _is_lost(start: Start, lost: Container[str]) -> bool:
+    return any(file.path in lost for file in start.files)
+
+
+def _version_of(path: str) -> int | None:
+    """Of the path of a shortcut."""
+    found = _SHORTCUT.fullmatch(path)
+    return int(found[1]) if found else None

@@ -1,0 +1,40 @@
+"""The start of every block: a tag, and everything that is entropy-coded.
+
+Part of the executable specification (docs/FORMAT.md, "Entropy coder").
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weightwire.codec import rans
+from weightwire.codec.bit_stream import read_uvarint, uvarint
+from weightwire.codec.frequency_tables import Shares
+
+__all__ = ["DENSE", "FULL", "LINES", "ULP", "Sections", "entropy_coded", "read_entropy_coded"]
+
+ULP, DENSE, FULL = 1, 2, 3
+FOUR_LANES, LINES = 4, 8  # flags beside the encoding in a block's first byte
+
+Sections = list[tuple[rans.Symbols, Shares]]
+
+
+def entropy_coded(head: int, sections: Sections) -> bytes:
+    """The start of every block: the tag, the word count, states and words."""
+    lanes = rans.lanes_for(sum(len(symbols) for symbols, _ in sections))
+    states, words = rans.encode(sections, lanes)
+    coded = np.array(states, "<u4").tobytes() + np.array(words, "<u2").tobytes()
+    return bytes([head | (FOUR_LANES if lanes == 4 else 0)]) + uvarint(len(words)) + coded
+
+
+def read_entropy_coded(data: memoryview) -> tuple[rans.Decoder, memoryview]:
+    """A decoder, and what follows its words."""
+    words, at = read_uvarint(data, 1)
+    lanes = 4 if data[0] & FOUR_LANES else 1
+    if 4 * lanes + 2 * words > len(data) - at:
+        raise ValueError("its entropy-coded part is too short")
+    states = np.frombuffer(data, "<u4", lanes, at)
+    if (states < 1 << 16).any():
+        raise ValueError("its entropy-coded part has an impossible state")
+    at += 4 * lanes
+    return rans.Decoder(states.tolist(), np.frombuffer(data, "<u2", words, at)), data[at + 2 * words :]

@@ -1,0 +1,54 @@
+"""The `coo` encoding: positions and absolute values, nothing coded. For engines that keep no base.
+
+docs/FORMAT.md, "coo". Applying it twice is harmless. Works on a whole tensor (or range of rows) at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weightwire.codec.block_layout import Layout
+
+__all__ = ["BlockChanges", "decode_coo", "encode_coo"]
+
+BlockChanges = tuple[int, npt.NDArray[np.int64], npt.NDArray[Any]]
+"""A block's index, the positions within it that changed, and the new units there."""
+
+_HEAD = 8
+
+
+def _width(layout: Layout) -> int:
+    return 4 if layout.count <= 1 << 32 else 8
+
+
+def encode_coo(changes: list[BlockChanges], layout: Layout) -> bytes:
+    width = _width(layout)
+    at = [positions + layout.span(index)[0] for index, positions, _ in changes]
+    positions = np.concatenate(at).astype(f"<u{width}")
+    values = np.concatenate([units for _, _, units in changes])
+    return width.to_bytes(_HEAD, "little") + positions.tobytes() + values.tobytes()
+
+
+def decode_coo(data: memoryview, layout: Layout, changed: int) -> Iterator[tuple[int, bytes, bytearray]]:
+    """Per block that changes: its index, positions within it as 32-bit integers, and the units there."""
+    width, unit = _width(layout), layout.dtype.unit
+    if len(data) != _HEAD + changed * (width + unit) or bytes(data[:_HEAD]) != width.to_bytes(_HEAD, "little"):
+        raise ValueError("its size does not fit its number of changes")
+    positions = np.frombuffer(data, f"<u{width}", changed, _HEAD)
+    values = np.frombuffer(data, f"<u{unit}", changed, _HEAD + changed * width)
+    if (positions[1:] <= positions[:-1]).any() or (changed and int(positions[-1]) >= layout.count):
+        raise ValueError("its positions are not ascending or lie past its end")
+    begin = 0
+    while begin < changed:
+        index = int(positions[begin]) // layout.block
+        first = layout.span(index)[0]
+        # In the positions' own dtype: any other would have all of them converted, once for every block.
+        last = positions.dtype.type(min(first + layout.block, int(positions[-1]) + 1) - 1)
+        end = int(np.searchsorted(positions, last, "right"))
+        inside = (positions[begin:end] - positions.dtype.type(first)).astype("<u4")
+        yield index, inside.tobytes(), bytearray(values[begin:end].tobytes())
+        begin = end

@@ -1,0 +1,117 @@
+"""The kernel's functions in NumPy: the same names, arguments and results as the C extension `_kernel`.
+
+The executable specification's front door, and what serves where no compiler was.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weightwire.codec import encodings
+from weightwire.codec.digest import Words, digest_words
+from weightwire.codec.exponent_classes import Units
+from weightwire.weights import Dtype
+
+__all__ = ["decode_block", "digest", "encode_block", "patch_block", "replace_block", "swap_block"]
+
+Buffer = bytes | bytearray | memoryview | Units
+
+
+def encode_block(
+    old: Buffer | None, new: Buffer, unit: int, exponent: int, mantissa: int, line: int, word: int, start: int
+) -> tuple[bytes, int, int, int]:
+    """A block's bytes, how many units changed, and what that adds to the digest."""
+    dtype = Dtype("", 0, 8 * unit, exponent, mantissa)
+    fresh = _units(new, unit)
+    if old is None:
+        return encodings.encode_block(None, fresh, dtype, line), len(fresh), 0, 0
+    stale = _units(old, unit)
+    changed = np.flatnonzero(fresh != stale)
+    touched = np.unique(changed * unit // word)
+    removed = digest_words(_words(old, word)[touched], touched.astype(np.uint64) + np.uint64(start))
+    added = digest_words(_words(new, word)[touched], touched.astype(np.uint64) + np.uint64(start))
+    return encodings.encode_block(stale, fresh, dtype, line), len(changed), *_less(added, removed)
+
+
+def decode_block(
+    data: Buffer, old: Buffer | None, count: int, unit: int, exponent: int, mantissa: int, line: int
+) -> tuple[bytes | None, bytearray]:
+    """Positions as 32-bit integers (None: everywhere, in order), and the new units there."""
+    dtype = Dtype("", 0, 8 * unit, exponent, mantissa)
+    stale = None if old is None else _units(old, unit)
+    with np.errstate(over="ignore"):
+        positions, values = encodings.decode_block(_bytes(data), stale, count, dtype, line)
+    return None if positions is None else positions.astype("<u4").tobytes(), bytearray(values.tobytes())
+
+
+def patch_block(
+    data: Buffer,
+    target: Buffer,
+    fresh: bool,
+    unit: int,
+    exponent: int,
+    mantissa: int,
+    line: int,
+    word: int,
+    start: int,
+) -> tuple[bytes | None, bytearray, int, int]:
+    """Decodes a block into its base, or without one if fresh; the target is as it was where this fails.
+
+    Returns positions (in any order), the old units there, and what the change adds to the digest.
+    """
+    units = _units(target, unit)
+    positions, values = decode_block(data, None if fresh else units, len(units), unit, exponent, mantissa, line)
+    return positions, values, *swap_block(target, positions, values, unit, word, start)
+
+
+def swap_block(
+    target: Buffer, positions: Buffer | None, values: Buffer, unit: int, word: int, start: int
+) -> tuple[int, int]:
+    """Writes the values and leaves the old ones in their place; returns what that adds to the digest."""
+    units, incoming = _units(target, unit), _units(values, unit)
+    at = np.arange(len(units)) if positions is None else np.frombuffer(positions, "<u4").astype(np.int64)
+    touched = np.unique(at * unit // word)
+    places = touched.astype(np.uint64) + np.uint64(start)
+    removed = digest_words(_words(target, word)[touched], places)
+    outgoing = units[at]
+    units[at] = incoming
+    incoming[:] = outgoing
+    return _less(digest_words(_words(target, word)[touched], places), removed)
+
+
+def replace_block(target: Buffer, source: Buffer, unit: int) -> tuple[bytes | None, bytearray]:
+    """Makes the target equal to the source; returns where they differed and the old units there.
+
+    Where all old units take less room than that, these alone: positions are then None.
+    """
+    units, incoming = _units(target, unit), _units(source, unit)
+    if len(units) != len(incoming) or np.may_share_memory(units, incoming):
+        raise TypeError("target and source are of different sizes, or overlap")
+    at = np.flatnonzero(units != incoming)
+    listed = len(at) * (unit + 4) <= len(units) * unit
+    outgoing = units[at] if listed else units.copy()
+    units[at] = incoming[at]
+    return at.astype("<u4").tobytes() if listed else None, bytearray(outgoing.tobytes())
+
+
+def digest(data: Buffer, word: int, start: int) -> tuple[int, int]:
+    """The digest of a run of words, the first of which has index `start`."""
+    words = _words(data, word)
+    return digest_words(words, np.arange(len(words), dtype=np.uint64) + np.uint64(start))
+
+
+def _bytes(buffer: Buffer) -> memoryview:
+    return buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
+
+
+def _units(buffer: Buffer, width: int) -> Units:
+    units: Units = np.frombuffer(buffer, f"<u{width}")
+    return units
+
+
+def _words(buffer: Buffer, width: int) -> Words:
+    return _units(buffer, width).astype(np.uint64)
+
+
+def _less(added: tuple[int, int], removed: tuple[int, int]) -> tuple[int, int]:
+    return (added[0] - removed[0]) % 2**64, (added[1] - removed[1]) % 2**64

@@ -1,0 +1,347 @@
+"""The `ulp` encoding: which units changed, class by class, and by how many steps.
+
+Part of the executable specification (docs/FORMAT.md, "ulp"). A malformed block raises ValueError with the reason only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weightwire.codec import rans
+from weightwire.codec.bit_stream import BitReader, BitWriter, unzigzag, zigzag
+from weightwire.codec.block_frame import LINES, ULP, Sections, entropy_coded, read_entropy_coded
+from weightwire.codec.exponent_classes import CLASSES, Units, Window, choose_window, classes_of, order, unorder
+from weightwire.codec.frequency_tables import (
+    Levels,
+    Shares,
+    gap_table,
+    j_of,
+    lg,
+    quantise,
+    read_levels,
+    shares,
+    split,
+    write_levels,
+)
+from weightwire.weights import Dtype
+
+__all__ = ["Positions", "decode_ulp", "encode_ulp"]
+
+_TOKENS = {1: 31, 2: 63, 4: 79, 8: 111}  # of step magnitudes, by width: 1..15, four an octave below 2^16, then one
+_BALANCED = 128
+_FIRST_J = 20
+
+Ranks = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.uint32]
+
+
+# --- steps -----------------------------------------------------------------------------------------------------
+
+
+def _step(old: Units, new: Units, dtype: Dtype) -> npt.NDArray[np.int64]:
+    """order(new) - order(old), wrapped to the width of a unit."""
+    difference = order(new, dtype) - order(old, dtype)
+    return difference.view(difference.dtype.str.replace("u", "i")).astype(np.int64)
+
+
+def _tokens_of(magnitudes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Per magnitude its token, and how many of its low bits are sent raw."""
+    octave = np.zeros(len(magnitudes), np.int64)
+    for bit in range(1, 64):
+        octave[magnitudes >> np.uint64(bit) > 0] = bit
+    sub = (magnitudes >> np.maximum(octave - 2, 0).astype(np.uint64)).astype(np.int64) & 3
+    token = np.where(octave < 16, 15 + (octave - 4) * 4 + sub, 63 + octave - 16)
+    raw = np.where(octave < 16, octave - 2, octave)
+    direct = octave < 4
+    return np.where(direct, magnitudes.astype(np.int64) - 1, token), np.where(direct, 0, raw)
+
+
+def _magnitudes_of(tokens: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    """Per token its least magnitude, and how many raw bits are to be added."""
+    octave = np.where(tokens < 63, (tokens - 15) // 4 + 4, tokens - 63 + 16)
+    raw = np.where(tokens < 63, octave - 2, octave)
+    sub = np.where(tokens < 63, (tokens - 15) % 4 + 4, 1)
+    direct = tokens < 15
+    raw = np.where(direct, 0, raw)
+    return np.where(direct, tokens + 1, sub).astype(np.uint64) << raw.astype(np.uint64), raw
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of one class, as symbols (magnitude token * 2, + 1 if negative) and raw bits."""
+
+    symbols: rans.Symbols
+    low: npt.NDArray[np.uint64]
+    widths: npt.NDArray[np.int64]
+    levels: Levels
+    plus: int
+
+    @staticmethod
+    def of(steps: npt.NDArray[np.int64]) -> _Steps:
+        magnitudes = np.where(steps < 0, -steps, steps).view(np.uint64)
+        tokens, widths = _tokens_of(magnitudes)
+        low = magnitudes & ((np.uint64(1) << widths.astype(np.uint64)) - np.uint64(1))
+        symbols = (tokens * 2 + (steps < 0)).astype(np.uint8)
+        levels = quantise(np.bincount(tokens, minlength=1))
+        return _Steps(symbols, low, widths, levels, _bias(int((steps > 0).sum()), len(steps)))
+
+    def table(self) -> Shares:
+        return _step_table(self.levels, self.plus)
+
+
+def _bias(positive: int, total: int) -> int:
+    """Chances of 256 that a step is positive; a bias too small to pay for its byte is none."""
+    if positive in (0, total):
+        return 256 if positive else 0
+    if (2 * positive - total) ** 2 <= 11 * total:
+        return _BALANCED
+    return min(255, max(1, (512 * positive + total) // (2 * total)))
+
+
+def _step_table(levels: Levels, plus: int) -> Shares:
+    return split(shares(levels, 1 if plus in (0, 256) else 2), plus)
+
+
+def _write_bias(bits: BitWriter, plus: int) -> None:
+    bits.number({_BALANCED: 0, 256: 1, 0: 2}.get(plus, 3), 2)
+    if plus not in (_BALANCED, 256, 0):
+        bits.number(plus, 8)
+
+
+def _read_bias(bits: BitReader) -> int:
+    plus = (_BALANCED, 256, 0, -1)[bits.number(2)]
+    if plus < 0:
+        plus = bits.number(8)
+        if plus == 0:
+            raise ValueError("a sign table is out of range")
+    return plus
+
+
+# --- marks: ranks as gaps ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """Which members of a class are marked, as gap symbols and raw bits. Where most are, the others are coded."""
+
+    complement: bool
+    j: int
+    symbols: rans.Symbols
+    low: npt.NDArray[np.uint64]
+
+    @staticmethod
+    def of(ranks: Ranks, members: int) -> _Marks:
+        complement = 2 * len(ranks) > members
+        if complement:
+            unmarked = np.ones(members, bool)
+            unmarked[ranks] = False
+            ranks = np.flatnonzero(unmarked)
+        j = j_of(members, len(ranks)) if len(ranks) else 0
+        raw, go_on, _ = gap_table(j)
+        gaps = np.diff(ranks, prepend=-1) - 1
+        quotients = gaps >> raw
+        ends = np.cumsum(quotients // go_on + 1) - 1
+        symbols = np.full(int(ends[-1]) + 1 if len(ends) else 0, go_on, np.uint8)
+        symbols[ends] = quotients % go_on
+        return _Marks(complement, j, symbols, (gaps & ((1 << raw) - 1)).view(np.uint64))
+
+    @property
+    def raw(self) -> int:
+        return gap_table(self.j)[0]
+
+    def table(self) -> Shares:
+        return gap_table(self.j)[2]
+
+    def widths(self) -> npt.NDArray[np.int64]:
+        return np.full(len(self.low), self.raw, np.int64)
+
+
+def _write_marks(bits: BitWriter, marks: _Marks, expected: int) -> None:
+    bits.number(marks.complement, 1)
+    bits.golomb(len(marks.symbols), 8)
+    if len(marks.symbols):
+        bits.golomb(zigzag(marks.j - expected), 1)
+
+
+@dataclass(frozen=True)
+class _MarksHead:
+    complement: bool
+    symbols: int
+    j: int
+
+    def ranks(self, decoder: rans.Decoder, bits: BitReader, length: int) -> Ranks:
+        raw, go_on, table = gap_table(self.j)
+        symbols = decoder.section(self.symbols, table).astype(np.int64)
+        if len(symbols) and symbols[-1] == go_on:
+            raise ValueError("a gap does not end")
+        ends = np.flatnonzero(symbols != go_on)
+        if raw and int(symbols.sum()) << raw > length:  # before the shift below could overflow
+            raise ValueError("it marks a weight past its end")
+        low = bits.numbers(np.full(len(ends), raw, np.int64)).view(np.int64)
+        upto = np.cumsum(symbols)[ends]
+        quotients = np.diff(upto, prepend=0)
+        return np.cumsum((quotients << raw) + low + 1) - 1
+
+
+def _read_marks(bits: BitReader, length: int, expected: int) -> _MarksHead:
+    complement = bool(bits.number(1))
+    symbols = bits.golomb(8)
+    if symbols > length:
+        raise ValueError("it has more marks than weights")
+    j = expected
+    if symbols:
+        j += unzigzag(bits.golomb(1))
+        if not 0 <= j <= 127:
+            raise ValueError("a gap parameter is out of range")
+    return _MarksHead(complement, symbols, j)
+
+
+# --- ulp ---------------------------------------------------------------------------------------------------------
+
+
+def _cost(members: int, marked: int) -> int:
+    """Entropy of which are marked, in bits of 2^-24."""
+    if marked in (0, members):
+        return 0
+    rest = members - marked
+    return members * lg(members) - marked * lg(marked) - rest * lg(rest)
+
+
+def _lines_pay(classes: npt.NDArray[np.uint8], changed: npt.NDArray[np.bool_], active: npt.NDArray[np.bool_]) -> bool:
+    """Whether saying which lines have any change makes the rest cheap enough."""
+    within = np.repeat(active, len(changed) // len(active))
+    everywhere = np.bincount(classes, minlength=CLASSES).tolist()
+    inside = np.bincount(classes[within], minlength=CLASSES).tolist()
+    marked = np.bincount(classes[changed], minlength=CLASSES).tolist()
+    saved = sum(_cost(n, k) - _cost(m, k) for n, m, k in zip(everywhere, inside, marked, strict=True))
+    return saved > _cost(len(active), int(active.sum())) + (64 << 24)
+
+
+def encode_ulp(old: Units, new: Units, dtype: Dtype, line: int) -> bytes:
+    window = choose_window(old, new, dtype)
+    classes = classes_of(old, dtype, window)
+    changed = old != new
+    bits = BitWriter()
+    sections: Sections = []
+    raw: list[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]] = []
+
+    lines: _Marks | None = None
+    if line:
+        active = changed.reshape(-1, line).any(axis=1)
+        if _lines_pay(classes, changed, active):
+            lines = _Marks.of(np.flatnonzero(active), len(active))
+            within = np.repeat(active, line)
+            old, new, classes, changed = old[within], new[within], classes[within], changed[within]
+
+    marks: list[_Marks] = []
+    steps: list[_Steps] = []
+    present = 0
+    for c in range(CLASSES):
+        member = classes == c
+        here = member & changed
+        if here.any():
+            present |= 1 << c
+            marks.append(_Marks.of(np.flatnonzero(changed[member]), int(member.sum())))
+            steps.append(_Steps.of(_step(old[here], new[here], dtype)))
+
+    for m in ([lines] if lines else []) + marks:
+        sections.append((m.symbols, m.table()))
+        raw.append((m.low, m.widths()))
+    for s in steps:
+        sections.append((s.symbols, s.table()))
+        raw.append((s.low, s.widths))
+
+    bits.number(window.top, 11)
+    bits.number(window.width, 4)
+    bits.number(present, CLASSES)
+    if lines:
+        _write_marks(bits, lines, 0)
+    expected = _FIRST_J
+    for m, s in zip(marks, steps, strict=True):
+        _write_marks(bits, m, expected)
+        if m.complement:
+            bits.golomb(len(s.symbols) - 1, 8)
+        expected = _next_j(m.j if len(m.symbols) else expected)
+    for s in steps:
+        write_levels(bits, s.levels)
+        _write_bias(bits, s.plus)
+    for values, widths in raw:
+        bits.numbers(values, widths)
+    head = ULP | (LINES if lines else 0)
+    return entropy_coded(head, sections) + bits.to_bytes()
+
+
+def _next_j(j: int) -> int:
+    """What to expect of the class below: half the ulp, twice the rate."""
+    return max(0, j - 4)
+
+
+def decode_ulp(data: memoryview, old: Units, dtype: Dtype, line: int) -> tuple[Positions, Units]:
+    decoder, rest = read_entropy_coded(data)
+    bits = BitReader(rest)
+    window = Window(bits.number(11), bits.number(4))
+    if not 1 <= window.width < CLASSES or window.top >= 1 << dtype.exponent:
+        raise ValueError("its exponent window is out of range")
+    present = [c for c, bit in enumerate(f"{bits.number(CLASSES):016b}"[::-1]) if bit == "1"]
+    has_lines = bool(data[0] & LINES)
+    if has_lines and not line:
+        raise ValueError("it lists lines where there are none")
+    lines = _read_marks(bits, len(old) // line, 0) if has_lines else None
+
+    heads: list[_MarksHead] = []
+    counts: list[int] = []  # of steps, where the marks do not tell
+    expected = _FIRST_J
+    for _ in present:
+        heads.append(_read_marks(bits, len(old) - sum(head.symbols for head in heads), expected))
+        counts.append(bits.golomb(8) + 1 if heads[-1].complement else 0)
+        if not heads[-1].complement and not heads[-1].symbols:
+            raise ValueError("it lists a class without a change")
+        if sum(counts) > len(old):
+            raise ValueError("it has more steps than weights")
+        expected = _next_j(heads[-1].j)
+    tables = []
+    for _ in present:
+        levels = read_levels(bits, _TOKENS[dtype.unit])
+        tables.append(_step_table(levels, _read_bias(bits)))
+
+    where = np.arange(len(old))
+    if lines:
+        listed = lines.ranks(decoder, bits, len(old) // line)
+        where = where.reshape(-1, line)[_marked(listed, len(old) // line, lines.complement)].ravel()
+    ranks = [head.ranks(decoder, bits, len(old)) for head in heads]
+    positions = []
+    values = []
+    classes = classes_of(old[where], dtype, window)
+    for c, head, count, table, listed in zip(present, heads, counts, tables, ranks, strict=True):
+        members = where[classes == c]
+        here = members[_marked(listed, len(members), head.complement)]
+        if head.complement and len(here) != count:
+            raise ValueError("it has another number of steps than of changes")
+        positions.append(here)
+        steps = _read_steps(decoder, bits, len(here), table)
+        values.append(unorder(order(old[here], dtype) + steps.astype(old.dtype), dtype))
+    decoder.finish()
+    bits.finish()
+    if not positions:
+        raise ValueError("it changes nothing")
+    at = np.concatenate(positions)
+    sort = np.argsort(at)
+    return at[sort].astype(np.uint32), np.concatenate(values)[sort]
+
+
+def _marked(listed: Ranks, members: int, complement: bool) -> npt.NDArray[np.bool_]:
+    if len(listed) and listed[-1] >= members:
+        raise ValueError("it marks a weight past the end of its class")
+    marked = np.zeros(members, bool)
+    marked[listed] = True
+    return ~marked if complement else marked
+
+
+def _read_steps(decoder: rans.Decoder, bits: BitReader, count: int, table: Shares) -> npt.NDArray[np.uint64]:
+    symbols = decoder.section(count, table).astype(np.int64)
+    least, widths = _magnitudes_of(symbols >> 1)
+    magnitudes = least + bits.numbers(widths)
+    return np.where(symbols & 1, -magnitudes, magnitudes)

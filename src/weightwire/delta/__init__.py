@@ -1,0 +1,32 @@
+"""Pack: a delta file of many encoded tensors: made, decoded, applied, and proven by state digests."""
+
+from weightwire.delta.absolute import make_absolute, merge_absolute, write_absolute
+from weightwire.delta.decoder import BlockJob, changes, jobs_of, naming
+from weightwire.delta.file import FORMAT, Delta, Entry
+from weightwire.delta.maker import BlockDone, anchor, diff, diff_of_blocks
+from weightwire.delta.patcher import apply_in_place, patch, patch_checkpoint
+from weightwire.delta.state import State, TensorState, add, digest
+
+__all__ = [
+    "FORMAT",
+    "BlockDone",
+    "BlockJob",
+    "Delta",
+    "Entry",
+    "State",
+    "TensorState",
+    "add",
+    "anchor",
+    "apply_in_place",
+    "changes",
+    "diff",
+    "diff_of_blocks",
+    "digest",
+    "jobs_of",
+    "make_absolute",
+    "merge_absolute",
+    "naming",
+    "patch",
+    "patch_checkpoint",
+    "write_absolute",
+]

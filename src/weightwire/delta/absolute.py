@@ -1,0 +1,327 @@
+"""The files of a version -> one delta of absolute values, which needs no base and may be applied twice.
+
+A journal can be replayed from it, and an engine that keeps no base can take it. It is made of `coo` entries, and of
+`fresh` ones where so much of a tensor changes that the whole of it is smaller. Knows weights, deltas and states; no
+file and no bucket. What it makes is proven by digests before anything is written: on copies of single blocks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weightwire import codec
+from weightwire.codec import BlockChanges, Digest, Layout, encode_coo
+from weightwire.delta.decoder import (
+    BlockJob,
+    changed_by,
+    check_state,
+    check_tensor,
+    check_tensors,
+    covered,
+    jobs_of,
+    naming,
+)
+from weightwire.delta.file import Delta, Entry, Packed, pack
+from weightwire.delta.patcher import write_block
+from weightwire.delta.state import State, TensorState, add
+from weightwire.errors import CorruptDelta, SchemaChanged, WrongBase
+from weightwire.system import in_order
+from weightwire.weights import Bits, Tensor, Weights, schema_of_weights
+
+__all__ = ["make_absolute", "merge_absolute", "write_absolute"]
+
+_HEAD = 8  # bytes of a coo entry before its positions
+
+
+def make_absolute(
+    weights: Weights, deltas: Sequence[Delta], before: State, after: str = "", *, threads: int | None = None
+) -> Delta:
+    """What the files of one version make of whole weights whose state is `before`; nothing is written.
+
+    There are several files where several ranks wrote one each, and none where a version changes nothing. The result
+    must have the state `after`, where that is given.
+    """
+    for delta in deltas:
+        check_tensors(delta, weights, delta.entries.values())
+        _check_schema(delta, weights)
+        check_state(delta, weights, before, threads)
+    parts = _by_tensor(deltas)
+    dense = {name for name in parts if _is_dense(parts[name])}
+    packed = _pack_sparse(weights, {n: p for n, p in parts.items() if n not in dense}, before, threads)
+    packed += [_pack_dense(weights[name], parts[name], before, threads) for name in dense]
+    state = before.replace({one.entry.name: one.entry.state for one in packed})
+    for wanted in {after, *(delta.after for delta in deltas)} - {"", state.hex}:
+        where = deltas[0].where if deltas else "a version without files"
+        raise CorruptDelta(
+            f"{where}: the result has state {state.hex[:12]}, not {wanted[:12]} as it should",
+            hint="it is damaged, or other files belong to this version: fetch them again",
+        )
+    return pack(packed, before=before.hex, after=state.hex)
+
+
+def merge_absolute(weights: Weights, patches: Sequence[Delta], state: State, *, threads: int | None = None) -> Delta:
+    """One patch in place of several that follow each other, the last of which led to these weights."""
+    for one, next_one in pairwise(patches):
+        if one.after != next_one.before:
+            raise WrongBase(
+                f"{next_one.where}: does not follow from {one.where}", hint="merge patches without a gap, in order"
+            )
+    if patches and patches[-1].after != state.hex:
+        raise WrongBase(
+            f"{patches[-1].where}: leads to state {patches[-1].after[:12]}, and the weights are at {state.hex[:12]}",
+            hint="merge up to the version that the weights have",
+        )
+    if len(patches) == 1:
+        return patches[0]
+    names = sorted({name for patch in patches for name in patch.entries})
+    packed = in_order(lambda name: _merge_tensor(weights[name], name, patches, state.tensors[name]), names, threads)
+    return pack(packed, before=patches[0].before if patches else state.hex, after=state.hex)
+
+
+def write_absolute(weights: Weights, patch: Delta, *, threads: int | None = None) -> dict[str, Digest]:
+    """Writes a patch into whole weights, whatever they hold; returns what that adds to each tensor's digest."""
+    check_tensors(patch, weights, patch.entries.values())
+    _check_schema(patch, weights)
+    for entry in patch.entries.values():
+        if entry.rows or not (entry.coo or entry.fresh):
+            patch.corrupt("is not of absolute values", entry.name)
+
+    def work(step: tuple[Entry, range | None]) -> tuple[str, Digest]:
+        entry, only = step
+        jobs = jobs_of(patch, {entry.name: entry}, only)
+        return entry.name, reduce(add, (write_block(patch, job, weights[entry.name].bits)[1] for job in jobs), (0, 0))
+
+    added = dict.fromkeys(patch.entries, (0, 0))
+    for name, lanes in in_order(work, _steps(patch), threads):
+        added[name] = add(added[name], lanes)
+    return added
+
+
+def _steps(patch: Delta) -> Iterator[tuple[Entry, range | None]]:
+    """What a thread does at a time: all of a coo entry (to cut it into blocks is half of the work), else one block."""
+    for entry in patch.entries.values():
+        yield from [(entry, None)] if entry.coo else ((entry, range(i, i + 1)) for i in range(len(entry.blocks)))
+
+
+# --- what belongs together ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one file says of one tensor, or of some of its rows."""
+
+    delta: Delta
+    entry: Entry
+
+    @property
+    def first(self) -> int:
+        """The first unit, counted from the tensor's beginning."""
+        return self.entry.rows[0] * self.entry.layout.row if self.entry.rows else 0
+
+
+def _check_schema(delta: Delta, weights: Weights) -> None:
+    """That no tensor comes, goes or changes its shape."""
+    held = schema_of_weights(weights)
+    other = [entry.name for entry in delta.entries.values() if held.get(entry.name) != (entry.dtype, entry.shape)]
+    for name in [*other, *delta.removed][:1]:
+        raise SchemaChanged(
+            f"{delta.where}: tensor {name!r}: is added, removed or reshaped, and a run has the same tensors throughout",
+            hint="start a new run",
+        )
+
+
+def _by_tensor(deltas: Iterable[Delta]) -> dict[str, list[_Part]]:
+    """The parts of each tensor, in the order of their rows."""
+    parts: dict[str, list[_Part]] = {}
+    for delta in deltas:
+        for name, entry in delta.entries.items():
+            parts.setdefault(name, []).append(_Part(delta, entry))
+    for name, several in parts.items():
+        several.sort(key=lambda part: part.first)
+        for one, next_one in pairwise(several):
+            if one.first + one.entry.layout.count > next_one.first:
+                next_one.delta.corrupt(f"{one.delta.where} changes the same rows", name)
+    return parts
+
+
+def _is_dense(parts: Sequence[_Part]) -> bool:
+    """That positions and values would take more than the whole tensor."""
+    layout = _whole(parts[0].entry)
+    return _coo_size(sum(part.entry.changed for part in parts), layout) > layout.count * layout.dtype.unit
+
+
+def _coo_size(changed: int, layout: Layout) -> int:
+    return _HEAD + changed * (_positions(layout).itemsize + layout.dtype.unit)
+
+
+def _positions(layout: Layout) -> np.dtype[np.unsignedinteger[Any]]:
+    return np.dtype("<u4" if layout.count <= 1 << 32 else "<u8")
+
+
+def _whole(entry: Entry) -> Layout:
+    return Layout.of(entry.dtype, entry.shape)
+
+
+# --- few changes: positions and values ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a block changes: positions in the whole tensor, the new units there, and what that adds to the digest."""
+
+    part: _Part
+    positions: npt.NDArray[Any]
+    values: Bits
+    changed: int
+    lanes: Digest
+
+
+class _Room(threading.local):
+    """A block's worth of memory for every thread, used again and again."""
+
+    def __init__(self) -> None:
+        self._memory = np.zeros(0, np.uint8)
+
+    def copy_of(self, bits: Bits) -> Bits:
+        if len(self._memory) < bits.nbytes:
+            self._memory = np.empty(bits.nbytes, np.uint8)
+        copy: Bits = self._memory[: bits.nbytes].view(bits.dtype)
+        copy[:] = bits
+        return copy
+
+
+def _pack_sparse(
+    weights: Weights, parts: Mapping[str, Sequence[_Part]], before: State, threads: int | None
+) -> list[Packed]:
+    room = _Room()
+
+    def steps() -> Iterator[tuple[_Part, BlockJob]]:
+        for part in (part for name in parts for part in parts[name]):
+            yield from ((part, job) for job in jobs_of(part.delta, {part.entry.name: part.entry}))
+
+    packed: dict[str, Packed | None] = {}
+    results = in_order(lambda step: _find(weights, *step, room), steps(), threads)
+    for name, found in groupby(results, lambda one: one.part.entry.name):
+        packed[name] = _pack_found(name, parts[name], list(found), before)
+    for name in parts.keys() - packed.keys():  # those with no block that changes
+        packed[name] = _pack_found(name, parts[name], [], before)
+    return [one for one in packed.values() if one is not None]
+
+
+def _find(weights: Weights, part: _Part, job: BlockJob, room: _Room) -> _Found:
+    entry, index = part.entry, job.index
+    begin, end = entry.layout.span(index)
+    old = covered(weights[entry.name], entry)[begin:end]
+    alone = replace(entry.layout, count=end - begin, start=entry.layout.word_index(begin))
+    found = job.patch
+    if found is None:
+        with naming(part.delta, entry, index):
+            # Not codec.apply, which gives positions in any order.
+            found = codec.decode(part.delta.block(entry, index), None if entry.fresh else old, alone, 0)
+    new = np.frombuffer(bytes(found.values), old.dtype)
+    lanes = codec.swap(room.copy_of(old), found, alone, 0)
+    if found.positions is None:
+        at = np.flatnonzero(old != new)
+        new = new[at]
+    else:
+        at = np.frombuffer(found.positions, "<u4")
+    positions = at.astype(_positions(_whole(entry))) + (part.first + begin)
+    return _Found(part, positions, new, end - begin if entry.fresh else len(at), lanes)
+
+
+def _pack_found(name: str, parts: Sequence[_Part], found: Sequence[_Found], before: State) -> Packed | None:
+    """The entry for a tensor; none where it stays as it is."""
+    changed = {id(part): 0 for part in parts}
+    lanes = before.tensors[name].digest
+    for one in found:
+        changed[id(one.part)] += one.changed
+        lanes = add(lanes, one.lanes)
+    for part in parts:
+        _check_part(part, changed[id(part)], lanes)
+    if not sum(len(one.positions) for one in found):
+        return None
+    state = TensorState(parts[0].entry.dtype, parts[0].entry.shape, lanes)
+    return _pack_coo(name, state, [(0, one.positions, one.values) for one in found])
+
+
+def _pack_coo(name: str, state: TensorState, found: list[BlockChanges]) -> Packed:
+    """All as if they were of block 0: their positions are those in the whole tensor already."""
+    data = encode_coo(found, Layout.of(state.dtype, state.shape))
+    changed = sum(len(positions) for _, positions, _ in found)
+    entry = Entry(name, state.dtype, state.shape, None, True, False, changed, (len(data),), state.digest)
+    return Packed(entry, [data])
+
+
+def _check_part(part: _Part, changed: int, tensor: Digest) -> None:
+    """Of some rows only the number of changes; the sum of all ranks' parts is what the version's state is to show."""
+    whole = part.entry.layout.count == _whole(part.entry).count
+    check_tensor(part.delta, part.entry, changed, tensor if whole else part.entry.digest)
+
+
+# --- many changes: the whole tensor ------------------------------------------------------------------------------
+
+
+def _pack_dense(old: Tensor, parts: Sequence[_Part], before: State, threads: int | None) -> Packed:
+    name = parts[0].entry.name
+    new = replace(old, bits=old.bits.copy())
+    lanes, counts = before.tensors[name].digest, []
+    for part in parts:
+        work = partial(_write_part, part, covered(new, part.entry))
+        done = list(in_order(work, jobs_of(part.delta, {name: part.entry}), threads))
+        lanes = reduce(add, (added for added, _ in done), lanes)
+        counts.append(sum(changed for _, changed in done))
+    for part, changed in zip(parts, counts, strict=True):
+        _check_part(part, changed, lanes)
+    return _pack_fresh(name, new, lanes, threads)
+
+
+def _write_part(part: _Part, bits: Bits, job: BlockJob) -> tuple[Digest, int]:
+    found, lanes = write_block(part.delta, job, bits)
+    return lanes, changed_by(found, bits, part.entry, job.index)
+
+
+def _pack_fresh(name: str, tensor: Tensor, lanes: Digest, threads: int | None) -> Packed:
+    layout = Layout.of(tensor.dtype, tensor.shape)
+    blocks = range(layout.blocks)
+    data = list(in_order(lambda index: codec.encode(None, tensor.bits, layout, index).data, blocks, threads))
+    sizes = tuple(map(len, data))
+    return Packed(Entry(name, tensor.dtype, tensor.shape, None, False, True, layout.count, sizes, lanes), data)
+
+
+# --- merging -----------------------------------------------------------------------------------------------------
+
+
+def _merge_tensor(now: Tensor, name: str, patches: Sequence[Delta], state: TensorState) -> Packed:
+    """All positions that any patch has, with the units that are there now."""
+    layout = Layout.of(now.dtype, now.shape)
+    entries = [(patch, patch.entries[name]) for patch in patches if name in patch.entries]
+    if any(entry.fresh for _, entry in entries):
+        return _pack_fresh(name, now, state.digest, threads=1)
+    marks: dict[int, list[bytes]] = {}
+    for patch, entry in entries:
+        for job in jobs_of(patch, {name: entry}):
+            if job.patch is not None and job.patch.positions is not None:
+                marks.setdefault(job.index, []).append(job.patch.positions)
+    found: list[BlockChanges] = []
+    for index, several in sorted(marks.items()):
+        begin, end = layout.span(index)
+        at = _union(several, end - begin)
+        found.append((0, at.astype(_positions(layout)) + begin, now.bits[begin:end][at]))
+    if _coo_size(sum(len(at) for _, at, _ in found), layout) > now.nbytes:
+        return _pack_fresh(name, now, state.digest, threads=1)
+    return _pack_coo(name, state, found)
+
+
+def _union(several: Sequence[bytes], count: int) -> npt.NDArray[np.int64]:
+    marked = np.zeros(count, np.bool_)
+    for positions in several:
+        marked[np.frombuffer(positions, "<u4")] = True
+    return np.flatnonzero(marked)

@@ -1,0 +1,198 @@
+"""What a delta makes of its base, block by block, with nothing written.
+
+Knows how to tell that weights are the ones a delta was made for, and where it changes them to what. Writes into no
+weights; `apply` and `absolute` do what they do with what is found here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weightwire import codec
+from weightwire.codec import Digest, Patch, decode_coo
+from weightwire.delta.file import ANCHOR, Delta, Entry
+from weightwire.delta.state import State, digest
+from weightwire.errors import CheckpointError, WrongBase
+from weightwire.system import Progress
+from weightwire.weights import Bits, Tensor, Weights, read_weights
+
+__all__ = [
+    "BlockJob",
+    "changed_by",
+    "changes",
+    "check_state",
+    "check_tensor",
+    "check_tensors",
+    "covered",
+    "jobs_of",
+    "naming",
+    "open_delta",
+]
+
+_OTHER_BASE = "apply it to the weights it was made from"
+
+
+def open_delta(delta: Delta | bytes | str | os.PathLike[str]) -> Delta:
+    if isinstance(delta, Delta):
+        return delta
+    if isinstance(delta, str | os.PathLike):
+        return Delta.open(delta)
+    if isinstance(delta, bytes | bytearray | memoryview):
+        return Delta.from_bytes(delta)
+    raise CheckpointError(f"a {type(delta).__name__} is no delta", hint="pass patch(weights, delta), in this order")
+
+
+def changes(
+    base: Any, delta: Delta | bytes | str | os.PathLike[str], name: str, rows: tuple[int, int] | None = None
+) -> tuple[npt.NDArray[np.int64], Bits]:
+    """Where a delta changes one tensor, or its rows from `rows[0]` to before `rows[1]`, and to which units.
+
+    Positions count units from the tensor's beginning. Only the bytes that hold these rows are read. Nothing is verified
+    beyond that the bytes make sense: only a whole tensor has a digest.
+    """
+    opened, weights = open_delta(delta), read_weights(base)
+    if name not in opened.entries and name in weights:
+        return np.zeros(0, np.int64), weights[name].bits[:0]
+    entry = opened.entries[name]
+    if not entry.coo:
+        check_tensors(opened, weights, [entry])
+    layout = entry.layout
+    held = entry.rows or (0, entry.shape[0] if entry.shape else 1)
+    if rows and not held[0] <= rows[0] <= rows[1] <= held[1]:
+        raise CheckpointError(
+            f"{opened.where}: tensor {name!r}: has no rows {rows[0]} to {rows[1]}",
+            hint=f"it has {held[0]} to {held[1]}",
+        )
+    first, last = (row - held[0] for row in rows or held)
+    first_unit, last_unit = (first * layout.row, last * layout.row) if layout.row else (0, layout.count)
+    bits = None if entry.fresh or entry.coo else covered(weights[name], entry)
+    wanted = range(layout.blocks) if entry.coo else layout.blocks_of_rows(first, last)
+    positions, values = [np.zeros(0, np.int64)], [np.zeros(0, f"<u{entry.dtype.unit}")]
+    for job in jobs_of(opened, {name: entry}, wanted):
+        index, found = job.index, job.patch
+        if found is None:
+            with naming(opened, entry, index):
+                found = codec.decode(opened.block(entry, index), bits, layout, index)
+        begin, end = layout.span(index)
+        at = np.arange(end - begin) if found.positions is None else np.frombuffer(found.positions, "<u4")
+        positions.append(at.astype(np.int64) + begin)
+        values.append(np.frombuffer(found.values, f"<u{entry.dtype.unit}"))
+    where, what = np.concatenate(positions), np.concatenate(values)
+    inside = (where >= first_unit) & (where < last_unit)
+    return where[inside] + held[0] * layout.row, what[inside]
+
+
+# --- is it the right base? ---------------------------------------------------------------------------------------
+
+
+def check_tensors(delta: Delta, base: Weights, entries: Iterable[Entry]) -> None:
+    """That the base has what the delta changes."""
+    for entry in entries:
+        name, tensor = entry.name, base.get(entry.name)
+        if entry.fresh:
+            continue
+        if tensor is None:
+            raise WrongBase(f"{delta.where}: tensor {name!r}: the base has no such tensor", hint=_OTHER_BASE)
+        if (tensor.dtype, tensor.shape) != (entry.dtype, entry.shape):
+            raise WrongBase(
+                f"{delta.where}: tensor {name!r}: is {entry.dtype.name} {list(entry.shape)}, "
+                f"but {tensor.dtype.name} {list(tensor.shape)} in the base",
+                hint=_OTHER_BASE,
+            )
+        whole = 0, entry.shape[0] if entry.shape else 1
+        (held_first, held_last), (first, last) = tensor.rows or whole, entry.rows or whole
+        if first < held_first or last > held_last:
+            raise WrongBase(f"{delta.where}: tensor {name!r}: the base lacks some of its rows", hint=_OTHER_BASE)
+
+
+def check_state(
+    delta: Delta, base: Weights, before: State | None, threads: int | None, progress: Progress | None = None
+) -> State:
+    """That the base is what the delta was made for; returns the base's state."""
+    if delta.kind == ANCHOR:
+        return State({})
+    state = before or digest(base, threads=threads, progress=progress)
+    unknown = [entry.name for entry in delta.entries.values() if not entry.fresh and entry.name not in state.tensors]
+    if unknown:
+        raise WrongBase(
+            f"{delta.where}: tensor {unknown[0]!r}: its state is not known", hint="pass before=digest(base)"
+        )
+    if delta.before and state.hex != delta.before:
+        raise WrongBase(
+            f"{delta.where}: was made for weights with state {delta.before[:12]}, and these have {state.hex[:12]}",
+            hint=_OTHER_BASE,
+        )
+    return state
+
+
+def check_tensor(delta: Delta, entry: Entry, changed: int, lanes: Digest) -> None:
+    if changed != entry.changed:
+        delta.corrupt(f"changes {changed:,} weights, not {entry.changed:,} as it says", entry.name)
+    if lanes != entry.digest:
+        delta.corrupt(
+            "the result has another digest than it should (or its base was not what it was made for)", entry.name
+        )
+
+
+# --- blocks ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BlockJob:
+    """A block of a tensor to deal with: to be read and decoded, or a patch as it stands."""
+
+    entry: Entry
+    index: int
+    patch: Patch | None = None
+
+
+def jobs_of(delta: Delta, entries: Mapping[str, Entry], only: range | None = None) -> Iterator[BlockJob]:
+    """What there is to do, of all blocks or only of some."""
+    for entry in entries.values():
+        if entry.coo:
+            data = memoryview(delta.block(entry, 0))
+            try:
+                for index, positions, values in decode_coo(data, entry.layout, entry.changed):
+                    yield BlockJob(entry, index, Patch(positions, values))
+            except ValueError as problem:
+                delta.corrupt(str(problem), entry.name)
+            continue
+        for index in range(len(entry.blocks)) if only is None else only:
+            if entry.blocks[index]:
+                yield BlockJob(entry, index)
+            elif entry.fresh:
+                delta.corrupt(f"block {index}: it is empty", entry.name)
+
+
+def covered(target: Tensor, entry: Entry) -> Bits:
+    """The rows of a target that an entry speaks of."""
+    if entry.rows is None or entry.rows == target.rows:
+        return target.bits
+    first = target.rows[0] if target.rows else 0
+    row = entry.layout.row
+    return target.bits[(entry.rows[0] - first) * row : (entry.rows[1] - first) * row]
+
+
+@contextmanager
+def naming(delta: Delta, entry: Entry, index: int) -> Iterator[None]:
+    """The codec knows only what is wrong with a block; here it is known which one."""
+    try:
+        yield
+    except ValueError as problem:
+        delta.corrupt(f"block {index}: {problem}", entry.name)
+
+
+def changed_by(found: Patch, bits: Bits, entry: Entry, index: int) -> int:
+    """How many units a patch that has been written changed."""
+    unit = entry.dtype.unit
+    if found.positions is not None or entry.fresh:
+        return len(found.values) // unit
+    begin, end = entry.layout.span(index)
+    return int(np.count_nonzero(np.frombuffer(found.values, f"<u{unit}") != bits[begin:end]))

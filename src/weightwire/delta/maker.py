@@ -1,0 +1,280 @@
+"""4 make: two sets of weights -> the delta between them; one set -> an anchor.
+
+Cuts tensors into blocks, has the codec encode them in threads, and packs the result with the state digests. Reads
+weights, writes nothing but a spool that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import IO, Any
+
+import numpy as np
+
+from weightwire import codec
+from weightwire.codec import BlockChanges, Digest, EncodedBlock, Layout, encode_coo
+from weightwire.delta.file import ANCHOR, DELTA, BlockData, Delta, Entry, Packed, Spool, pack
+from weightwire.delta.state import State, TensorState, add
+from weightwire.errors import CheckpointError
+from weightwire.system import Progress, in_order
+from weightwire.weights import Tensor, Weights, read_weights
+
+__all__ = ["BlockDone", "ChangedBlock", "anchor", "diff", "diff_of_blocks"]
+
+BlockDone = Callable[[str, int], None]
+"""Told that a block, of a tensor of this name, has been read for the last time; by whichever thread read it."""
+
+ChangedBlock = tuple[str, int, Callable[[], EncodedBlock]]
+"""A tensor's name, the index of one of its blocks, and what encodes that."""
+
+
+def diff(
+    old: Any,
+    new: Any,
+    *,
+    before: State | None = None,
+    coo: bool = False,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    spool: IO[bytes] | None = None,
+    done: BlockDone | None = None,
+) -> Delta:
+    """The delta that turns `old` into `new`: the smallest exact one, or positions and values if `coo`.
+
+    Each is a safetensors file, a checkpoint directory, or a mapping of names to NumPy arrays, torch tensors,
+    `Tensor`s or `(dtype name, shape, buffer)`. `before` is the state of `old` where it is known (from `digest`, or
+    `Delta.advance`); else it is computed, which reads all of `old` once more.
+
+    `spool` is a temporary file that takes the encoded blocks instead of memory, and from which the delta is read: it
+    must stay open as long as the delta is used. Tensors are read in the order of `new`, and `done` hears of their
+    blocks, as `Layout` cuts them, roughly in that order: from then on they may be overwritten.
+    """
+    return _make(read_weights(old), read_weights(new), DELTA, before, coo, _Way(threads, progress, spool, done))
+
+
+def anchor(
+    weights: Any,
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    spool: IO[bytes] | None = None,
+    done: BlockDone | None = None,
+    part: bool = False,
+) -> Delta:
+    """All of some weights, in a file that needs no base. `spool` and `done` are those of `diff`.
+
+    If it is only a `part` of a model's weights, the file does not name their state.
+    """
+    return _make({}, read_weights(weights), ANCHOR, None, False, _Way(threads, progress, spool, done, part))
+
+
+def diff_of_blocks(
+    weights: Weights,
+    changed: Iterable[ChangedBlock],
+    *,
+    before: State,
+    threads: int | None = None,
+    spool: IO[bytes] | None = None,
+    part: bool = False,
+) -> Delta:
+    """The delta to `weights` from others of the same names and kinds, given the blocks that may have changed.
+
+    The same bytes as those of `diff`, for who does not have the old weights as a whole. `part` is that of `anchor`.
+    """
+    _check_known(before, weights)
+    makings = {name: _Making(name, tensor, tensor) for name, tensor in weights.items()}
+    jobs = [_Job(name, partial(_encode_known, encode), index) for name, index, encode in changed]
+    return _make_of(makings, jobs, DELTA, before, _Way(threads, None, spool, None, part))
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a delta is made; but for `part` none of it shows in the result."""
+
+    threads: int | None
+    progress: Progress | None
+    spool: IO[bytes] | None
+    done: BlockDone | None
+    part: bool = False
+
+
+# --- blocks ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What has been made of one block of one tensor."""
+
+    base: Digest = (0, 0)  # digest of the old block, where it was not known
+    lanes: Digest = (0, 0)  # what is to be added to it; of a fresh tensor the digest itself
+    data: bytes = b""
+    changed: int = 0
+    found: BlockChanges | None = None
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Job:
+    name: str
+    run: Callable[[], _Done]
+    new_block: int | None = None  # which block of the new tensor it reads, if any
+
+
+def _digest_old(old: Tensor, layout: Layout, index: int) -> _Done:
+    return _Done(base=codec.digest(old.bits, layout, index))
+
+
+def _encode_known(encode: Callable[[], EncodedBlock]) -> _Done:
+    block = encode()
+    return _Done(lanes=block.digest, data=block.data, changed=block.changed)
+
+
+def _encode_fresh(new: Tensor, layout: Layout, index: int) -> _Done:
+    block = codec.encode(None, new.bits, layout, index)
+    begin, end = layout.span(index)
+    lanes = codec.digest(new.bits, layout, index)
+    return _Done(lanes=lanes, data=block.data, changed=block.changed, nbytes=(end - begin) * layout.dtype.unit)
+
+
+def _encode_change(old: Tensor, new: Tensor, layout: Layout, index: int, known: bool, coo: bool) -> _Done:
+    base = (0, 0) if known else codec.digest(old.bits, layout, index)
+    block = codec.encode(old.bits, new.bits, layout, index)
+    begin, end = layout.span(index)
+    nbytes = (end - begin) * layout.dtype.unit
+    if not coo or not block.changed:
+        return _Done(base, block.digest, block.data, block.changed, nbytes=nbytes)
+    at = np.flatnonzero(old.bits[begin:end] != new.bits[begin:end])
+    return _Done(base, block.digest, b"", block.changed, (index, at, new.bits[begin:end][at]), nbytes)
+
+
+# --- tensors -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Making:
+    """A tensor before and after (either may be missing), and what has been made of its blocks so far."""
+
+    name: str
+    old: Tensor | None
+    new: Tensor | None
+    base: Digest = (0, 0)
+    lanes: Digest = (0, 0)
+    changed: int = 0
+    parts: dict[int, BlockData] = field(default_factory=dict)  # of blocks that changed
+    found: list[BlockChanges] = field(default_factory=list)
+
+    @property
+    def fresh(self) -> bool:
+        """Nothing of the old tensor, if there is one, helps to encode the new one."""
+        old, new = self.old, self.new
+        return old is None or new is None or _kind(old) != _kind(new)
+
+    def jobs(self, known: bool, coo: bool) -> Iterator[_Job]:
+        old, new = self.old, self.new
+        if old is not None and new is not None and not self.fresh:
+            yield from self._each_new(_layout(new), partial(_encode_change, old, new, known=known, coo=coo))
+            return
+        if old is not None and not known:
+            layout = _layout(old)
+            for index in range(layout.blocks):
+                yield _Job(self.name, partial(_digest_old, old, layout=layout, index=index))
+        if new is not None:
+            yield from self._each_new(_layout(new), partial(_encode_fresh, new))
+
+    def _each_new(self, layout: Layout, work: Callable[..., _Done]) -> Iterator[_Job]:
+        for index in range(layout.blocks):
+            yield _Job(self.name, partial(work, layout=layout, index=index), index)
+
+    def gather(self, block: int | None, done: _Done, keep: Callable[[bytes], BlockData]) -> None:
+        self.base = add(self.base, done.base)
+        self.lanes = add(self.lanes, done.lanes)
+        self.changed += done.changed
+        if block is not None and done.data:
+            self.parts[block] = keep(done.data)
+        if done.found:
+            self.found.append(done.found)
+
+    def packed(self, known: State, keep: Callable[[bytes], BlockData]) -> Packed | None:
+        """The entry for the file; none for a tensor that is gone or did not change."""
+        new = self.new
+        if new is None or not (self.fresh or self.changed):
+            return None
+        layout = _layout(new)
+        parts: Sequence[BlockData] = [self.parts.get(index, b"") for index in range(layout.blocks)]
+        if self.found:
+            parts = [keep(encode_coo(self.found, layout))]
+        entry = Entry(
+            name=self.name,
+            dtype=new.dtype,
+            shape=new.shape,
+            rows=new.rows,
+            coo=bool(self.found),
+            fresh=self.fresh,
+            changed=self.changed,
+            blocks=tuple(map(len, parts)) if layout.blocks else (),
+            digest=self.lanes if self.fresh else add(known.tensors[self.name].digest, self.lanes),
+        )
+        return Packed(entry, parts)
+
+
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.rows
+
+
+def _layout(tensor: Tensor) -> Layout:
+    return Layout.of(tensor.dtype, tensor.shape, tensor.rows)
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def _make(old: Weights, new: Weights, kind: str, before: State | None, coo: bool, way: _Way) -> Delta:
+    if before is not None:
+        _check_known(before, old)
+    # In the order of `new`; what is only in `old` comes last.
+    makings = {name: _Making(name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))}
+    jobs = [job for making in makings.values() for job in making.jobs(before is not None, coo)]
+    return _make_of(makings, jobs, kind, before, way)
+
+
+def _make_of(makings: Mapping[str, _Making], jobs: Sequence[_Job], kind: str, before: State | None, way: _Way) -> Delta:
+    keep: Callable[[bytes], BlockData] = Spool(way.spool).keep if way.spool else lambda data: data
+
+    def work(job: _Job) -> _Done:
+        result = job.run()
+        if way.done and job.new_block is not None:
+            way.done(job.name, job.new_block)
+        return result
+
+    for job, done in zip(jobs, in_order(work, jobs, way.threads), strict=True):
+        makings[job.name].gather(job.new_block, done, keep)
+        if way.progress:
+            way.progress(done.nbytes)
+    known = before or State(
+        {name: TensorState(one.old.dtype, one.old.shape, one.base) for name, one in makings.items() if one.old}
+    )
+    packed = [one for making in makings.values() if (one := making.packed(known, keep))]
+    removed = [name for name, making in makings.items() if making.new is None]
+    after = known.replace({one.entry.name: one.entry.state for one in packed}, removed)
+    both = [tensor for one in makings.values() for tensor in (one.old, one.new)]
+    partial_file = way.part or any(tensor and tensor.rows for tensor in both)
+    return pack(
+        packed,
+        kind=kind,
+        before="" if partial_file or kind == ANCHOR else known.hex,
+        after="" if partial_file else after.hex,
+        removed=removed,
+    )
+
+
+def _check_known(before: State, old: Weights) -> None:
+    have = {name: (tensor.dtype, tensor.shape) for name, tensor in old.items()}
+    know = {name: (tensor.dtype, tensor.shape) for name, tensor in before.tensors.items()}
+    if have != know:
+        name = min(name for name in {**have, **know} if have.get(name) != know.get(name))
+        raise CheckpointError(
+            f"tensor {name!r}: the known state is not that of the old weights",
+            hint="pass before=digest(old), or leave it out",
+        )

@@ -1,0 +1,378 @@
+"""5 apply: base weights and a delta -> the weights after it, verified, in place or as a copy.
+
+Either all of a delta is applied or none of it. In place, what was overwritten is kept until the digests match, and
+put back if they do not.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from weightwire import codec
+from weightwire.codec import Digest, Layout, Patch
+from weightwire.delta.decoder import (
+    BlockJob,
+    changed_by,
+    changes,
+    check_state,
+    check_tensor,
+    check_tensors,
+    covered,
+    jobs_of,
+    naming,
+    open_delta,
+)
+from weightwire.delta.file import ANCHOR, Delta, Entry
+from weightwire.delta.state import State, TensorState, add
+from weightwire.errors import CheckpointError
+from weightwire.system import Progress, Stopped, in_order, to_the_end
+from weightwire.weights import (
+    Bits,
+    Checkpoint,
+    CheckpointWriter,
+    Schema,
+    Tensor,
+    Weights,
+    mark_changed,
+    present,
+    read_weights,
+)
+
+__all__ = ["Applied", "apply_in_place", "changes", "patch", "patch_checkpoint", "write_block"]
+
+
+def patch(
+    base: Any,
+    delta: Delta | bytes | str | os.PathLike[str],
+    *,
+    copy: bool = False,
+    before: State | None = None,
+    threads: int | None = None,
+) -> Any:
+    """Applies a delta to weights in memory: in place, or to a copy. Returns the weights after it.
+
+    `base` is a mapping of names to NumPy arrays, torch tensors, `Tensor`s or `(dtype name, shape, buffer)`, or a torch
+    module. A copy has the same kinds of values. `before` is the base's state where that is known; else all of it is
+    digested first. Wherever this fails, `base` is as it was.
+    """
+    opened, weights = open_delta(delta), read_weights(base)
+    check_tensors(opened, weights, opened.entries.values())
+    if not copy:
+        _apply_in_place(base, weights, opened, before, threads)
+        return base
+    state = check_state(opened, weights, before, threads)
+    targets = _copied(weights, opened)
+    _write(opened, targets, state, threads)
+    given = base if isinstance(base, Mapping) else {}
+    return {name: present(tensor, given.get(name)) for name, tensor in targets.items()}
+
+
+def apply_in_place(
+    base: Any,
+    delta: Delta | bytes | str | os.PathLike[str],
+    before: State | None = None,
+    threads: int | None = None,
+    *,
+    keep: bool = True,
+) -> Applied:
+    """What `patch` does in place, with the state after it, and a way back.
+
+    What was overwritten is kept for as long as the result is. Without `keep` nothing is: there is no way back, and
+    weights for which this fails are good for nothing.
+    """
+    opened, weights = open_delta(delta), read_weights(base)
+    check_tensors(opened, weights, opened.entries.values())
+    if keep:
+        return _apply_in_place(base, weights, opened, before, threads)
+    _check_in_place(opened, weights)
+    after = _write(opened, weights, check_state(opened, weights, before, threads), threads)
+    _tell(base, opened)
+    return Applied(after)
+
+
+def patch_checkpoint(
+    base: str | os.PathLike[str],
+    delta: Delta | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> State:
+    """Applies a delta to a checkpoint on disk, and writes the result to `out`, all at once. Returns its state.
+
+    `progress` hears of all weights of the base twice: they are digested, then copied.
+    """
+    opened, checkpoint = open_delta(delta), Checkpoint(base)
+    check_tensors(opened, checkpoint, opened.entries.values())
+    schema = _schema(checkpoint, opened)
+    with CheckpointWriter(out, schema=schema, like=checkpoint) as writer:
+        state = check_state(opened, checkpoint, None, threads, progress)
+        targets = {name: writer[name] for name in schema}
+        _fill(targets, checkpoint, opened, threads, progress)
+        return _write(opened, targets, state, threads)
+
+
+# --- before anything is written ----------------------------------------------------------------------------------
+
+
+def _check_in_place(delta: Delta, base: Weights) -> None:
+    extra = [name for name, entry in delta.entries.items() if entry.fresh and not _fits(base.get(name), entry)]
+    # One that has no `after` is a part of an anchor: the others are there for what it lacks.
+    extra += [name for name in base if delta.kind == ANCHOR and delta.after and name not in delta.entries]
+    if extra or delta.removed:
+        name = (extra or list(delta.removed))[0]
+        raise CheckpointError(
+            f"{delta.where}: tensor {name!r}: is added, removed or reshaped, which cannot be done in place",
+            hint="patch a copy: patch(base, delta, copy=True)",
+        )
+    for name in delta.entries:
+        if not base[name].bits.flags.writeable:
+            raise CheckpointError(f"tensor {name!r}: is read-only", hint="patch a copy: patch(base, delta, copy=True)")
+
+
+def _fits(tensor: Tensor | None, entry: Entry) -> bool:
+    """That a target has the dtype, the shape and the rows of what is to go there."""
+    if tensor is None or (tensor.dtype, tensor.shape) != (entry.dtype, entry.shape):
+        return False
+    if tensor.rows == entry.rows or entry.rows is None:
+        return tensor.rows == entry.rows
+    return tensor.rows is None or (tensor.rows[0] <= entry.rows[0] and entry.rows[1] <= tensor.rows[1])
+
+
+def _schema(base: Weights, delta: Delta) -> Schema:
+    kept = {} if delta.kind == ANCHOR else {name: (base[name].dtype, base[name].shape) for name in base}
+    for name in delta.removed:
+        kept.pop(name, None)
+    for name, entry in delta.entries.items():
+        if entry.fresh and entry.rows:
+            raise CheckpointError(
+                f"{delta.where}: tensor {name!r}: holds rows {entry.rows[0]} to {entry.rows[1]} of a new tensor only",
+                hint="apply it in place to weights that have the tensor",
+            )
+        kept[name] = entry.dtype, entry.shape
+    return kept
+
+
+# --- room for the result -----------------------------------------------------------------------------------------
+
+
+def _copied(base: Weights, delta: Delta) -> dict[str, Tensor]:
+    targets = {}
+    for name, (dtype, shape) in _schema(base, delta).items():
+        rows = base[name].rows if name in base and not _is_fresh(delta, name) else None
+        count = len(base[name].bits) if rows else Layout.of(dtype, shape).count
+        bits: Bits = np.zeros(count, f"<u{dtype.unit}")
+        targets[name] = Tensor(dtype, shape, bits, rows)
+        if not _is_fresh(delta, name):
+            bits[:] = base[name].bits
+    return targets
+
+
+def _is_fresh(delta: Delta, name: str) -> bool:
+    return name in delta.entries and delta.entries[name].fresh
+
+
+def _fill(targets: Weights, base: Weights, delta: Delta, threads: int | None, progress: Progress | None) -> None:
+    """Copies what the delta builds on."""
+
+    def work(job: tuple[Bits, Bits]) -> int:
+        target, source = job
+        target[:] = source
+        return target.nbytes
+
+    jobs = [
+        (target.bits[begin : begin + codec.BLOCK], base[name].bits[begin : begin + codec.BLOCK])
+        for name, target in targets.items()
+        if not _is_fresh(delta, name)
+        for begin in range(0, len(target.bits), codec.BLOCK)
+    ]
+    for nbytes in in_order(work, jobs, threads):
+        if progress:
+            progress(nbytes)
+
+
+# --- all or nothing ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Written:
+    """A block that has been written, or is about to be; its patch then holds what was there before."""
+
+    bits: Bits
+    layout: Layout
+    index: int
+    patch: Patch | None = None
+
+    def take_back(self) -> None:
+        if self.patch is not None:
+            codec.swap(self.bits, self.patch, self.layout, self.index)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A delta that has been applied in place: the state after it, and what it overwrote."""
+
+    state: State
+    _take_back: Callable[[], None] | None = field(default=None, repr=False)
+
+    def undo(self) -> None:
+        """Puts everything back as it was. Only while the weights are as the delta left them; twice is harmless."""
+        if self._take_back is None:
+            raise ValueError("nothing was kept that could be put back")
+        self._take_back()
+
+
+def _apply_in_place(base: Any, weights: Weights, delta: Delta, before: State | None, threads: int | None) -> Applied:
+    """Keeps what is overwritten, and puts it back if anything is wrong."""
+    _check_in_place(delta, weights)
+    state = check_state(delta, weights, before, threads)
+    written: list[_Written] = []
+
+    def work(stop: threading.Event) -> State:
+        try:
+            return _write(delta, weights, state, threads, written, stop)
+        except BaseException:
+            _take_back(written)
+            raise
+
+    def take_back() -> None:
+        to_the_end(lambda stop: _take_back(written))
+        _tell(base, delta)
+
+    try:
+        after = to_the_end(work)
+        _tell(base, delta)
+        return Applied(after, take_back)
+    except BaseException:
+        # There is still something to take back where all went well, and an interrupt came at the last moment.
+        take_back()
+        raise
+
+
+def _tell(base: Any, delta: Delta) -> None:
+    for name in delta.entries:
+        mark_changed(base, name)
+
+
+def _take_back(written: list[_Written]) -> None:
+    while written:
+        written.pop().take_back()
+
+
+def _write(
+    delta: Delta,
+    targets: Weights,
+    state: State,
+    threads: int | None,
+    written: list[_Written] | None = None,
+    stop: threading.Event | None = None,
+) -> State:
+    """Writes a delta into targets that hold its base; returns the state after it. `written` is told of every block."""
+
+    def work(job: BlockJob) -> tuple[Digest, int]:
+        entry, index = job.entry, job.index
+        bits = covered(targets[entry.name], entry)
+        record = _Written(bits, entry.layout, index)
+        if written is not None:
+            written.append(record)  # before anything is written, lest there be no memory left for it afterwards
+        if stop and stop.is_set():
+            raise Stopped
+        record.patch, lanes = write_block(delta, job, bits)
+        return lanes, changed_by(record.patch, bits, entry, index)
+
+    tied = _tied(delta, targets)
+    known = {name: _digest_before(entry, targets[name], state) for name, entry in delta.entries.items()}
+    added = dict.fromkeys(delta.entries, (0, 0))
+    changed = dict.fromkeys(delta.entries, 0)
+    jobs = list(jobs_of(delta, {name: entry for name, entry in delta.entries.items() if name not in tied}))
+    for job, (lanes, count) in zip(jobs, in_order(work, jobs, threads), strict=True):
+        added[job.entry.name] = add(added[job.entry.name], lanes)
+        changed[job.entry.name] += count
+    for name, other in tied.items():
+        added[name], changed[name] = added[other], changed[other]
+    for name, entry in delta.entries.items():
+        check_tensor(delta, entry, changed[name], add(known[name], added[name]))
+    after = _state_after(delta, targets, state, added)
+    if delta.after and after.hex != delta.after:
+        delta.corrupt("the result has another state than it should")
+    if stop and stop.is_set():
+        raise Stopped
+    return after
+
+
+def write_block(delta: Delta, job: BlockJob, bits: Bits) -> tuple[Patch, Digest]:
+    """Writes a block into the units that its entry covers; returns what was there, and what it adds to the digest."""
+    entry, index = job.entry, job.index
+    if job.patch is not None:
+        return job.patch, codec.swap(bits, job.patch, entry.layout, index)
+    data = delta.block(entry, index)
+    with naming(delta, entry, index):
+        return codec.apply(data, bits, entry.layout, index, fresh=entry.fresh)
+
+
+def _tied(delta: Delta, targets: Weights) -> dict[str, str]:
+    """Names whose tensor is the very memory of another one: what is written for that one is theirs too."""
+    tied: dict[str, str] = {}
+    reach: list[tuple[int, int, str]] = []  # the span that reaches furthest, and the one of those that change
+    for begin, end, name in sorted(_spans(delta, targets)):
+        for other_begin, other_end, other in reach:
+            if begin >= other_end or (other not in delta.entries and name not in delta.entries):
+                continue
+            digests = {delta.entries[one].digest if one in delta.entries else None for one in (other, name)}
+            if (begin, end) != (other_begin, other_end) or len(digests) > 1:
+                raise CheckpointError(
+                    f"{delta.where}: tensors {other!r} and {name!r}: share memory, but become different weights",
+                    hint="patch a copy: patch(base, delta, copy=True)",
+                )
+            tied[name] = tied.get(other, other)
+        reach = _furthest([*reach, (begin, end, name)], delta)
+    return tied
+
+
+def _furthest(spans: list[tuple[int, int, str]], delta: Delta) -> list[tuple[int, int, str]]:
+    """Of spans that begin before all that are to come, those that can still overlap with one."""
+    of_all = max(spans, key=lambda span: span[1])
+    changing = [span for span in spans if span[2] in delta.entries]
+    return [of_all] if not changing else list(dict.fromkeys([of_all, max(changing, key=lambda span: span[1])]))
+
+
+def _spans(delta: Delta, targets: Weights) -> Iterator[tuple[int, int, str]]:
+    """Where tensors lie in memory: of those that change, what does."""
+    for name, target in targets.items():
+        bits = covered(target, delta.entries[name]) if name in delta.entries else target.bits
+        if bits.nbytes:
+            begin = bits.__array_interface__["data"][0]
+            yield begin, begin + bits.nbytes, name
+
+
+def _state_after(delta: Delta, targets: Weights, state: State, added: Mapping[str, Digest]) -> State:
+    """An entry's digest is that of the tensor, unless it covers only some of the rows that are here."""
+    known = {
+        name: TensorState(
+            entry.dtype,
+            entry.shape,
+            entry.digest
+            if entry.rows == targets[name].rows or name not in state.tensors
+            else add(state.tensors[name].digest, added[name]),
+        )
+        for name, entry in delta.entries.items()
+    }
+    return state.replace(known, delta.removed)
+
+
+def _digest_before(entry: Entry, target: Tensor, state: State) -> Digest:
+    """The digest of what an entry covers, as it is now."""
+    known = state.tensors.get(entry.name)
+    if known and not entry.fresh and entry.rows == target.rows:
+        return known.digest
+    lanes = (0, 0)
+    bits = covered(target, entry)
+    for index in range(entry.layout.blocks):
+        lanes = add(lanes, codec.digest(bits, entry.layout, index))
+    return lanes

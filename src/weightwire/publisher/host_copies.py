@@ -1,0 +1,281 @@
+"""The publisher's two host copies of the weights: what was last published, and what was captured last.
+
+Keeps captures and diffs off each other's toes, so that a diff sees one whole capture and a trainer hardly ever waits.
+Knows weights and threads; no bucket, no asyncio, and not what a ticket stands for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from weightwire.codec import Layout
+from weightwire.errors import SchemaChanged
+from weightwire.system import Stopped, in_order, to_the_end
+from weightwire.weights import Dtype, Schema, Tensor, Weights
+
+__all__ = ["HostCopies", "Rows"]
+
+T = TypeVar("T")
+Rows = tuple[int, int]
+Block = tuple[str, int]
+"""A tensor's name, and the index of one of its blocks: captures and diffs cut tensors in the same places."""
+
+_ALIGNED = 64  # a cache line: no two tensors share one
+_BATCH = 4 << 20  # bytes; a model has hundreds of tensors that are not worth a job of their own
+_OFTEN = 0.05  # seconds
+
+
+class HostCopies(Generic[T]):
+    """`published` are the weights last published; `latest` is what was captured last, for `diff` to read.
+
+    Buffers are allocated, and their pages touched, once. With `single` there is no `latest`: who lets the trainer wait
+    diffs the live weights. Both have the schema's order, and a shard's tensors the `rows` that it holds of them.
+
+    A capture comes with a ticket: whatever the caller likes, but not None. It is pending until it is taken, together
+    with the weights, or dropped; every ticket whose capture returned is one or the other in the end, once.
+    `dropped(ticket, by)` hears of one that a later capture replaced `by` its own or, where that is None, lost: it
+    failed after it had begun to overwrite the weights. It is called from a thread of ours, where no interrupt can cut
+    it short.
+
+    Where several ranks publish together, captures are counted by `turn`: so that all can `hold` theirs, agree on one
+    turn, `let` whoever has not reached it go on so far, and take that one.
+    """
+
+    published: dict[str, Tensor]
+    latest: dict[str, Tensor]
+
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        rows: Mapping[str, Rows] | None = None,
+        single: bool = False,
+        threads: int | None = None,
+        dropped: Callable[[T, T | None], None] | None = None,
+    ) -> None:
+        self._threads = threads
+        self._dropped = dropped
+        self.published = _allocate(schema, rows or {}, threads)
+        self.latest = {} if single else _allocate(schema, rows or {}, threads)
+        self._layouts = {name: _layout(tensor) for name, tensor in self.published.items()}
+        self._batches = [*_batches(self.latest)]
+        # All below is guarded by the condition, which is notified of every change to them.
+        self._changed = threading.Condition()
+        self._pending: T | None = None
+        self._capturing = False
+        self._takers = 0
+        self._reading: set[Block] = set()
+        self._turn = 0  # of the capture that began last
+        self._most: int | None = None  # the turn that captures are held at
+
+    @property
+    def busy(self) -> bool:
+        """That a diff still reads what was captured, so that a capture would have to wait for it."""
+        return bool(self._reading)
+
+    @property
+    def waiting(self) -> bool:
+        """That something newer than what was taken last is there, or on its way."""
+        return self._pending is not None or self._capturing
+
+    @property
+    def pending(self) -> T | None:
+        """The ticket of what was captured last, if it has not been taken."""
+        return self._pending
+
+    def check(self, weights: Weights) -> dict[str, Tensor]:
+        """These weights, in the order of the schema; an error if it is not theirs."""
+        checked = {}
+        for name, ours in self.published.items():
+            theirs = weights.get(name)
+            if theirs is None:
+                raise _schema_changed(name, "is missing, but the run has it")
+            if _kind(theirs) != _kind(ours):
+                raise _schema_changed(name, f"is {_describe(theirs)}, but {_describe(ours)} in the run")
+            checked[name] = theirs
+        for name in weights:
+            if name not in checked:
+                raise _schema_changed(name, "is not in the run")
+        return checked
+
+    def capture(self, weights: Weights, ticket: T, turn: int = 0) -> None:
+        """Copies weights into `latest`, and makes this the pending ticket.
+
+        Waits for nothing but captures by other threads, and blocks that a running diff still reads: it follows the
+        diff as one wave follows another; and, if it has a turn, while captures are held. Where it raises, nothing has
+        changed, or else nothing is pending; unless an interrupt came too late to stop it.
+        """
+        if self.published and not self.latest:
+            raise RuntimeError("a single copy has no room for a capture: diff the live weights")
+        checked = self.check(weights)
+        # In a thread of its own, where nothing can come between two steps that belong together.
+        to_the_end(lambda stop: self._capture(checked, ticket, turn, stop))
+
+    def take(self) -> T | None:
+        """The pending ticket, if there is one: what it stands for is in `latest`, and stays until it is released.
+
+        Waits for a capture in progress to end. What was taken before counts as released.
+        """
+        with self._changed:
+            self._reading.clear()
+            self._takers += 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(lambda: not self._capturing)
+                ticket, self._pending = self._pending, None
+                if ticket is not None:
+                    self._reading.update(block for batch in self._batches for block in batch)
+                return ticket
+            finally:
+                self._takers -= 1
+                self._changed.notify_all()
+
+    def release(self, name: str, block: int) -> None:
+        """The diff no longer needs this block of `latest`: the `done` of `diff` and `anchor`."""
+        with self._changed:
+            self._reading.discard((name, block))
+            self._changed.notify_all()
+
+    def release_all(self) -> None:
+        """The diff has ended, one way or the other."""
+        with self._changed:
+            self._reading.clear()
+            self._changed.notify_all()
+
+    def hold(self) -> int:
+        """Lets no capture begin from now on; returns the turn of the last, when that has ended."""
+        with self._changed:
+            self._most = self._turn
+            self._changed.wait_for(lambda: not self._capturing)
+            return self._turn
+
+    def let(self, turn: int | None) -> None:
+        """Lets captures go on, up to this turn and no further; None lets all of them."""
+        with self._changed:
+            self._most = turn
+            self._changed.notify_all()
+
+    def skip(self, turn: int) -> None:
+        """There will be no capture of this turn: it failed before it began."""
+        with self._changed:
+            self._turn = max(self._turn, turn)
+            self._changed.notify_all()
+
+    def reached(self, turn: int) -> bool:
+        """That the capture of this turn has ended, one way or the other."""
+        with self._changed:
+            return self._turn >= turn and not self._capturing
+
+    def _may_begin(self, turn: int) -> bool:
+        # A diff that waits goes first, or captures in quick succession would keep it waiting for ever.
+        return not self._capturing and not self._takers and (self._most is None or turn <= self._most)
+
+    def _capture(self, weights: Weights, ticket: T, turn: int, stop: threading.Event) -> None:
+        with self._changed:
+            self._wait_until(lambda: self._may_begin(turn), stop)
+            self._capturing, self._turn = True, max(self._turn, turn)
+            replaced, self._pending = self._pending, None
+        captured: T | None = None
+        try:
+            self._copy(weights, stop)
+            captured = ticket
+        finally:
+            with self._changed:
+                self._capturing = False
+                self._pending = captured
+                self._changed.notify_all()
+            if replaced is not None and self._dropped:
+                self._dropped(replaced, captured)
+
+    def _copy(self, weights: Weights, stop: threading.Event) -> None:
+        def work(batch: list[Block]) -> None:
+            for block in batch:
+                self._wait_for(block, stop)
+                name, index = block
+                begin, end = self._layouts[name].span(index)
+                weights[name].copy_to(begin, end, self.latest[name].bits[begin:end])
+
+        for _ in in_order(work, self._batches, self._threads):
+            pass
+
+    def _wait_for(self, block: Block, stop: threading.Event) -> None:
+        if stop.is_set():
+            raise Stopped
+        if block in self._reading:  # which only shrinks during a capture: no need to hold up a diff by asking
+            with self._changed:
+                self._wait_until(lambda: block not in self._reading, stop)
+
+    def _wait_until(self, ready: Callable[[], bool], stop: threading.Event) -> None:
+        while not ready():
+            if stop.is_set():
+                raise Stopped
+            self._changed.wait(_OFTEN)
+
+
+def _allocate(schema: Schema, rows: Mapping[str, Rows], threads: int | None) -> dict[str, Tensor]:
+    """Tensors of zeros, one behind the other in one piece of memory, which large pages fit best."""
+    places: dict[str, int] = {}
+    size = 0
+    for name, (dtype, shape) in schema.items():
+        places[name] = size
+        size += -(-Layout.of(dtype, shape, rows.get(name)).count * dtype.unit // _ALIGNED) * _ALIGNED
+    memory = np.empty(size + _ALIGNED, np.uint8)
+    _touch(memory, threads)
+    first = -memory.ctypes.data % _ALIGNED
+    return {
+        name: _place(memory, first + places[name], dtype, shape, rows.get(name))
+        for name, (dtype, shape) in schema.items()
+    }
+
+
+def _touch(memory: npt.NDArray[np.uint8], threads: int | None) -> None:
+    """The system gives a page only to who writes to it, which takes longer than a copy: not while a trainer waits."""
+    for _ in in_order(lambda at: memory[at : at + _BATCH].fill(0), range(0, len(memory), _BATCH), threads):
+        pass
+
+
+def _place(memory: npt.NDArray[np.uint8], at: int, dtype: Dtype, shape: tuple[int, ...], rows: Rows | None) -> Tensor:
+    count = Layout.of(dtype, shape, rows).count
+    return Tensor(dtype, shape, np.frombuffer(memory, f"<u{dtype.unit}", count, at), rows)
+
+
+def _batches(weights: Weights) -> Iterator[list[Block]]:
+    """All blocks, in order; together as many as make a copy worth a job."""
+    batch: list[Block] = []
+    nbytes = 0
+    for name, tensor in weights.items():
+        layout = _layout(tensor)
+        for index in range(layout.blocks):
+            begin, end = layout.span(index)
+            batch.append((name, index))
+            nbytes += (end - begin) * tensor.dtype.unit
+            if nbytes >= _BATCH:
+                yield batch
+                batch, nbytes = [], 0
+    if batch:
+        yield batch
+
+
+def _layout(tensor: Tensor) -> Layout:
+    return Layout.of(tensor.dtype, tensor.shape, tensor.rows)
+
+
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.rows
+
+
+def _describe(tensor: Tensor) -> str:
+    rows = f" rows {tensor.rows[0]} to {tensor.rows[1]}" if tensor.rows else ""
+    return f"{tensor.dtype.name} {list(tensor.shape)}{rows}"
+
+
+def _schema_changed(name: str, what: str) -> SchemaChanged:
+    return SchemaChanged(
+        f"tensor {name!r}: {what}",
+        hint="the names, dtypes and shapes of a run are fixed: start a new run, under another URL",
+    )

@@ -1,0 +1,106 @@
+"""What the ranks of one publisher tell each other: records of records, a few kilobytes each. Never weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from weightwire.chain import Commit, DataFile, Run, StageTiming
+from weightwire.codec import Digest
+from weightwire.delta import State, TensorState
+from weightwire.errors import WeightwireError
+
+__all__ = [
+    "EVERY_RANK",
+    "AnchorPart",
+    "Committed",
+    "Held",
+    "News",
+    "RankPart",
+    "Recalled",
+    "Turn",
+    "change",
+    "different_steps",
+    "slowest",
+]
+
+EVERY_RANK = "every rank must call publish() for every step, and close the publisher in the end"
+
+
+class Held(msgspec.Struct, frozen=True):
+    """The run that rank 0 has taken over, if there is one."""
+
+    run: Run | None = None
+    epoch: int = 0
+    head: Commit | None = None
+
+
+class AnchorPart(msgspec.Struct, frozen=True):
+    """A rank's part of an anchor: a file, or none if it holds nothing; or it failed."""
+
+    version: int
+    files: tuple[DataFile, ...] = ()
+    failed: bool = False
+
+
+class News(msgspec.Struct, frozen=True):
+    """That a rank has weights to publish, and anchors it has uploaded. `go` is what rank 0 wants all to do next."""
+
+    go: str = ""
+    waiting: bool = False
+    anchors: tuple[AnchorPart, ...] = ()
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """The capture that a rank holds, and which of the trainer's steps it is."""
+
+    turn: int
+    step: int | None = None
+
+
+class Recalled(msgspec.Struct, frozen=True):
+    """The digests of a rank's rows of weights that were given; None if there were none, or other ones."""
+
+    digests: dict[str, Digest] | None = None
+
+
+class RankPart(msgspec.Struct, frozen=True):
+    """A rank's part of a version, uploaded: what is to be added to the digests of the tensors that it changes."""
+
+    added: dict[str, Digest]
+    changed: int = 0
+    files: tuple[DataFile, ...] = ()
+    stages: dict[str, StageTiming] = {}
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """What has become a version; and that an anchor is to be made of it."""
+
+    commit: Commit
+    anchor: bool = False
+
+
+def different_steps(said: Sequence[Turn]) -> WeightwireError | None:
+    steps = {one.step for one in said}
+    if len(steps) == 1:
+        return None
+    listed = ", ".join(f"rank {rank}: {one.step}" for rank, one in enumerate(said))
+    return WeightwireError(f"the ranks publish different steps ({listed})", hint=EVERY_RANK)
+
+
+def change(before: State, after: TensorState, name: str) -> Digest:
+    """What is to be added to a digest."""
+    known = before.tensors.get(name)
+    first, second = known.digest if known else (0, 0)
+    return (after.digest[0] - first) % 2**64, (after.digest[1] - second) % 2**64
+
+
+def slowest(stages: Sequence[Mapping[str, StageTiming]]) -> dict[str, StageTiming]:
+    """All ranks work at the same time: the slowest counts, and the bytes of all."""
+    names = dict.fromkeys(name for one in stages for name in one)
+    found = {name: [one[name] for one in stages if name in one] for name in names}
+    return {
+        name: StageTiming(max(one.seconds for one in each), sum(one.bytes for one in each), max(one.at for one in each))
+        for name, each in found.items()
+    }

@@ -1,0 +1,23 @@
+"""Stand on: clock, threads, files that survive a power cut, and a small HTTP server. Knows nothing of weights."""
+
+from weightwire.system.closeable import Closeable
+from weightwire.system.durable_files import write_file
+from weightwire.system.http_server import cannot_listen, name_in
+from weightwire.system.lazy_exports import lazy_exports
+from weightwire.system.loop_thread import LoopThread
+from weightwire.system.runtime import Runtime
+from weightwire.system.thread_pool import Progress, Stopped, in_order, to_the_end
+
+__all__ = [
+    "Closeable",
+    "LoopThread",
+    "Progress",
+    "Runtime",
+    "Stopped",
+    "cannot_listen",
+    "in_order",
+    "lazy_exports",
+    "name_in",
+    "to_the_end",
+    "write_file",
+]

@@ -1,0 +1,52 @@
+"""Read and write: weights as named flat arrays of bits, from checkpoints, NumPy arrays and torch, and back to files."""
+
+from weightwire.weights.checkpoint import Checkpoint
+from weightwire.weights.checkpoint_writer import CheckpointWriter, file_to_replace, replacing
+from weightwire.weights.dtypes import BY_CODE, DTYPES, Dtype
+from weightwire.weights.safetensors_file import (
+    LENGTH_SIZE,
+    MAX_DIMS,
+    MAX_INT,
+    Slot,
+    build_header,
+    read_header,
+    read_size,
+)
+from weightwire.weights.schema import Schema, schema_of_weights
+from weightwire.weights.side_files import named_step, side_files
+from weightwire.weights.source import mark_changed, present, read_weights
+from weightwire.weights.tensor import Bits, Tensor, Weights
+from weightwire.weights.torch_source import Casting, as_mapping, plain_names, read_live, untie, unwrapped
+
+__all__ = [
+    "BY_CODE",
+    "DTYPES",
+    "LENGTH_SIZE",
+    "MAX_DIMS",
+    "MAX_INT",
+    "Bits",
+    "Casting",
+    "Checkpoint",
+    "CheckpointWriter",
+    "Dtype",
+    "Schema",
+    "Slot",
+    "Tensor",
+    "Weights",
+    "as_mapping",
+    "build_header",
+    "file_to_replace",
+    "mark_changed",
+    "named_step",
+    "plain_names",
+    "present",
+    "read_header",
+    "read_live",
+    "read_size",
+    "read_weights",
+    "replacing",
+    "schema_of_weights",
+    "side_files",
+    "untie",
+    "unwrapped",
+]

@@ -1,0 +1,127 @@
+"""Waiting: for threads that cannot be stopped, and for several transfers of which one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from weightwire.bucket.concurrency import each, in_thread, pieces
+from weightwire.errors import BucketError
+from weightwire.testing.bucket_contract import in_loop
+
+
+@in_loop
+async def test_a_thread_gives_its_result_or_its_error() -> None:
+    assert await in_thread(lambda: 1 + 1) == 2
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 // 0)
+
+
+@in_loop
+async def test_whoever_cancels_waits_for_the_thread() -> None:
+    stop, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        stop.wait(10)
+        time.sleep(0.05)
+        ended.set()
+        raise ZeroDivisionError
+
+    task = asyncio.ensure_future(in_thread(work, stop))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.sleep(0.01)
+    # Again, while it waits.
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+@in_loop
+async def test_each_runs_so_many_at_a_time() -> None:
+    done: list[int] = []
+    running = most = 0
+
+    async def transfer(item: int) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        done.append(item)
+
+    await each(range(20), 3, transfer)
+
+    assert sorted(done) == list(range(20))
+    assert most == 3
+
+
+@in_loop
+async def test_the_first_error_ends_the_others() -> None:
+    started, ended = 0, 0
+
+    async def transfer(item: int) -> None:
+        nonlocal started, ended
+        started += 1
+        try:
+            await asyncio.sleep(0.01 if item == 2 else 10)
+            raise ZeroDivisionError
+        finally:
+            ended += 1
+
+    with pytest.raises(ZeroDivisionError):
+        await each(range(100), 4, transfer)
+    assert started == ended == 4
+
+
+@in_loop
+async def test_several_errors_are_one() -> None:
+    async def transfer(item: int) -> None:
+        raise ZeroDivisionError(item)
+
+    with pytest.raises(ZeroDivisionError):
+        await each(range(10), 4, transfer)
+
+
+@in_loop
+async def test_whoever_cancels_waits_for_all_lanes() -> None:
+    ended = 0
+
+    async def transfer(item: int) -> None:
+        nonlocal ended
+        try:
+            await asyncio.sleep(10)
+        finally:
+            await asyncio.sleep(0.01 * item)
+            ended += 1
+
+    task = asyncio.ensure_future(each(range(10), 4, transfer))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == 4
+
+
+def test_pieces_are_flat_and_small() -> None:
+    data = bytes(40 << 20)
+
+    views = list(pieces(data, "a", len(data), threading.Event()))
+
+    assert [len(view) for view in views] == [16 << 20, 16 << 20, 8 << 20]
+    assert all(view.format == "B" and view.obj is data for view in views)
+
+
+def test_pieces_end_when_they_are_told_to() -> None:
+    stop = threading.Event()
+    views = pieces([b"1", b"2"], "a", None, stop)
+    next(views)
+    stop.set()
+
+    with pytest.raises(BucketError, match="stopped"):
+        next(views)

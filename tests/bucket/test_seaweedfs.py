@@ -1,0 +1,300 @@
+"""Publisher and follower over a real object store: keys that may not do everything, a server that goes away, size."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from faults.actors import bits_at, weights_at
+from faults.kills import read_commits
+from faults.proxy import Proxy, deny_missing, lose_request
+from support.stores import SeaweedFS, environment, running, use
+from support.story import bits_of
+from weightwire import DTYPES, Tensor, digest
+from weightwire.bucket.port import Bucket
+from weightwire.bucket.registry import open_bucket
+from weightwire.errors import PermissionDenied, Unavailable
+from weightwire.follower.follower import Follower
+from weightwire.publisher.publisher import Publisher
+from weightwire.telemetry.events import Event
+
+SEED = 5
+fresh = itertools.count()
+
+
+class Ears:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [event.message for event in self.events if event.stage == "warning"]
+
+
+class Opener:
+    """Opens one prefix with any key, by any road."""
+
+    def __init__(self, server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._server = server
+        self._monkeypatch = monkeypatch
+        self.url = server.url(f"seaweedfs-{next(fresh)}")
+
+    def __call__(self, who: str = "admin", endpoint: str | None = None) -> Bucket:
+        use(self._monkeypatch, environment(endpoint or self._server.endpoint, f"{who}-key", f"{who}-secret"))
+        return open_bucket(self.url)
+
+
+@pytest.fixture
+def opened(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Opener:
+    return Opener(seaweedfs, monkeypatch)
+
+
+def publish(publisher: Publisher, step: int) -> int:
+    return publisher.publish(weights_at(SEED, step), step=step).wait(60)
+
+
+def until(done: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)
+
+
+def assert_holds(follower: Follower, step: int) -> None:
+    assert bits_of(follower.checkpoint()) == bits_at(SEED, step)
+
+
+def heartbeats(bucket: Bucket) -> list[str]:
+    return [one.path for one in asyncio.run(bucket.list("replicas/"))]
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_follower_that_may_only_read(opened: Opener, tmp_path: Path) -> None:
+    ears = Ears()
+    with (
+        Publisher(opened(), on_event=Ears()) as publisher,
+        Follower(opened("reader"), into=tmp_path, on_event=ears) as follower,
+    ):
+        publish(publisher, 0)
+        follower.start()
+        for step in (1, 2, 3):
+            publish(publisher, step)
+            until(lambda: follower.version == publisher.version)
+        assert_holds(follower, 3)
+        assert follower.trouble == ""
+
+    assert [warning for warning in ears.warnings if "may not write" in warning] == [
+        "this key may not write, so nobody sees how far this follower is"
+    ]
+    assert heartbeats(opened()) == []
+
+
+def test_a_follower_that_may_write_is_seen(opened: Opener, tmp_path: Path) -> None:
+    with (
+        Publisher(opened(), on_event=Ears()) as publisher,
+        Follower(opened(), into=tmp_path, name="one", on_event=Ears()) as follower,
+    ):
+        follower.start()
+        publish(publisher, 0)
+        assert publisher.wait(replicas=1, timeout=60) == 1
+        assert follower.version == 1
+
+    assert heartbeats(opened()) == ["replicas/one.json"]
+
+
+def test_a_publisher_that_may_not_write_is_told_at_once(opened: Opener) -> None:
+    with pytest.raises(PermissionDenied) as caught:
+        Publisher(opened("reader"), on_event=Ears())
+
+    assert caught.value.hint
+    assert "AWS_ACCESS_KEY_ID" in caught.value.hint
+
+
+@pytest.fixture
+def s3_without_listing(seaweedfs: SeaweedFS) -> Iterator[str]:
+    """SeaweedFS tells a key that may not list what is not there; S3 says 403."""
+    with Proxy(seaweedfs.endpoint) as proxy:
+        for method in ("GET", "HEAD"):
+            proxy.trouble(method, "", deny_missing, float("inf"))
+        yield proxy.endpoint
+
+
+@pytest.mark.parametrize("versions", [1, 7])
+def test_a_follower_that_may_not_list(opened: Opener, s3_without_listing: str, tmp_path: Path, versions: int) -> None:
+    ears = Ears()
+    with (
+        Publisher(opened(), anchor_every=3, on_event=Ears()) as publisher,
+        Follower(opened("blind", s3_without_listing), into=tmp_path, on_event=ears) as follower,
+    ):
+        for step in range(versions):
+            publish(publisher, step)
+        follower.start()
+        until(lambda: follower.version == versions)
+        for step in (versions, versions + 1):
+            publish(publisher, step)
+        until(lambda: follower.version == versions + 2)
+        assert_holds(follower, versions + 1)
+        until(lambda: follower.trouble == "")
+
+    assert not [warning for warning in ears.warnings if "may not write" not in warning]
+
+
+def test_a_wrong_key_is_not_taken_for_a_run_without_news(
+    opened: Opener, s3_without_listing: str, tmp_path: Path
+) -> None:
+    with Publisher(opened(), on_event=Ears()) as publisher:
+        publish(publisher, 0)
+    for endpoint in (None, s3_without_listing):
+        with (
+            Follower(opened("nobody", endpoint), into=tmp_path, on_event=Ears()) as follower,
+            pytest.raises(PermissionDenied),
+        ):
+            follower.once()
+
+
+# --- a server that goes away ------------------------------------------------------------------------------------------
+
+
+class Moody(SeaweedFS):
+    """One whose keys can be changed while it runs."""
+
+    def swap_secret(self, old: str, new: str) -> None:
+        config = self.root / "s3.json"
+        config.write_text(config.read_text().replace(old, new))
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGHUP)
+
+
+@pytest.fixture(scope="module")
+def moody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moody]:
+    server = Moody(tmp_path_factory.mktemp("moody"))
+    with running(server):
+        yield server
+
+
+@pytest.mark.slow
+def test_a_secret_that_is_wrong_for_a_while(moody: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Opener(moody, monkeypatch)
+    told, heard = Ears(), Ears()
+    with (
+        Publisher(opened(), on_event=told) as publisher,
+        Follower(opened(), into=tmp_path, name="one", on_event=heard) as follower,
+    ):
+        publish(publisher, 0)
+        follower.start()
+        until(lambda: follower.version == 1)
+
+        moody.swap_secret("admin-secret", "other-secret")
+        until(lambda: "SignatureDoesNotMatch" in follower.trouble)
+        with pytest.raises(PermissionDenied):
+            publish(publisher, 1)
+        assert_holds(follower, 0)
+        follower._background.call(follower._work.beat())  # as it does now and then
+
+        moody.swap_secret("other-secret", "admin-secret")
+        until(lambda: follower.trouble == "")
+        assert publish(publisher, 2) == 2
+        until(lambda: follower.version == 2)
+        assert_holds(follower, 2)
+        # It is heard of again: whoever waits for followers must not wait for ever.
+        assert publisher.wait(replicas=1, timeout=30) == 2
+
+    assert len([warning for warning in heard.warnings if "SignatureDoesNotMatch" in warning]) <= 3
+
+
+@pytest.mark.slow
+def test_a_server_that_is_gone_for_a_while(moody: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Opener(moody, monkeypatch)
+    with (
+        Publisher(opened(), on_event=Ears()) as publisher,
+        Follower(opened(), into=tmp_path, on_event=Ears()) as follower,
+    ):
+        publish(publisher, 0)
+        follower.start()
+        until(lambda: follower.version == 1)
+
+        moody.kill()
+        began = time.monotonic()
+        publications = [publisher.publish(weights_at(SEED, step), step=step) for step in range(1, 6)]
+        assert time.monotonic() - began < 5  # the trainer does not notice
+        until(lambda: follower.trouble)
+        assert_holds(follower, 0)
+        with pytest.raises(TimeoutError):
+            publications[-1].wait(0)
+
+        moody.start()
+        newest = publications[-1].wait(60)
+        until(lambda: follower.version == newest)
+        assert_holds(follower, 5)
+        until(lambda: follower.trouble == "")
+
+    commits = read_commits(opened())
+    assert [commit.step for commit in commits.values()][-1] == 5
+    assert 3 <= len(commits) <= 4  # all that came meanwhile are one
+
+
+@pytest.mark.slow
+def test_a_server_that_is_silent_for_a_while(moody: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has all connections, and answers nothing."""
+    opened = Opener(moody, monkeypatch)
+    with (
+        Publisher(opened(), on_event=Ears()) as publisher,
+        Follower(opened(), into=tmp_path, on_event=Ears()) as follower,
+    ):
+        publish(publisher, 0)
+        follower.start()
+        until(lambda: follower.version == 1)
+        moody.pause()
+        try:
+            publication = publisher.publish(weights_at(SEED, 1), step=1)
+            time.sleep(2)
+            assert not publication.done
+        finally:
+            moody.resume()
+        assert publication.wait(60) == 2
+        until(lambda: follower.version == 2)
+        assert_holds(follower, 1)
+
+
+def test_a_publisher_without_a_server_says_so(opened: Opener) -> None:
+    with pytest.raises(Unavailable, match="Connection refused"):
+        Publisher(opened(endpoint="http://127.0.0.1:1"), on_event=Ears())
+
+
+# --- size -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_anchor_that_goes_in_parts(seaweedfs: SeaweedFS, opened: Opener, tmp_path: Path) -> None:
+    """Larger than what is held in memory, and some of its parts get lost on the way."""
+    rng = np.random.default_rng(SEED)
+    count = 35_000_000
+    bits = rng.integers(0, 1 << 16, count, np.uint16)
+    weights = {"layer": Tensor(DTYPES["BF16"], (count // 1000, 1000), bits)}
+    with Proxy(seaweedfs.endpoint) as proxy:
+        proxy.trouble("PUT", "partNumber=3&", lose_request, 2)
+        with Publisher(opened(endpoint=proxy.endpoint), on_event=Ears()) as publisher:
+            assert publisher.publish(weights, step=0).wait(60) == 1
+            bits[::1000] ^= 1
+            assert publisher.publish(weights, step=1).wait(60) == 2
+        assert proxy.count("PUT", "partNumber=") >= 9
+
+    commits = read_commits(opened())
+    assert commits[1].nbytes > 64 << 20
+    assert commits[2].after == digest(weights).hex
+    with Follower(opened(), into=tmp_path, on_event=Ears()) as follower:
+        assert follower.once() == 2
+        assert bits_of(follower.checkpoint()) == bits_of(weights)

@@ -1,0 +1,301 @@
+"""Files from the bucket: every one is what was published or is refused, in memory or on disk, in turn and ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.records import grow
+from support.troubled import Act, Troubled, failed, in_memory, slow
+from weightwire import Delta, anchor, diff, digest, patch
+from weightwire.catchup import fetch
+from weightwire.catchup.fetch import Fetcher
+from weightwire.chain.records import Commit, DataFile, Sealed, data_path
+from weightwire.errors import BucketError, CorruptDelta, NotFound, OutputError, Unavailable
+from weightwire.system.runtime import Runtime
+
+Arrays = dict[str, Any]
+
+
+def weights(version: int) -> Arrays:
+    return {"w": np.arange(1000, dtype=np.uint16) ^ np.uint16(version), "b": np.full(7, version, np.float32)}
+
+
+def delta_to(version: int) -> Delta:
+    return diff(weights(version - 1), weights(version))
+
+
+async def uploaded(bucket: Troubled, kind: str, version: int, made: Delta, rank: int = 0) -> DataFile:
+    data = made.to_bytes()
+    sha256 = hashlib.sha256(data).hexdigest()
+    file = DataFile(data_path(kind, version, 1, rank, sha256), len(data), sha256, rank)
+    await bucket.inner.put(file.path, data)
+    return file
+
+
+async def chain_in(bucket: Troubled, versions: Iterable[int]) -> list[Sealed[Commit]]:
+    """Commits of deltas that are in the bucket, from version 2 on."""
+    commits: list[Sealed[Commit]] = []
+    grow(commits, "fence")
+    grow(commits, "base")
+    for version in versions:
+        grow(commits, files=(await uploaded(bucket, "delta", version, delta_to(version)),))
+    return commits[2:]
+
+
+@pytest.fixture(params=["in memory", "on disk"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where files are kept: as if all of them were too large for memory, too."""
+    if request.param == "on disk":
+        monkeypatch.setattr(fetch, "_IN_MEMORY", 0)
+        monkeypatch.setattr(fetch, "_PIECE", 100)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("place")
+class TestAFile:
+    def test_is_the_delta_that_was_published(self) -> None:
+        async def scene() -> tuple[Arrays, int, int]:
+            bucket = in_memory()
+            file = await uploaded(bucket, "delta", 2, delta_to(2))
+            fetched = await Fetcher(bucket, Runtime()).fetch([file])
+            [delta] = fetched.deltas
+            assert delta.where == f"{bucket.url}/{file.path}"
+            return patch(weights(1), delta, copy=True), fetched.nbytes, file.size
+
+        after, nbytes, size = asyncio.run(scene())
+        assert digest(after) == digest(weights(2))
+        assert nbytes == size
+
+    def test_that_changed_is_refused(self) -> None:
+        async def scene(place: int) -> None:
+            bucket = in_memory()
+            file = await uploaded(bucket, "delta", 2, delta_to(2))
+            data = bytearray(await bucket.inner.get(file.path))
+            data[place] ^= 1
+            await bucket.inner.put(file.path, bytes(data))
+            await Fetcher(bucket, Runtime()).fetch([file])
+
+        for place in (0, 100, -1):
+            with pytest.raises(CorruptDelta, match=r"memory://.*: its bytes are not those"):
+                asyncio.run(scene(place))
+
+    def test_that_was_cut_off_is_refused(self) -> None:
+        async def scene() -> None:
+            bucket = in_memory()
+            file = await uploaded(bucket, "delta", 2, delta_to(2))
+            await bucket.inner.put(file.path, (await bucket.inner.get(file.path))[:-1])
+            await Fetcher(bucket, Runtime()).fetch([file])
+
+        with pytest.raises(BucketError, match="cut off"):
+            asyncio.run(scene())
+
+    def test_that_is_gone_is_remembered(self) -> None:
+        async def scene() -> set[str]:
+            bucket = in_memory()
+            here = await uploaded(bucket, "delta", 2, delta_to(2))
+            gone = await uploaded(bucket, "delta", 3, delta_to(3))
+            await bucket.inner.delete(gone.path)
+            fetcher = Fetcher(bucket, Runtime())
+            with pytest.raises(NotFound):
+                await fetcher.fetch([here, gone])
+            assert fetcher.lost == {gone.path}
+            return fetcher.lost
+
+        assert len(asyncio.run(scene())) == 1
+
+    def test_that_cannot_be_reached_is_not_lost(self) -> None:
+        async def scene() -> set[str]:
+            bucket = in_memory()
+            file = await uploaded(bucket, "delta", 2, delta_to(2))
+            bucket.trouble("read_into", "", failed)
+            fetcher = Fetcher(bucket, Runtime())
+            with pytest.raises(Unavailable):
+                await fetcher.fetch([file])
+            await fetcher.fetch([file])
+            return fetcher.lost
+
+        assert not asyncio.run(scene())
+
+    def test_parts_of_several_ranks(self) -> None:
+        async def scene() -> list[int]:
+            bucket = in_memory()
+            files = [await uploaded(bucket, "anchor", 1, anchor({"w": np.full(5, rank)}), rank) for rank in range(3)]
+            fetched = await Fetcher(bucket, Runtime()).fetch(files)
+            return [int(patch({"w": np.zeros(5, int)}, delta, copy=True)["w"][0]) for delta in fetched.deltas]
+
+        assert asyncio.run(scene()) == [0, 1, 2]
+
+    def test_none(self) -> None:
+        async def scene() -> tuple[int, int]:
+            fetched = await Fetcher(in_memory(), Runtime()).fetch([])
+            return len(fetched.deltas), fetched.nbytes
+
+        assert asyncio.run(scene()) == (0, 0)
+
+
+class TestBuffers:
+    def test_are_used_again(self) -> None:
+        async def scene() -> tuple[int, int]:
+            bucket = in_memory()
+            file = await uploaded(bucket, "delta", 2, delta_to(2))
+            fetcher = Fetcher(bucket, Runtime())
+            places = set()
+            for _ in range(5):
+                fetched = await fetcher.fetch([file])
+                [buffer] = fetched.buffers()
+                places.add(id(buffer))
+                fetcher.release(fetched)
+            return len(places), len(buffer)
+
+        assert asyncio.run(scene()) == (1, delta_to(2).nbytes)
+
+    def test_are_not_used_before_they_are_released(self) -> None:
+        async def scene() -> list[bytes]:
+            bucket = in_memory()
+            files = [await uploaded(bucket, "delta", version, delta_to(version)) for version in (2, 3)]
+            fetcher = Fetcher(bucket, Runtime())
+            both = [await fetcher.fetch([file]) for file in files]
+            return [fetched.deltas[0].to_bytes() for fetched in both]
+
+        assert asyncio.run(scene()) == [delta_to(2).to_bytes(), delta_to(3).to_bytes()]
+
+    def test_a_larger_one_holds_a_smaller_file(self) -> None:
+        async def scene() -> None:
+            bucket = in_memory()
+            large = await uploaded(bucket, "anchor", 1, anchor(weights(1)))
+            small = await uploaded(bucket, "delta", 2, delta_to(2))
+            assert small.size < large.size
+            fetcher = Fetcher(bucket, Runtime())
+            fetcher.release(await fetcher.fetch([large]))
+            fetched = await fetcher.fetch([small])
+            assert fetched.deltas[0].to_bytes() == delta_to(2).to_bytes()
+            assert [len(buffer) for buffer in fetched.buffers()] == [large.size]
+
+        asyncio.run(scene())
+
+
+class TestOnDisk:
+    @pytest.fixture(autouse=True)
+    def _large(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fetch, "_IN_MEMORY", 0)
+
+    def test_leaves_nothing_behind(self, tmp_path: Path) -> None:
+        async def scene() -> None:
+            bucket = in_memory()
+            file = await uploaded(bucket, "delta", 2, delta_to(2))
+            fetcher = Fetcher(bucket, Runtime(), tmp_path)
+            fetched = await fetcher.fetch([file])
+            assert fetched.deltas[0].to_bytes() == delta_to(2).to_bytes()
+            fetcher.release(fetched)
+
+        asyncio.run(scene())
+        assert not [*tmp_path.iterdir()]
+
+    def test_without_a_place_to_keep_it(self, tmp_path: Path) -> None:
+        async def scene() -> None:
+            bucket = in_memory()
+            file = await uploaded(bucket, "delta", 2, delta_to(2))
+            await Fetcher(bucket, Runtime(), tmp_path / "gone").fetch([file])
+
+        with pytest.raises(OutputError, match=r"cannot be kept in a temporary file \(No such file"):
+            asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("place")
+class TestInTurn:
+    def test_comes_in_order(self) -> None:
+        async def scene() -> tuple[list[int], Arrays]:
+            bucket = in_memory()
+            commits = await chain_in(bucket, range(2, 20))
+            bucket.trouble("read_into", commits[3].record.files[0].path, slow(0.02))
+            seen, held = [], weights(1)
+            async for commit, fetched in Fetcher(bucket, Runtime()).in_turn(commits):
+                seen.append(commit.record.version)
+                patch(held, fetched.deltas[0])
+            return seen, held
+
+        seen, held = asyncio.run(scene())
+        assert seen == list(range(2, 20))
+        assert digest(held) == digest(weights(19))
+
+    def test_versions_without_files(self) -> None:
+        async def scene() -> list[tuple[int, int]]:
+            commits: list[Sealed[Commit]] = []
+            for kind in ("fence", "base", "fence", "fence"):
+                grow(commits, kind)
+            fetcher = Fetcher(in_memory(), Runtime())
+            return [(commit.record.version, fetched.nbytes) async for commit, fetched in fetcher.in_turn(commits)]
+
+        assert asyncio.run(scene()) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+
+    def test_those_before_a_lost_one_still_come(self) -> None:
+        async def scene() -> list[int]:
+            bucket = in_memory()
+            commits = await chain_in(bucket, range(2, 10))
+            await bucket.inner.delete(commits[4].record.files[0].path)
+            seen: list[int] = []
+
+            async def follow() -> None:
+                async for commit, _ in Fetcher(bucket, Runtime()).in_turn(commits):
+                    seen.append(commit.record.version)
+
+            with pytest.raises(NotFound):
+                await follow()
+            return seen
+
+        assert asyncio.run(scene()) == [2, 3, 4, 5]
+
+    def test_nothing_goes_on_when_it_is_left(self) -> None:
+        async def scene() -> int:
+            bucket = in_memory()
+            commits = await chain_in(bucket, range(2, 10))
+            turns = Fetcher(bucket, Runtime()).in_turn(commits)
+            async for _ in turns:
+                break
+            await turns.aclose()  # type: ignore[attr-defined]
+            return len(asyncio.all_tasks())
+
+        assert asyncio.run(scene()) == 1
+
+
+class TestAhead:
+    def test_the_next_are_fetched_meanwhile(self) -> None:
+        async def scene() -> int:
+            bucket = in_memory()
+            commits = await chain_in(bucket, range(2, 20))
+            most, running = 0, 0
+
+            async def counted(act: Act) -> None:
+                nonlocal most, running
+                running += 1
+                most = max(most, running)
+                await asyncio.sleep(0.002)
+                await act()
+                running -= 1
+
+            bucket.trouble("read_into", "", counted, times=100)
+            async for _ in Fetcher(bucket, Runtime()).in_turn(commits):
+                pass
+            return most
+
+        assert asyncio.run(scene()) == 4
+
+    def test_but_not_what_is_too_large_for_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fetch, "_IN_MEMORY", 0)
+
+        async def scene() -> int:
+            bucket = in_memory()
+            commits = await chain_in(bucket, range(2, 6))
+            async for _ in Fetcher(bucket, Runtime()).in_turn(commits):
+                await asyncio.sleep(0.01)
+                return len({path for verb, path in bucket.asked if verb == "read_into"})
+            return 0
+
+        assert asyncio.run(scene()) == 1

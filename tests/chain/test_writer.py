@@ -1,0 +1,545 @@
+"""One publisher's hold on a run: whatever becomes of its requests, a commit is its own, or it is fenced off."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from support.records import RUN_ID, a_run, chain_of, state, store, token
+from support.troubled import Act, Quick, Troubled, conflicting, denied, failed, in_memory, lost, quickly
+from weightwire.chain.reader import ChainReader
+from weightwire.chain.records import HEAD, RUN, Commit, Epoch, Run, commit_path, epoch_path, seal, unseal
+from weightwire.chain.writer import ChainWriter, backoff, begin_run, settle
+from weightwire.errors import AlreadyExists, BrokenChain, BucketError, Fenced, ForeignRun, PermissionDenied, Unavailable
+
+FENCE, FIRST = commit_path(0), commit_path(1)
+
+
+class Warnings(list[str]):
+    """What the writer had to say."""
+
+    def __call__(self, message: str) -> None:
+        self.append(message)
+
+
+def writer(bucket: Troubled, warnings: Warnings | None = None) -> ChainWriter:
+    return ChainWriter(bucket, a_run(), Quick(), Warnings() if warnings is None else warnings)
+
+
+async def started(bucket: Troubled) -> ChainWriter:
+    """A writer that has taken over."""
+    made = writer(bucket)
+    await made.take_over()
+    return made
+
+
+async def publish(one: ChainWriter) -> None:
+    """A version, without weights behind it."""
+    kind = "delta" if one.head and one.head.record.after else "base"
+    after = one.head.record.after if one.head and one.head.record.after else state(1)
+    await one.send(await one.prepare(kind=kind, after=after))
+
+
+async def history(bucket: Troubled) -> list[Commit]:
+    """All commits, checked as any reader would."""
+    chain = ChainReader(bucket.inner, a_run())
+    found: list[Any] = []
+    while more := await chain.read_after(found[-1] if found else None):
+        found += more
+    return [commit.record for commit in found]
+
+
+def kinds(commits: list[Commit]) -> list[tuple[str, int]]:
+    return [(commit.kind, commit.epoch) for commit in commits]
+
+
+class TestSettle:
+    async def settle(self, bucket: Troubled, data: bytes = b"mine", **given: Any) -> bytes:
+        return await settle(bucket, "commits/x", data, Quick(), Warnings(), **given)
+
+    def test_creates(self) -> None:
+        bucket = in_memory()
+        assert quickly(self.settle(bucket)) == b"mine"
+        assert bucket.asked == [("create", "commits/x")]
+
+    @pytest.mark.parametrize("what", [lost, conflicting])
+    def test_ones_own_bytes_are_success(self, what: Any) -> None:
+        bucket = in_memory()
+        bucket.trouble("create", "", what)
+        assert quickly(self.settle(bucket)) == b"mine"
+        assert [verb for verb, _ in bucket.asked] == ["create", "get"]
+
+    @pytest.mark.parametrize("what", [lost, conflicting, failed])
+    def test_anothers_bytes_are_returned(self, what: Any) -> None:
+        async def another_was_first() -> bytes:
+            bucket = in_memory()
+            await bucket.inner.create("commits/x", b"another's")
+            bucket.trouble("create", "", what)
+            return await self.settle(bucket)
+
+        assert quickly(another_was_first()) == b"another's"
+
+    def test_the_same_bytes_are_sent_again(self) -> None:
+        bucket = in_memory()
+        bucket.trouble("create", "", failed, times=3)
+        assert quickly(self.settle(bucket)) == b"mine"
+        assert bucket.count("create") == 4
+
+    def test_one_that_arrives_late_is_recognised(self) -> None:
+        """The first is still under way when the second is sent."""
+
+        async def late() -> tuple[bytes, int]:
+            bucket = in_memory()
+            landing: list[Awaitable[None]] = []
+
+            async def delayed(act: Act) -> None:
+                async def land() -> None:
+                    await asyncio.sleep(3)
+                    await act()
+
+                landing.append(asyncio.create_task(land()))
+                raise Unavailable("no answer")
+
+            bucket.trouble("create", "", delayed)
+            bucket.trouble("create", "", failed, times=1e9)
+            data = await self.settle(bucket)
+            await asyncio.gather(*landing)
+            return data, bucket.count("create")
+
+        data, sent = quickly(late())
+        assert data == b"mine"
+        assert sent > 1
+
+    def test_it_is_read_back_until_it_can_be(self) -> None:
+        bucket = in_memory()
+        bucket.trouble("create", "", lost)
+        bucket.trouble("get", "", failed, times=5)
+        assert quickly(self.settle(bucket)) == b"mine"
+
+    @pytest.mark.parametrize("what", [failed, denied])
+    def test_it_is_never_given_up(self, what: Any) -> None:
+        """However it fails: what was sent may still arrive."""
+        bucket = in_memory()
+        bucket.trouble("create get", "", what, times=20)
+        assert quickly(self.settle(bucket)) == b"mine"
+        assert len(bucket.asked) > 20
+
+    def test_it_is_given_up_where_nothing_depends_on_it(self) -> None:
+        bucket = in_memory()
+        bucket.trouble("create", "", failed, times=100)
+        with pytest.raises(Unavailable):
+            quickly(self.settle(bucket, tries=5))
+        assert bucket.count("create") == 5
+
+    def test_it_is_given_up_at_once_where_it_is_forbidden(self) -> None:
+        bucket = in_memory()
+        bucket.trouble("create", "", denied, times=100)
+        with pytest.raises(PermissionDenied):
+            quickly(self.settle(bucket, tries=5))
+        assert bucket.count("create") == 1
+
+    def test_it_says_what_it_waits_for(self) -> None:
+        bucket, warnings = in_memory(), Warnings()
+        bucket.trouble("create", "", failed, times=2)
+        quickly(settle(bucket, "commits/x", b"", Quick(), warnings))
+        assert warnings == ["commits/x: the request failed; trying again"] * 2
+
+
+class TestBackoff:
+    def test_grows_and_ends_somewhere(self) -> None:
+        waits = [[backoff(Quick(), tries) for _ in range(50)] for tries in range(1, 30)]
+        assert 0.1 <= min(waits[0]) <= max(waits[0]) <= 0.3
+        assert max(waits[1]) <= 0.6
+        assert 7.5 <= min(waits[28]) <= max(waits[28]) <= 22.5
+
+    def test_is_never_the_same_for_two(self) -> None:
+        assert len({backoff(Quick(), 3) for _ in range(50)}) == 50
+
+
+class TestBeginRun:
+    def test_the_first_counts(self) -> None:
+        async def two() -> tuple[Run, Run]:
+            bucket = in_memory()
+            runs = [a_run(run=token(name)) for name in ("one", "two")]
+            return tuple([await begin_run(bucket, one, Quick(), Warnings()) for one in runs])  # type: ignore[return-value]
+
+        first, second = quickly(two())
+        assert first == second == a_run(run=token("one"))
+
+    def test_ones_own_after_a_lost_reply(self) -> None:
+        bucket = in_memory()
+        bucket.trouble("create", RUN, lost)
+        assert quickly(begin_run(bucket, a_run(), Quick(), Warnings())) == a_run()
+
+    def test_a_bucket_that_may_not_be_written(self) -> None:
+        bucket = in_memory()
+        bucket.trouble("create", "", denied, times=100)
+        with pytest.raises(PermissionDenied):
+            quickly(begin_run(bucket, a_run(), Quick(), Warnings()))
+
+
+class TestTakeOver:
+    def test_of_an_empty_run(self) -> None:
+        async def begin() -> tuple[ChainWriter, list[Commit], Epoch]:
+            bucket = in_memory()
+            one = await started(bucket)
+            claim = unseal(await bucket.get(epoch_path(1)), Epoch, "").record
+            return one, await history(bucket), claim
+
+        one, commits, claim = quickly(begin())
+        assert (one.epoch, one.next_version) == (1, 1)
+        assert kinds(commits) == [("fence", 1)]
+        assert (claim.epoch, claim.host) == (1, platform.node())
+
+    def test_of_a_run_that_has_versions(self) -> None:
+        async def go_on() -> tuple[ChainWriter, list[Commit]]:
+            bucket = in_memory()
+            await store(bucket.inner, chain_of(7))
+            await bucket.inner.create(
+                epoch_path(1), seal(Epoch(run=RUN_ID, epoch=1, write_id=token(""), time=0.0)).data
+            )
+            one = await started(bucket)
+            return one, await history(bucket)
+
+        one, commits = quickly(go_on())
+        assert (one.epoch, one.next_version) == (2, 8)
+        assert kinds(commits)[6:] == [("delta", 1), ("fence", 2)]
+        assert commits[7].after == commits[6].after == state(6)
+
+    def test_epochs_are_unique(self) -> None:
+        async def many() -> list[ChainWriter | BaseException]:
+            bucket = in_memory()
+            return list(await asyncio.gather(*(started(bucket) for _ in range(8)), return_exceptions=True))
+
+        results = quickly(many())
+        writers = [one for one in results if isinstance(one, ChainWriter)]
+        assert writers
+        assert len({one.epoch for one in writers}) == len(writers)
+        assert {type(one) for one in results} <= {ChainWriter, Fenced}
+
+    def test_the_last_of_many_is_the_only_one_left(self) -> None:
+        """Each fence is one that the next one stands on; whoever is not the newest fails with its next commit."""
+
+        async def many() -> tuple[list[ChainWriter], list[Any]]:
+            bucket = in_memory()
+            results = await asyncio.gather(*(started(bucket) for _ in range(6)), return_exceptions=True)
+            writers = [one for one in results if isinstance(one, ChainWriter)]
+            outcomes = await asyncio.gather(*(publish(one) for one in writers), return_exceptions=True)
+            await history(bucket)
+            return writers, outcomes
+
+        writers, outcomes = quickly(many())
+        newest = max(writers, key=lambda one: one.epoch)
+        for one, outcome in zip(writers, outcomes, strict=True):
+            assert outcome is None if one is newest else isinstance(outcome, Fenced)
+
+    @pytest.mark.parametrize("what", [lost, conflicting, failed])
+    def test_replies_that_are_lost(self, what: Any) -> None:
+        async def take_over() -> tuple[int, list[Commit]]:
+            bucket = in_memory()
+            bucket.trouble("create", "epochs/", what)
+            bucket.trouble("create", "commits/", what)
+            return (await started(bucket)).epoch, await history(bucket)
+
+        epoch, commits = quickly(take_over())
+        assert epoch == 1
+        assert kinds(commits) == [("fence", 1)]
+
+    def test_an_older_epochs_commit_lands_first(self) -> None:
+        """The old publisher had sent it before it was replaced: it counts, and the fence goes behind it."""
+
+        async def race() -> tuple[ChainWriter, list[Commit], BaseException | None]:
+            bucket = in_memory()
+            old = await started(bucket)
+            await publish(old)
+
+            async def overtaken(act: Act) -> None:
+                await publish(old)
+                await act()
+
+            bucket.trouble("create", commit_path(2), overtaken)
+            new = await started(bucket)
+            [zombie] = await asyncio.gather(publish(old), return_exceptions=True)
+            return new, await history(bucket), zombie
+
+        new, commits, zombie = quickly(race())
+        assert kinds(commits) == [("fence", 1), ("base", 1), ("delta", 1), ("fence", 2)]
+        assert (new.epoch, new.next_version) == (2, 4)
+        assert isinstance(zombie, Fenced)
+
+    def test_many_of_an_older_epochs_commits_land_first(self) -> None:
+        async def race() -> list[Commit]:
+            bucket = in_memory()
+            old = await started(bucket)
+
+            async def overtaken(act: Act) -> None:
+                await publish(old)
+                await act()
+
+            bucket.trouble("create", "epochs/", overtaken)
+            for version in range(2, 8):
+                bucket.trouble("create", commit_path(version), overtaken)
+            await started(bucket)
+            return await history(bucket)
+
+        assert kinds(quickly(race()))[-2:] == [("delta", 1), ("fence", 2)]
+
+    def test_a_newer_epochs_fence_lands_first(self) -> None:
+        async def race() -> tuple[list[Commit], str]:
+            bucket = in_memory()
+            await publish(await started(bucket))
+
+            async def overtaken(act: Act) -> None:
+                bucket.calm()
+                await started(bucket)
+                await act()
+
+            bucket.trouble("create", commit_path(2), overtaken)
+            with pytest.raises(Fenced) as caught:
+                await started(bucket)
+            return await history(bucket), caught.value.message
+
+        commits, message = quickly(race())
+        assert kinds(commits) == [("fence", 1), ("base", 1), ("fence", 3)]
+        assert "another publisher (epoch 3) started at the same time" in message
+
+    def test_a_newer_epoch_is_there_already(self) -> None:
+        async def late() -> None:
+            bucket = in_memory()
+
+            looks = 0
+
+            async def overtaken(act: Act) -> Any:
+                nonlocal looks
+                looks += 1
+                if looks == 2:  # the first is before the claim
+                    bucket.calm()
+                    await started(bucket)
+                return await act()
+
+            bucket.trouble("get", HEAD, overtaken, times=2)
+            await started(bucket)
+
+        with pytest.raises(Fenced, match="epoch 2"):
+            quickly(late())
+
+    def test_epochs_that_were_claimed_and_never_used(self) -> None:
+        async def skip() -> tuple[int, list[Commit]]:
+            bucket = in_memory()
+            bucket.trouble("create", "commits/", denied, times=1e9)
+            for epoch in (1, 2, 3):
+                dying = asyncio.create_task(started(bucket))
+                while await bucket.find(epoch_path(epoch)) is None:
+                    await asyncio.sleep(0.1)
+                dying.cancel()
+                await asyncio.wait([dying])
+            bucket.calm()
+            return (await started(bucket)).epoch, await history(bucket)
+
+        epoch, commits = quickly(skip())
+        assert epoch == 4
+        assert kinds(commits) == [("fence", 4)]
+
+    def test_a_key_that_may_not_write(self) -> None:
+        bucket = in_memory()
+        bucket.trouble("create put", "", denied, times=1e9)
+        with pytest.raises(PermissionDenied):
+            quickly(started(bucket))
+
+    def test_a_chain_that_is_broken(self) -> None:
+        async def go_on() -> None:
+            bucket = in_memory()
+            await store(bucket.inner, chain_of(6), [(commit_path(4), chain_of(3)[2].data)])
+            await started(bucket)
+
+        with pytest.raises(BrokenChain):
+            quickly(go_on())
+
+    def test_a_fence_of_another_run(self) -> None:
+        async def go_on() -> None:
+            bucket = in_memory()
+            foreign = Commit(run=token("x"), version=0, epoch=1, write_id=token("y"), kind="fence", parent="")
+            await store(bucket.inner, [seal(foreign)])
+            await started(bucket)
+
+        with pytest.raises(ForeignRun):
+            quickly(go_on())
+
+
+class TestCommits:
+    def run(self, scene: Callable[[Troubled, ChainWriter], Awaitable[None]]) -> list[Commit]:
+        """A scene with a writer that has taken over; the history after it."""
+
+        async def play() -> list[Commit]:
+            bucket = in_memory()
+            await scene(bucket, await started(bucket))
+            return await history(bucket)
+
+        return quickly(play())
+
+    def test_follow_each_other(self) -> None:
+        async def scene(bucket: Troubled, one: ChainWriter) -> None:
+            for version in range(1, 20):
+                assert one.next_version == version
+                await publish(one)
+
+        commits = self.run(scene)
+        assert len(commits) == 20
+        assert len({commit.write_id for commit in commits}) == 20
+
+    def test_begin_where_the_last_ended(self) -> None:
+        async def scene(bucket: Troubled, one: ChainWriter) -> None:
+            await publish(one)
+            prepared = (await one.prepare(kind="delta", step=7, metrics={"loss": 0.5})).record
+            assert (prepared.version, prepared.epoch, prepared.run) == (2, 1, RUN_ID)
+            assert prepared.before == prepared.after == state(1)
+            assert (prepared.step, prepared.metrics) == (7, {"loss": 0.5})
+
+        assert len(self.run(scene)) == 2  # what was only prepared has not happened
+
+    @pytest.mark.parametrize("what", [lost, conflicting])
+    def test_a_lost_reply_is_success(self, what: Any) -> None:
+        async def scene(bucket: Troubled, one: ChainWriter) -> None:
+            bucket.trouble("create", "commits/", what)
+            await publish(one)
+            assert one.next_version == 2
+
+        assert kinds(self.run(scene)) == [("fence", 1), ("base", 1)]
+
+    def test_the_same_bytes_are_sent_until_they_arrive(self) -> None:
+        sent: list[Any] = []
+
+        async def scene(bucket: Troubled, one: ChainWriter) -> None:
+            create = bucket.inner.create
+
+            async def watched(path: str, data: bytes) -> None:
+                sent.append((path, data))
+                if len(sent) < 20:
+                    raise Unavailable("not now")
+                await create(path, data)
+
+            bucket.create = watched  # type: ignore[method-assign]
+            await publish(one)
+
+        assert len(self.run(scene)) == 2
+        assert len(sent) == 20
+        assert len(set(sent)) == 1
+
+    def test_anothers_in_its_place(self) -> None:
+        messages = []
+
+        async def scene(bucket: Troubled, one: ChainWriter) -> None:
+            await publish(one)
+            await started(bucket)
+            with pytest.raises(Fenced) as caught:
+                await publish(one)
+            messages.append(str(caught.value))
+
+        assert kinds(self.run(scene)) == [("fence", 1), ("base", 1), ("fence", 2)]
+        assert f"another publisher (epoch 2, on {platform.node()}) has taken over this run from epoch 1" in messages[0]
+        assert "hint: only one publisher may write a run" in messages[0]
+
+    @pytest.mark.parametrize("what", [failed, lost])
+    def test_anothers_in_its_place_while_replies_are_lost(self, what: Any) -> None:
+        async def scene(bucket: Troubled, one: ChainWriter) -> None:
+            await started(bucket)
+            bucket.trouble("create", "", what, times=3)
+            bucket.trouble("get", "", failed, times=2)
+            with pytest.raises(Fenced):
+                await publish(one)
+
+        assert kinds(self.run(scene)) == [("fence", 1), ("fence", 2)]
+
+    def test_a_fenced_one_stays_fenced(self) -> None:
+        async def scene(bucket: Troubled, one: ChainWriter) -> None:
+            other = await started(bucket)
+            for _ in range(3):
+                with pytest.raises(Fenced):
+                    await publish(one)
+                await publish(other)
+
+        assert kinds(self.run(scene)) == [("fence", 1), ("fence", 2), ("base", 2), ("delta", 2), ("delta", 2)]
+
+    def test_who_it_was_is_not_needed(self) -> None:
+        """The place is taken; what else cannot be found out is no reason to fail otherwise."""
+
+        async def scene(bucket: Troubled, one: ChainWriter) -> None:
+            await bucket.inner.create(FIRST, b"something else")
+            with pytest.raises(Fenced, match="something else has taken over"):
+                await publish(one)
+            await bucket.inner.delete(FIRST)
+            await started(bucket)
+            bucket.trouble("get", "epochs/", failed)
+            with pytest.raises(Fenced, match=r"another publisher \(epoch 2\) has taken over"):
+                await publish(one)
+
+        self.run(scene)
+
+    def test_two_race_and_one_wins(self) -> None:
+        """Two writers that both believe to be the one: exactly one commit, exactly one told that it is fenced off."""
+
+        async def scene(bucket: Troubled, one: ChainWriter) -> None:
+            twin = writer(bucket)
+            twin.epoch, twin.head = one.epoch, one.head
+            for _ in range(10):
+                outcomes = await asyncio.gather(publish(one), publish(twin), return_exceptions=True)
+                assert {type(outcome) for outcome in outcomes} == {type(None), Fenced}
+                one.head = twin.head = one.head if outcomes[0] is None else twin.head
+
+        assert len(self.run(scene)) == 11
+
+
+class TestHint:
+    async def hint_of(self, bucket: Troubled, one: ChainWriter) -> dict[str, Any]:
+        hint = await ChainReader(bucket, a_run()).read_hint()
+        assert hint is not None
+        return {"version": hint.version, "anchor": hint.anchor}
+
+    def test_says_which_is_the_newest(self) -> None:
+        async def scene() -> dict[str, Any]:
+            bucket = in_memory()
+            one = await started(bucket)
+            await publish(one)
+            await one.hint("shortcuts/1/anchor-0123456789abcdef.json")
+            return await self.hint_of(bucket, one)
+
+        assert quickly(scene()) == {"version": 1, "anchor": "shortcuts/1/anchor-0123456789abcdef.json"}
+
+    def test_is_not_worth_an_error(self) -> None:
+        async def scene() -> Warnings:
+            bucket, warnings = in_memory(), Warnings()
+            one = writer(bucket, warnings)
+            await one.take_over()
+            bucket.trouble("put", HEAD, denied)
+            await one.hint("")
+            return warnings
+
+        assert quickly(scene()) == ["HEAD.json: this key may not do that"]
+
+    def test_says_nothing_before_there_is_anything(self) -> None:
+        bucket = in_memory()
+        quickly(writer(bucket).hint(""))
+        assert not bucket.asked
+
+
+def test_the_troubles_are_what_they_say() -> None:
+    """The tests above stand on them."""
+
+    async def outcome(what: Any) -> tuple[type[BaseException] | None, bool]:
+        bucket = in_memory()
+        bucket.trouble("create", "", what)
+        problem: BaseException | None = None
+        try:
+            await bucket.create("x", b"")
+        except BucketError as caught:
+            problem = caught
+        return type(problem) if problem else None, await bucket.find("x") is not None
+
+    assert quickly(outcome(failed)) == (Unavailable, False)
+    assert quickly(outcome(lost)) == (Unavailable, True)
+    assert quickly(outcome(conflicting)) == (AlreadyExists, True)
+    assert quickly(outcome(denied)) == (PermissionDenied, False)

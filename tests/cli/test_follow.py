@@ -1,0 +1,475 @@
+"""`weightwire follow`, as a user runs it: what it says, how it ends, and what the replica is after whatever happens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from support.commands import Running, Training, bits_of, state_of, versions_in, weightwire
+from support.stores import SeaweedFS, use
+from weightwire.bucket.directory import DirectoryBucket
+from weightwire.errors import PermissionDenied
+from weightwire.publisher.publisher import Publisher
+from weightwire.telemetry.events import Event
+
+
+class Trainer:
+    """A publisher in this process, and the checkpoints that it has published."""
+
+    def __init__(self, here: Path) -> None:
+        self.bucket = here / "bucket"
+        self._training = Training(here / "out")
+        self._publisher: Publisher | None = None
+
+    def publish(self) -> Path:
+        """Returns the checkpoint that is the newest version now."""
+        number = len(list(self._training.parent.glob("*"))) + 1
+        path = self._training.save(f"checkpoint-{number}")
+        if self._publisher is None:
+            self._publisher = Publisher(self.bucket, files=path, blocking=True, on_event=_nothing)
+        self._publisher.publish(path, step=10 * number, metrics={"reward": 0.5})
+        return path
+
+    def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+
+
+def _nothing(event: Event) -> None:
+    pass
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[Trainer]:
+    trainer = Trainer(tmp_path)
+    yield trainer
+    trainer.close()
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Path:
+    return tmp_path / "replica"
+
+
+def held(replica: Path) -> int:
+    """The version of `current`, which must be whole."""
+    about = json.loads((replica / "current" / "weightwire.json").read_bytes())
+    assert state_of(replica / "current") == about["state"]
+    assert (replica / "current" / "config.json").read_bytes() == b'{"model_type": "tiny"}\n'
+    return int(about["version"])
+
+
+class TestOnce:
+    def test_catches_up(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        path = trainer.publish()
+
+        ran = weightwire("follow", trainer.bucket, "--into", replica, "--once")
+
+        assert (ran.code, ran.out) == (0, "")
+        assert ran.err.startswith("version 2: ")
+        assert held(replica) == 2
+        assert bits_of(replica / "current") == bits_of(path)
+
+    def test_again(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        weightwire("follow", trainer.bucket, "--into", replica, "--once")
+        nothing = weightwire("follow", trainer.bucket, "--into", replica, "--once", "--json")
+        path = trainer.publish()
+        something = weightwire("follow", trainer.bucket, "--into", replica, "--once", "--json")
+
+        assert nothing.err == "version 1: nothing new\n"
+        assert json.loads(nothing.out)["bytes"] == 0
+        figures = json.loads(something.out)
+        assert (figures["version"], figures["bytes"]) == (2, versions_in(trainer.bucket)[2]["files"][0]["size"])
+        assert Path(figures["checkpoint"]) == (replica / "current").resolve()
+        assert bits_of(replica / "current") == bits_of(path)
+
+    def test_from_a_base(self, trainer: Trainer, replica: Path, tmp_path: Path) -> None:
+        training = Training(tmp_path / "based")
+        base, path = training.save("base"), training.save("checkpoint-1")
+        weightwire("publish", path, trainer.bucket, "--base", base, "--source", "elsewhere")
+
+        weightwire("follow", trainer.bucket, "--into", replica, "--once").check_failed("elsewhere", "--base DIR")
+        assert weightwire("follow", trainer.bucket, "--into", replica, "--once", "--base", base).code == 0
+        assert bits_of(replica / "current") == bits_of(path)
+
+    def test_is_seen_under_its_name(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+
+        weightwire("follow", trainer.bucket, "--into", replica, "--once", "--name", "rollout-7")
+
+        beat = json.loads((trainer.bucket / "replicas" / "rollout-7.json").read_bytes())
+        assert (beat["version"], beat["head"]) == (1, 1)
+
+
+class TestErrors:
+    def test_no_run(self, tmp_path: Path, replica: Path) -> None:
+        weightwire("follow", tmp_path / "nowhere", "--into", replica, "--once").check_failed(
+            "nothing has been published there yet", "check the URL"
+        )
+        assert not (tmp_path / "nowhere").exists()
+
+    @pytest.mark.parametrize("once", [True, False])
+    @pytest.mark.parametrize("url", ["ftp://x/y", "s3://", "hf://x"])
+    def test_not_a_bucket(self, replica: Path, url: str, once: bool) -> None:
+        weightwire("follow", url, "--into", replica, *(["--once"] if once else [])).check_failed()
+        assert not replica.exists()
+
+    @pytest.mark.parametrize("once", [True, False])
+    def test_a_run_that_is_no_run(self, trainer: Trainer, replica: Path, once: bool) -> None:
+        trainer.bucket.mkdir()
+        (trainer.bucket / "run.json").write_text("hello")
+
+        weightwire("follow", trainer.bucket, "--into", replica, *(["--once"] if once else [])).check_failed(
+            "run.json: cannot be read"
+        )
+
+    def test_a_place_that_is_no_replica(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        replica.write_text("mine")
+
+        weightwire("follow", trainer.bucket, "--into", replica, "--once").check_failed(str(replica))
+        assert replica.read_text() == "mine"
+
+    def test_a_replica_that_is_in_use(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        with Running("follow", trainer.bucket, "--into", replica) as following:
+            following.wait_for("version 1")
+
+            weightwire("follow", trainer.bucket, "--into", replica, "--once").check_failed(str(replica))
+
+    def test_called_wrongly(self, trainer: Trainer, replica: Path) -> None:
+        assert weightwire("follow", trainer.bucket).code == 2
+        assert weightwire("follow", trainer.bucket, "--into", replica, "--once", "--listen", "0").code == 2
+        weightwire("follow", trainer.bucket, "--into", replica, "--listen", "here").check_failed("HOST:PORT")
+        ran = weightwire("follow", trainer.bucket, "--into", replica, "--name", "../x")
+        assert (ran.code, "Invalid value for --name" in ran.err) == (2, True)
+        assert not replica.exists()
+
+    def test_a_bucket_that_may_only_be_read(
+        self, trainer: Trainer, replica: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Which is enough to follow. Tests may run as root, who may always write."""
+        path = trainer.publish()
+
+        async def put(*_: object) -> NoReturn:
+            raise PermissionDenied("it is read-only")
+
+        monkeypatch.setattr(DirectoryBucket, "put", put)
+
+        ran = weightwire("follow", trainer.bucket, "--into", replica, "--once")
+
+        assert ran.code == 0
+        assert ran.err.startswith("warning: this key may not write, so nobody sees how far this follower is\n")
+        assert bits_of(replica / "current") == bits_of(path)
+
+    @pytest.mark.parametrize("once", [True, False])
+    def test_a_bucket_that_may_not_even_be_read(
+        self, trainer: Trainer, replica: Path, monkeypatch: pytest.MonkeyPatch, once: bool
+    ) -> None:
+        async def get(*_: object) -> NoReturn:
+            raise PermissionDenied("it is locked", hint="ask for the key")
+
+        monkeypatch.setattr(DirectoryBucket, "get", get)
+
+        weightwire("follow", trainer.bucket, "--into", replica, *(["--once"] if once else [])).check_failed("locked")
+        assert not replica.exists()
+
+    def test_a_port_that_is_taken(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+
+            weightwire("follow", trainer.bucket, "--into", replica, "--listen", port).check_failed(
+                f"127.0.0.1:{port}: another program listens there already"
+            )
+
+
+def not_json(commit: dict[str, Any]) -> str:
+    return "hello"
+
+
+def cut(commit: dict[str, Any]) -> str:
+    return json.dumps(commit)[:-20]
+
+
+def newer_format(commit: dict[str, Any]) -> str:
+    return json.dumps(commit | {"format": "weightwire/2"})
+
+
+def broken_parent(commit: dict[str, Any]) -> str:
+    return json.dumps(commit | {"parent": "0" * 64})
+
+
+def foreign_run(commit: dict[str, Any]) -> str:
+    return json.dumps(commit | {"run": "0" * 32})
+
+
+def other_state(commit: dict[str, Any]) -> str:
+    return json.dumps(commit | {"after": "0" * 64})
+
+
+def other_version(commit: dict[str, Any]) -> str:
+    return json.dumps(commit | {"version": commit["version"] + 1, "back": commit["back"], "files": []})
+
+
+class TestCorrupted:
+    """One clear error with a hint; and the replica stays what it was, and goes on when the bucket is good again."""
+
+    @pytest.mark.parametrize(
+        ("damage", "text"),
+        [
+            (not_json, "is no JSON"),
+            (cut, "is no JSON"),
+            (newer_format, "format version 2"),
+            (broken_parent, "its parent hash is another"),
+            (foreign_run, "run"),
+            (other_state, "not 000000000000 as it should"),
+            (other_version, ""),
+        ],
+    )
+    def test_commit(self, trainer: Trainer, replica: Path, damage: Any, text: str) -> None:
+        before = trainer.publish()
+        assert weightwire("follow", trainer.bucket, "--into", replica, "--once").code == 0
+        after = trainer.publish()
+        path = trainer.bucket / "commits" / f"{2:020}.json"
+        good = path.read_bytes()
+        path.write_text(damage(json.loads(good)))
+
+        ran = weightwire("follow", trainer.bucket, "--into", replica, "--once")
+
+        ran.check_failed(text)
+        assert held(replica) == 1
+        assert bits_of(replica / "current") == bits_of(before)
+        path.write_bytes(good)
+        assert weightwire("follow", trainer.bucket, "--into", replica, "--once").code == 0
+        assert bits_of(replica / "current") == bits_of(after)
+
+    def test_delta(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        weightwire("follow", trainer.bucket, "--into", replica, "--once")
+        trainer.publish()
+        (delta,) = (trainer.bucket / "deltas" / "2").iterdir()
+        data = delta.read_bytes()
+        delta.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+        weightwire("follow", trainer.bucket, "--into", replica, "--once").check_failed("not those that were published")
+        assert held(replica) == 1
+
+    def test_delta_that_is_gone(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        weightwire("follow", trainer.bucket, "--into", replica, "--once")
+        trainer.publish()
+        shutil.rmtree(trainer.bucket / "deltas" / "2")
+        shutil.rmtree(trainer.bucket / "anchors")
+
+        weightwire("follow", trainer.bucket, "--into", replica, "--once").check_failed("anchor")
+        assert held(replica) == 1
+
+    def test_bucket_that_was_rolled_back(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        trainer.publish()
+        weightwire("follow", trainer.bucket, "--into", replica, "--once")
+        (trainer.bucket / "commits" / f"{2:020}.json").unlink()
+
+        weightwire("follow", trainer.bucket, "--into", replica, "--once").check_failed(
+            "has no version 2", "rolled back"
+        )
+        assert held(replica) == 2
+
+    def test_a_fresh_replica_of_a_corrupted_run_is_none(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        (trainer.bucket / "commits" / f"{1:020}.json").write_text("hello")
+
+        weightwire("follow", trainer.bucket, "--into", replica, "--once").check_failed("is no JSON")
+        assert not (replica / "current").exists()
+
+
+class TestRunning:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_until_it_is_stopped(self, trainer: Trainer, replica: Path, number: int) -> None:
+        trainer.publish()
+        with Running("follow", trainer.bucket, "--into", replica, "--json") as following:
+            following.wait_for("version 1 (step 10): ")
+            path = trainer.publish()
+            following.wait_for("version 2 (step 20): ")
+            ran = following.stop(number)
+
+        assert ran.code == 0
+        assert ran.err.splitlines()[-1] == f"stopped at version 2: {replica / 'current'}"
+        lines = [json.loads(line) for line in ran.out.splitlines()]
+        assert [(line["version"], line["step"]) for line in lines] == [(1, 10), (2, 20)]
+        assert lines[-1]["state"] == state_of(path)
+        assert lines[-1]["metrics"] == {"reward": 0.5}
+        assert lines[-1]["bytes"] == versions_in(trainer.bucket)[2]["files"][0]["size"]
+        assert held(replica) == 2
+
+    def test_waits_for_a_run(self, trainer: Trainer, replica: Path) -> None:
+        with Running("follow", trainer.bucket, "--into", replica) as following:
+            following.wait_for(f"waiting for a run at {trainer.bucket.as_uri()}")
+            path = trainer.publish()
+            following.wait_for("version 1 (step 10): ")
+            ran = following.stop()
+
+        assert ran.code == 0
+        assert "warning" not in ran.err
+        assert bits_of(replica / "current") == bits_of(path)
+
+    def test_stops_while_it_waits(self, trainer: Trainer, replica: Path) -> None:
+        with Running("follow", trainer.bucket, "--into", replica) as following:
+            following.wait_for("waiting for a run")
+            ran = following.stop(signal.SIGINT)
+
+        assert (ran.code, ran.err.splitlines()[-1]) == (0, "stopped")
+
+    def test_goes_on_where_it_was_after_it_was_killed(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        with Running("follow", trainer.bucket, "--into", replica) as following:
+            following.wait_for("version 1")
+            trainer.publish()
+            following.wait_for("version 2")
+            following.process.kill()
+        assert held(replica) in (1, 2)
+        path = trainer.publish()
+
+        ran = weightwire("follow", trainer.bucket, "--into", replica, "--once", "--json")
+
+        assert json.loads(ran.out)["bytes"] == versions_in(trainer.bucket)[3]["files"][0]["size"]
+        assert bits_of(replica / "current") == bits_of(path)
+
+    def test_trouble_is_told_once_and_when_it_is_over(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        with Running("follow", trainer.bucket, "--into", replica) as following:
+            following.wait_for("version 1")
+            path = trainer.bucket / "commits" / f"{2:020}.json"
+            path.write_text("hello")
+            following.wait_for("warning: ")
+            following.wait_for("hint: ")
+            time.sleep(1.5)
+            path.unlink()
+            following.wait_for("over: ")
+            trainer.publish()
+            following.wait_for("version 2")
+            ran = following.stop()
+
+        assert ran.code == 0
+        assert ran.err.count("warning: ") == 1
+        assert held(replica) == 2
+
+
+class TestEngines:
+    """Those that are not there; tests/engines/vllm has those that are."""
+
+    @pytest.mark.parametrize("text", ["http://127.0.0.1:8000", "vllm=127.0.0.1:8000", "sglang=http://127.0.0.1:8000"])
+    def test_what_is_none(self, trainer: Trainer, replica: Path, text: str) -> None:
+        trainer.publish()
+        ran = weightwire("follow", trainer.bucket, "--into", replica, "--engine", text)
+        assert ran.code == 2
+        assert "--engine" in ran.err
+        assert "vllm=http://127.0.0.1:8000" in ran.err
+        assert not replica.exists()
+
+    def test_once_with_nobody_there(self, trainer: Trainer, replica: Path) -> None:
+        path = trainer.publish()
+        ran = weightwire("follow", trainer.bucket, "--into", replica, "--once", "--engine", "vllm=http://127.0.0.1:9")
+        assert ran.code == 1
+        assert "error: http://127.0.0.1:9: cannot be reached" in ran.err
+        assert "hint: start vLLM there" in ran.err
+        assert bits_of(replica / "current") == bits_of(path)  # it follows all the same
+
+    def test_one_that_may_come_is_waited_for(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        with Running(
+            "follow", trainer.bucket, "--into", replica, "--engine", "vllm=http://127.0.0.1:9", "--json"
+        ) as command:
+            command.wait_for("warning: http://127.0.0.1:9: cannot be reached")
+            trainer.publish()
+            command.wait_for('"version": 2,', stream="out")
+            ran = command.stop()
+        assert ran.code == 0
+        assert ran.err.count("cannot be reached") == 1
+        assert '"pause_seconds": {}' in ran.out
+
+
+class TestListening:
+    def test_wakes_and_tells(self, trainer: Trainer, replica: Path) -> None:
+        path = trainer.publish()
+        with Running("follow", trainer.bucket, "--into", replica, "--listen", "0") as following:
+            address = following.wait_for("listening on ").split()[-1]
+            following.wait_for("version 1")
+            request = urllib.request.Request(f"{address}/wake", b"{}", method="POST")
+            with urllib.request.urlopen(request, timeout=10) as response:
+                assert response.status == 202
+            with urllib.request.urlopen(f"{address}/status", timeout=10) as response:
+                status = json.load(response)
+            with urllib.request.urlopen(f"{address}/metrics", timeout=10) as response:
+                metrics = response.read().decode()
+            ran = following.stop()
+
+        assert ran.code == 0
+        assert status == {"version": 1, "head": 1, "behind": 0, "trouble": ""}
+        assert 'weightwire_version{role="follower"} 1.0' in metrics
+        assert 'weightwire_stage_seconds_count{role="follower",stage="apply"} 1.0' in metrics
+        assert bits_of(replica / "current") == bits_of(path)
+
+    def test_before_there_is_a_run(self, trainer: Trainer, replica: Path) -> None:
+        with Running("follow", trainer.bucket, "--into", replica, "--listen", "127.0.0.1:0") as following:
+            address = following.wait_for("listening on ").split()[-1]
+            with urllib.request.urlopen(address, timeout=10) as response:
+                assert json.load(response) == {"version": None, "head": None, "behind": None, "trouble": ""}
+            assert following.stop().code == 0
+
+
+class TestOnS3:
+    def test_a_key_that_may_only_read_is_enough(
+        self, tmp_path: Path, replica: Path, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use(monkeypatch, seaweedfs.env)
+        training, url = Training(tmp_path / "out"), seaweedfs.url("cli-follow/run")
+        assert weightwire("publish", training.save("checkpoint-1"), url).code == 0
+        path = training.save("checkpoint-2")
+        assert weightwire("publish", path, url).code == 0
+        use(monkeypatch, seaweedfs.env_of("reader"))
+
+        ran = weightwire("follow", url, "--into", replica, "--once")
+
+        assert ran.code == 0, ran.err
+        assert ran.err.startswith("warning: this key may not write")
+        assert bits_of(replica / "current") == bits_of(path)
+        weightwire("publish", training.save("checkpoint-3"), url).check_failed()
+
+    @pytest.mark.parametrize("once", [True, False])
+    def test_a_wrong_key_does_not_wait(
+        self, replica: Path, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch, once: bool
+    ) -> None:
+        use(monkeypatch, seaweedfs.env | {"AWS_SECRET_ACCESS_KEY": "wrong"})
+
+        ran = weightwire("follow", seaweedfs.url("cli-wrong"), "--into", replica, *(["--once"] if once else []))
+
+        ran.check_failed("AWS_SECRET_ACCESS_KEY")
+        assert not replica.exists()
+
+    def test_a_bucket_that_does_not_exist_is_not_waited_for(
+        self, replica: Path, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use(monkeypatch, seaweedfs.env)
+
+        with Running("follow", "s3://no-such-bucket/run", "--into", replica) as following:
+            deadline = time.monotonic() + 5
+            while following.process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            following.process.kill()
+            ran = following.end()
+
+        ran.check_failed("create the bucket first")

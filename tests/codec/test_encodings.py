@@ -1,0 +1,76 @@
+"""Blocks: the shortest encoding wins, and a tag says which it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from support.samples import BASES, CHANGES, LAYOUTS, Units, base, change
+from weightwire.codec.block_codec import encoding
+from weightwire.codec.encodings import decode_block, encode_block
+from weightwire.codec.plane_encodings import encode_dense, encode_full
+from weightwire.codec.ulp_encoding import encode_ulp
+from weightwire.weights.dtypes import DTYPES, Dtype
+
+BF16 = DTYPES["BF16"]
+
+
+def after(data: bytes, old: Units | None, count: int, dtype: Dtype, line: int = 0) -> Units:
+    positions, values = decode_block(memoryview(data), old, count, dtype, line)
+    if positions is None:
+        return values
+    assert old is not None
+    new = old.copy()
+    new[positions] = values
+    return new
+
+
+@pytest.mark.parametrize("dtype", LAYOUTS, ids=lambda dtype: dtype.name)
+def test_blocks_come_back(dtype: Dtype) -> None:
+    for seed, kind in enumerate(BASES):
+        old = base(dtype, 200, kind, seed)
+        for how in CHANGES:
+            new = change(old, dtype, how, seed)
+            assert after(encode_block(old, new, dtype, 0), old, 200, dtype).tobytes() == new.tobytes()
+
+
+def test_nothing_where_nothing_changed() -> None:
+    old = base(BF16, 100)
+    assert encode_block(old, old.copy(), BF16, 0) == b""
+
+
+def test_a_few_small_steps_are_ulp() -> None:
+    old = base(BF16, 5000)
+    assert encoding(encode_block(old, change(old, BF16, "few"), BF16, 0)) == "ulp"
+
+
+def test_floats_that_all_moved_a_little_are_dense() -> None:
+    old = base(DTYPES["F32"], 5000)
+    new = old + np.uint32(1000) + (old & np.uint32(0xFF))
+    assert encoding(encode_block(old, new, DTYPES["F32"], 0)) == "dense"
+
+
+def test_other_weights_altogether_are_full() -> None:
+    old, new = base(BF16, 5000, seed=1), base(BF16, 5000, seed=2)
+    assert encoding(encode_block(old, new, BF16, 0)) == "full"
+
+
+def test_without_a_base_everything_is_full() -> None:
+    assert encoding(encode_block(None, base(BF16, 10), BF16, 0)) == "full"
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_the_shortest_wins_wherever_all_are_tried(how: str) -> None:
+    old = base(BF16, 3000)
+    new = change(old, BF16, how)
+    chosen = len(encode_block(old, new, BF16, 0))
+    tried = [len(encode_ulp(old, new, BF16, 0))]
+    if 8 * int((old != new).sum()) > 3000:
+        tried += [len(encode_dense(old, new, BF16)), len(encode_full(new, BF16))]
+    assert chosen == min(tried)
+
+
+@pytest.mark.parametrize("tag", [0, 4, 8, 16, 0x1B, 0xFF, 2 | 8, 3 | 8])
+def test_unknown_tags(tag: int) -> None:
+    with pytest.raises(ValueError, match="unknown encoding"):
+        decode_block(memoryview(bytes([tag]) + bytes(30)), base(BF16, 10), 10, BF16, 0)

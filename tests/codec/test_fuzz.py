@@ -1,0 +1,99 @@
+"""The fuzzer: what it must find nothing in, and that it can be relied on to find the same again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import fuzz
+from support.samples import vector_widths
+
+
+@pytest.fixture(scope="module")
+def watched_kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernel under ASan and UBSan."""
+    try:
+        return fuzz.build_kernel(tmp_path_factory.mktemp("kernel"))
+    except (OSError, subprocess.CalledProcessError) as problem:
+        pytest.skip(f"THE KERNEL IS NOT TESTED AGAINST HOSTILE INPUT: no compiler with sanitizers ({problem})")
+
+
+def run(kernel: Path, *arguments: str) -> dict[str, int]:
+    """How often which verdict was given."""
+    command = [sys.executable, fuzz.__file__, "--kernel", str(kernel), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+    counts: dict[str, int] = json.loads(done.stdout)
+    return counts
+
+
+@pytest.mark.slow
+def test_5000_mutations_under_sanitizers(watched_kernel: Path) -> None:
+    verdicts = run(watched_kernel, "--count", "5000", "--seed", "1")
+    assert sum(verdicts.values()) == 5000
+    # Refused for many reasons, and often enough accepted: it does reach what lies deep.
+    assert len(verdicts) > 25
+    assert verdicts["accepted"] > 500
+
+
+@pytest.mark.slow
+def test_1000_mutations_with_the_same_verdict_from_numpy(watched_kernel: Path) -> None:
+    verdicts = run(watched_kernel, "--count", "1000", "--seed", "2", "--spec")
+    assert sum(verdicts.values()) == 1000
+    assert verdicts["accepted"] > 100
+
+
+@pytest.mark.slow
+def test_a_kernel_that_reads_too_far_is_caught(tmp_path: Path) -> None:
+    """The harness itself: a reader of the words that does not look where they end."""
+    (tmp_path / "bad.c").write_text(
+        "#include <Python.h>\n"
+        "static PyObject *bad(PyObject *self, PyObject *args) {\n"
+        "    Py_buffer data; (void)self;\n"
+        '    if (!PyArg_ParseTuple(args, "y*", &data)) return NULL;\n'
+        "    return PyLong_FromLong(((volatile char *)data.buf)[data.len]);\n"
+        "}\n"
+        'static PyMethodDef methods[] = {{"bad", bad, METH_VARARGS, 0}, {0}};\n'
+        'static PyModuleDef module = {PyModuleDef_HEAD_INIT, "bad", 0, -1, methods};\n'
+        "PyMODINIT_FUNC PyInit_bad(void) { return PyModule_Create(&module); }\n"
+    )
+    try:
+        fuzz.compile_watched(tmp_path / "bad.c", tmp_path / "bad.so")
+    except (OSError, subprocess.CalledProcessError) as problem:
+        pytest.skip(f"THE KERNEL IS NOT TESTED AGAINST HOSTILE INPUT: no compiler with sanitizers ({problem})")
+    code = "import sys, bad; from support import fuzz; bad.bad(fuzz.exact(b'twelve bytes'))"
+    environment = fuzz.watched_environment(None) | {"PYTHONPATH": f"{tmp_path}:{fuzz.TESTS}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
+
+
+def test_a_mutation_is_always_the_same() -> None:
+    first, second = (fuzz.Run(seed=5, compare=True, collect=None) for _ in range(2))
+    for index in (0, 7, 400):
+        assert first.mutation(index) == second.mutation(index)
+    assert first.mutation(1) != first.mutation(2)
+    assert first.mutation(1) != fuzz.Run(seed=6, compare=True, collect=None).mutation(1)
+
+
+def test_mutations_are_of_blocks_of_every_encoding() -> None:
+    blocks = fuzz.golden_blocks(80_000)
+    assert {block.data[0] for block in blocks} == {1, 2, 3, 5, 6, 7, 9, 13}
+    assert len({block.dtype for block in blocks}) == 22
+
+
+def test_blocks_survive_being_written_down() -> None:
+    for block in fuzz.golden_blocks(1000)[::10]:
+        assert fuzz.Block.from_json(block.to_json()) == block
+
+
+def test_the_honest_are_accepted() -> None:
+    """Or nothing that is said of the others means anything."""
+    for block in fuzz.golden_blocks(8000)[::5]:
+        assert fuzz.judge_block(block, vector_widths(), compare=True) == "accepted"
+    for file in fuzz.golden_files():
+        assert fuzz.judge_file(file, file.data).startswith("accepted")

@@ -1,0 +1,281 @@
+"""A running model's weights: what is swapped in is there, all of it, or nothing of it is."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from support.fused import Arrays, Fused, arrays, changed, contents, holding, loaded, save, tensors_of, weights_of
+from weightwire import diff
+from weightwire.delta.file import Delta
+from weightwire.engines.live_model import LiveModel, naked_tensors
+from weightwire.errors import EngineError, WeightwireError
+from weightwire.weights.checkpoint import Checkpoint
+
+RANKS = [(0, 1), (0, 2), (1, 2)]
+
+
+def runtime_of(model: Fused, bits: Arrays, root: Path) -> LiveModel:
+    runtime = LiveModel(model, model.load_weights)
+    runtime.reload(save(bits, root / "first"), holding(bits, 1))
+    return runtime
+
+
+def patch_of(before: Arrays, after: Arrays) -> Delta:
+    return diff(weights_of(before), weights_of(after), coo=True)
+
+
+@pytest.mark.parametrize(("rank", "ranks"), RANKS)
+def test_a_chain_of_patches_ends_where_a_load_would(rank: int, ranks: int, tmp_path: Path) -> None:
+    model, bits = Fused(rank, ranks), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    places = {name: one.data_ptr() for name, one in model.named_parameters()}
+    for version in range(2, 8):
+        after = changed(bits, version, chance=0.05 * version)
+        runtime.stage(patch_of(bits, after), holding(after, version)).swap()
+        bits = after
+        assert contents(model) == loaded(bits, rank, ranks)
+        assert runtime.holding == holding(bits, version)
+    assert {name: one.data_ptr() for name, one in model.named_parameters()} == places
+
+
+def test_nothing_is_written_by_staging(tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after = changed(bits, 2)
+    runtime.stage(patch_of(bits, after), holding(after, 2))
+    assert contents(model) == loaded(bits)
+    assert runtime.holding == holding(bits, 1)
+
+
+@pytest.mark.parametrize(("rank", "ranks"), RANKS)
+def test_undo_goes_back_and_the_next_patch_still_fits(rank: int, ranks: int, tmp_path: Path) -> None:
+    model, bits = Fused(rank, ranks), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after = changed(bits, 2)
+    staged = runtime.stage(patch_of(bits, after), holding(after, 2))
+    staged.swap()
+    staged.undo()
+    staged.undo()
+    assert contents(model) == loaded(bits, rank, ranks)
+    assert runtime.holding == holding(bits, 1)
+    runtime.stage(patch_of(bits, after), holding(after, 2)).swap()
+    assert contents(model) == loaded(after, rank, ranks)
+
+
+def test_a_patch_may_start_earlier_than_the_model_is(tmp_path: Path) -> None:
+    """Positions with absolute values: from 1 to 3 is right at 2, too."""
+    model, first = Fused(), arrays()
+    second, third = changed(first, 2), changed(changed(first, 2), 3)
+    runtime = runtime_of(model, first, tmp_path)
+    runtime.stage(patch_of(first, second), holding(second, 2)).swap()
+    runtime.stage(patch_of(first, third), holding(third, 3)).swap()
+    assert contents(model) == loaded(third)
+
+
+def test_a_model_that_has_drifted_is_noticed_and_put_back(tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after = {**bits, "layer.q.weight": bits["layer.q.weight"] ^ np.uint16(1)}
+    model.qk.data[3, 4] = 7.5  # someone else writes to it
+    drifted = contents(model)
+    staged = runtime.stage(patch_of(bits, after), holding(after, 2))
+    with pytest.raises(EngineError, match=r"layer\.q\.weight.*another digest") as caught:
+        staged.swap()
+    assert "reload" in str(caught.value)
+    assert contents(model) == drifted
+
+
+def test_a_patch_is_swapped_in_once(tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after = changed(bits, 2)
+    staged = runtime.stage(patch_of(bits, after), holding(after, 2))
+    staged.swap()
+    with pytest.raises(EngineError, match="no longer holds"):
+        staged.swap()
+    assert contents(model) == loaded(after)
+    assert runtime.holding == holding(after, 2)
+
+
+def test_a_patch_that_something_else_came_before(tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after, other = changed(bits, 2), changed(bits, 3)
+    late = runtime.stage(patch_of(bits, after), holding(after, 2))
+    runtime.stage(patch_of(bits, other), holding(other, 3)).swap()
+    with pytest.raises(EngineError, match="no longer holds"):
+        late.swap()
+    late.undo()
+    assert contents(model) == loaded(other)
+    assert runtime.holding == holding(other, 3)
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, bits = Fused(), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after = changed(bits, 2)
+    staged = runtime.stage(patch_of(bits, after), holding(after, 2))
+
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(staged._writes[3], "swap", fail)
+    with pytest.raises(MemoryError):
+        staged.swap()
+    assert contents(model) == loaded(bits)
+    assert (runtime.holding, runtime.torn) == (holding(bits, 1), False)
+
+
+@pytest.mark.parametrize("when", ["before it is staged", "before it is swapped in"])
+def test_parameters_that_were_put_elsewhere(when: str, tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after = changed(bits, 2)
+    staged = runtime.stage(patch_of(bits, after), holding(after, 2))
+    model.norm.data = model.norm.data.clone()
+    stage = partial(runtime.stage, patch_of(bits, after), holding(after, 2))
+    with pytest.raises(EngineError, match="no longer where they were"):
+        (stage if when == "before it is staged" else staged.swap)()
+    assert runtime.holding is None
+    assert contents(model) == loaded(bits)
+    runtime.reload(save(after, tmp_path / "again"), holding(after, 2))
+    assert contents(model) == loaded(after)
+
+
+class TestTied:
+    """A model with one memory for two tensors of the checkpoint."""
+
+    def tied(self) -> Fused:
+        model = Fused()
+        model.head = model.embed
+        return model
+
+    def test_the_same_weights_under_two_names(self, tmp_path: Path) -> None:
+        model, bits = self.tied(), arrays()
+        bits["head.weight"] = bits["embed.weight"]
+        runtime = runtime_of(model, bits, tmp_path)
+        for version in range(2, 6):
+            after = changed(bits, version)
+            after["head.weight"] = after["embed.weight"]
+            runtime.stage(patch_of(bits, after), holding(after, version)).swap()
+            bits = after
+            assert contents(model)["embed"][: bits["embed.weight"].nbytes] == bits["embed.weight"].tobytes()
+
+    def test_weights_that_differ_are_refused_before_anything_is_written(self, tmp_path: Path) -> None:
+        model, bits = self.tied(), arrays()
+        before = contents(model)
+        runtime = LiveModel(model, model.load_weights)
+        with pytest.raises(EngineError, match=r"'head\.weight': has no place of its own"):
+            runtime.reload(save(bits, tmp_path / "a"), holding(bits, 1))
+        assert contents(model) == before
+        assert not runtime.torn
+
+    def test_weights_that_come_to_differ(self, tmp_path: Path) -> None:
+        model, bits = self.tied(), arrays()
+        bits["head.weight"] = bits["embed.weight"]
+        runtime = runtime_of(model, bits, tmp_path)
+        before, after = contents(model), changed(bits, 2)
+        with pytest.raises(EngineError, match=r"'head\.weight': has no place of its own"):
+            runtime.stage(patch_of(bits, after), holding(after, 2))
+        assert contents(model) == before
+
+
+def test_a_loader_that_fails_half_way_leaves_it_torn(tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after = changed(bits, 2)
+    runtime._load = lambda weights: [next(iter(weights)), 1 / 0]
+    with pytest.raises(EngineError, match="ZeroDivisionError"):
+        runtime.reload(save(after, tmp_path / "b"), holding(after, 2))
+    assert (runtime.holding, runtime.torn) == (None, True)
+
+
+def test_a_fresh_tensor_takes_the_place_of_a_whole_one(tmp_path: Path) -> None:
+    """Where nearly all of a tensor changed, a patch has the whole of it."""
+    from weightwire.replica.replica import Replica
+    from weightwire.replica.workdir import Position
+
+    bits = arrays()
+    after = {**bits, "layer.q.weight": ~bits["layer.q.weight"], "layer.norm.weight": ~bits["layer.norm.weight"]}
+    from weightwire.delta.state import digest
+    from weightwire.weights.schema import schema_of_weights
+    from weightwire.weights.source import read_weights
+
+    start = read_weights(weights_of(bits))
+    with Replica.open(tmp_path / "replica") as replica:
+        with replica.rebuild(schema_of_weights(start)) as new:
+            for name in new:
+                new[name].bits[:] = start[name].bits
+            new.finish(Position("a" * 32, 1, "b" * 64), digest(start))
+        delta = diff(weights_of(bits), weights_of(after))
+        patch = replica.advance([delta], Position("a" * 32, 2, "c" * 64), digest(weights_of(after)).hex)
+    assert any(entry.fresh for entry in patch.entries.values())
+    for rank, ranks in RANKS:
+        model = Fused(rank, ranks)
+        runtime = runtime_of(model, bits, tmp_path / f"{rank}{ranks}")
+        runtime.stage(patch, holding(after, 2)).swap()
+        assert contents(model) == loaded(after, rank, ranks)
+
+
+def test_adopting_compares_every_bit_and_writes_none(tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    path = save(bits, tmp_path / "a")
+    runtime = LiveModel(model, model.load_weights)
+    assert not runtime.adopt(path, holding(bits, 1))
+    assert runtime.holding is None
+    model.load_weights(tensors_of(bits).items())
+    assert runtime.adopt(path, holding(bits, 1))
+    assert runtime.holding == holding(bits, 1)
+    model.norm.data.view(torch.int16)[0] ^= 1
+    assert not LiveModel(model, model.load_weights).adopt(path, holding(bits, 1))
+
+
+def test_a_checkpoint_that_is_not_the_version_it_should_be(tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    runtime = LiveModel(model, model.load_weights)
+    with pytest.raises(EngineError, match="is not version 4"):
+        runtime.reload(save(bits, tmp_path / "a"), holding(changed(bits, 1), 4))
+    assert runtime.holding is None
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("unknown", "what the model holds is not known"),
+        ("run", "the model holds run aaaaaaaaaaaa, not bbbbbbbbbbbb"),
+        ("name", "tensor 'other': the model has none"),
+        ("shape", r"tensor 'layer\.norm\.weight': is BF16 \[24\], and BF16 \[12, 2\] in the patch"),
+        ("elsewhere", "the patch does not lead from version 1 to 9"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_first_write(case: str, message: str, tmp_path: Path) -> None:
+    model, bits = Fused(), arrays()
+    runtime = runtime_of(model, bits, tmp_path)
+    after, target = changed(bits, 2), holding(changed(bits, 2), 2)
+    patch = patch_of(bits, after)
+    if case == "unknown":
+        runtime.holding = None
+    elif case == "run":
+        target = holding(after, 2, "b" * 32)
+    elif case == "name":
+        patch = diff({}, {"other": np.zeros(4, np.float16)})
+    elif case == "shape":
+        patch = diff({}, {"layer.norm.weight": ("BF16", (12, 2), bytes(48))})
+    else:
+        target = holding(arrays(5), 9)
+    with pytest.raises(WeightwireError, match=message):
+        runtime.stage(patch, target)
+    assert contents(model) == loaded(bits)
+
+
+def test_naked_tensors_are_what_a_loader_takes(tmp_path: Path) -> None:
+    bits = arrays()
+    given = dict(naked_tensors(Checkpoint(save(bits, tmp_path / "a"))))
+    assert all(
+        torch.equal(given[name].view(torch.int16), one.view(torch.int16)) for name, one in tensors_of(bits).items()
+    )

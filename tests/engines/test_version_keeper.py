@@ -1,0 +1,290 @@
+"""Engines that are kept at the version of their follower: by patches, and by a reload where there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.fused import Arrays, Fused, arrays, changed, contents, loaded, weights_of
+from weightwire import Follower, Publisher
+from weightwire.bucket.registry import open_bucket
+from weightwire.chain.records import Heartbeat, heartbeat_path, unseal
+from weightwire.delta.file import Delta
+from weightwire.engines import version_keeper
+from weightwire.engines.engine import ServedVersion, Swap
+from weightwire.engines.torch import TorchEngine
+from weightwire.engines.version_keeper import Keeper
+from weightwire.errors import EngineError, EngineGone
+from weightwire.follower import follow_loop
+from weightwire.telemetry.events import Event
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow_loop, "_FASTEST", 0.005)
+    monkeypatch.setattr(version_keeper, "_LOOK_AGAIN", 0.0)
+
+
+class Watched(TorchEngine):
+    """Says what it was asked for; out of order while `gone` or `failing` says so."""
+
+    def __init__(self, name: str = "engine") -> None:
+        self.model = Fused()
+        super().__init__(self.model, load=self.model.load_weights, name=name)
+        self.asked: list[str] = []
+        self.gone = False
+        self.failing = ""
+
+    def attach(self, run: str = "") -> ServedVersion | None:
+        self._do("attach")
+        return super().attach(run)
+
+    def adopt(self, checkpoint: Path, holding: ServedVersion) -> bool:
+        self._do("adopt")
+        return super().adopt(checkpoint, holding)
+
+    def patch(self, patch: Delta, holding: ServedVersion) -> Swap:
+        self._do(f"patch {holding.version}")
+        return super().patch(patch, holding)
+
+    def reload(self, checkpoint: Path, holding: ServedVersion) -> Swap:
+        self._do(f"reload {holding.version}")
+        return super().reload(checkpoint, holding)
+
+    def forget(self) -> None:
+        """As a server does that is started anew."""
+        self._runtime.holding = None
+        self.model.norm.data.zero_()
+
+    def _do(self, what: str) -> None:
+        self.asked.append(what)
+        if self.gone:
+            raise EngineGone(f"{self.name}: cannot be reached")
+        if self.failing and what.startswith(self.failing):
+            raise EngineError(f"{self.name}: will not {what}")
+
+
+class Scene:
+    """A publisher, a follower, and what they and the engines said."""
+
+    def __init__(self, root: Path, publisher: Publisher, follower: Follower, engines: list[Watched]) -> None:
+        self.bits: Arrays = arrays()
+        self.events: list[Event] = []
+        self.follower = follower
+        self.keeper = Keeper(follower, engines, on_event=self.events.append)
+        self._root, self._publisher = root, publisher
+
+    def publish(self) -> int:
+        self.bits = changed(self.bits, len(self.events) + 1)
+        return self._publisher.publish(weights_of(self.bits)).wait()
+
+    def bring(self) -> None:
+        """What there is, to all engines."""
+        self.follower.once()
+        update = self.follower.take()
+        assert update is not None
+        self.keeper.bring(update)
+
+    def heartbeat(self) -> Heartbeat:
+        self.follower.once()
+        [path] = (self._root / "bucket/replicas").iterdir()
+        return unseal(path.read_bytes(), Heartbeat, heartbeat_path(path.stem)).record
+
+    @property
+    def warnings(self) -> list[str]:
+        return [event.message for event in self.events if event.stage == "warning"]
+
+
+@contextmanager
+def scene(root: Path, *engines: Watched) -> Iterator[Scene]:
+    with Publisher(root / "bucket") as publisher, Follower(root / "bucket", into=root / "replica") as follower:
+        made = Scene(root, publisher, follower, list(engines))
+        publisher.publish(weights_of(made.bits)).wait()
+        try:
+            yield made
+        finally:
+            made.keeper.close()
+
+
+def test_first_a_reload_then_patches(tmp_path: Path) -> None:
+    engine = Watched()
+    with scene(tmp_path, engine) as one:
+        one.bring()
+        assert contents(engine.model) == loaded(one.bits)
+        for _ in range(3):
+            version = one.publish()
+            one.bring()
+            assert contents(engine.model) == loaded(one.bits)
+            assert engine.version == version == one.keeper.served
+        assert [what for what in engine.asked if what[:5] in ("patch", "reloa")] == [
+            "reload 1",
+            "patch 2",
+            "patch 3",
+            "patch 4",
+        ]
+        assert [(event.stage, event.version) for event in one.events[-2:]] == [("stage", 4), ("swap", 4)]
+        assert not one.warnings
+
+
+def test_an_engine_that_holds_it_already_is_left_alone(tmp_path: Path) -> None:
+    engine = Watched()
+    with scene(tmp_path, engine) as one:
+        engine.model.load_weights(_tensors(one.bits))
+        one.bring()
+        assert engine.asked == ["attach", "attach", "adopt"]
+        assert engine.version == 1
+
+
+def test_several_versions_at_once_are_one_patch(tmp_path: Path) -> None:
+    engine = Watched()
+    with scene(tmp_path, engine) as one:
+        one.bring()
+        for _ in range(4):
+            one.publish()
+        one.bring()
+        assert engine.asked[-1] == "patch 5"
+        assert contents(engine.model) == loaded(one.bits)
+
+
+def test_one_engine_that_is_gone_holds_up_no_other_and_is_reloaded_later(tmp_path: Path) -> None:
+    one_engine, other = Watched("one"), Watched("other")
+    with scene(tmp_path, one_engine, other) as one:
+        one.bring()
+        other.gone = True
+        one.publish()
+        one.bring()
+        one.publish()
+        one.bring()
+        assert one_engine.version == 3
+        assert one.keeper.trouble == "other: cannot be reached"
+        assert one.warnings == ["other: cannot be reached"]
+        assert one.keeper.served == 1
+        other.gone = False
+        one.keeper.look()
+        assert contents(other.model) == contents(one_engine.model) == loaded(one.bits)
+        assert one.keeper.trouble == ""
+        assert one.keeper.served == 3
+        one.publish()
+        one.bring()
+        assert other.asked[-1] == "patch 4"
+
+
+def test_one_that_hangs_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, stuck = Watched("quick"), Watched("stuck")
+    with scene(tmp_path, quick, stuck) as one:
+        one.bring()
+        monkeypatch.setattr(version_keeper, "_LONGEST", 1.0)
+        with stuck.lock:  # someone generates for ever
+            for _ in range(2):
+                version = one.publish()
+                one.bring()
+                assert quick.version == version
+            assert one.keeper.trouble == "stuck: is still busy with an earlier version"
+            assert one.keeper.served == 1
+        deadline = time.monotonic() + 20
+        while one.keeper.served != version and time.monotonic() < deadline:
+            one.keeper.look()
+            time.sleep(0.01)
+        assert contents(stuck.model) == loaded(one.bits)
+        assert one.keeper.trouble == ""
+
+
+def test_one_that_fails_in_its_own_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Watched()
+    with scene(tmp_path, engine) as one:
+        monkeypatch.setattr(engine, "attach", lambda run: 1 / 0)
+        one.bring()
+        assert one.keeper.trouble == "engine: ZeroDivisionError: division by zero"
+
+
+def test_an_engine_that_was_started_anew_is_found_out(tmp_path: Path) -> None:
+    engine = Watched()
+    with scene(tmp_path, engine) as one:
+        one.bring()
+        engine.forget()
+        one.keeper.look()
+        assert engine.asked[-1] == "reload 1"
+        assert contents(engine.model) == loaded(one.bits)
+
+
+def test_a_patch_that_fails_becomes_a_reload(tmp_path: Path) -> None:
+    engine = Watched()
+    with scene(tmp_path, engine) as one:
+        one.bring()
+        engine.failing = "patch"
+        one.publish()
+        one.bring()
+        assert contents(engine.model) == loaded(one.bits)
+        assert one.warnings == ["engine: will not patch 2; loading all weights anew"]
+        engine.failing = ""
+        one.publish()
+        one.bring()
+        assert engine.asked[-1] == "patch 3"
+
+
+def test_an_engine_that_takes_nothing_serves_what_it_served(tmp_path: Path) -> None:
+    engine = Watched()
+    with scene(tmp_path, engine) as one:
+        one.bring()
+        before = contents(engine.model)
+        engine.gone = True
+        one.publish()
+        one.bring()
+        one.keeper.look()
+        assert contents(engine.model) == before
+        assert engine.version == 1
+
+
+def test_the_publisher_is_told_what_is_served(tmp_path: Path) -> None:
+    engine = Watched()
+    with scene(tmp_path, engine) as one:
+        assert (one.heartbeat().served, one.heartbeat().reached) == (-1, -1)
+        one.bring()
+        assert (one.heartbeat().served, one.heartbeat().reached) == (1, 1)
+        assert {"stage", "swap"} <= one.heartbeat().stages.keys()
+        [passed] = one.heartbeat().recent
+        stages = passed.stages
+        assert passed.version == 1
+        assert 0 < stages["apply"].at <= stages["stage"].at < stages["swap"].at
+        engine.gone = True
+        one.publish()
+        one.bring()
+        beat = one.heartbeat()
+        assert (beat.version, beat.served, beat.reached) == (2, 1, 1)
+        assert beat.trouble == "engine: cannot be reached"
+        with pytest.raises(TimeoutError):
+            one._publisher.wait(replicas=1, timeout=0.5)
+        engine.gone = False
+        one.keeper.look()
+        one.follower.once()
+        assert one._publisher.wait(replicas=1, timeout=5) == 2
+
+
+def test_in_the_background(tmp_path: Path) -> None:
+    engine = Watched()
+    with scene(tmp_path, engine) as one:
+        one.keeper.start()
+        for _ in range(5):
+            version = one.publish()
+            deadline = time.monotonic() + 20
+            while engine.version != version and time.monotonic() < deadline:
+                time.sleep(0.005)
+            with engine.lock:
+                assert contents(engine.model) == loaded(one.bits)
+
+
+def _tensors(bits: Arrays) -> Any:
+    from support.fused import tensors_of
+
+    return tensors_of(bits).items()
+
+
+def test_a_heartbeat_says_nothing_of_engines_where_there_are_none(tmp_path: Path) -> None:
+    with scene(tmp_path) as one:
+        assert one.heartbeat().served is None
+        assert open_bucket(tmp_path / "bucket").url.startswith("file:")

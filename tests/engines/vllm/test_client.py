@@ -1,0 +1,372 @@
+"""A real vLLM that is patched while it serves: it ends with the bits, and the words, of one that was started afresh."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.serving import VLLM, tiny_model
+from support.stores import SeaweedFS, running, use
+from weightwire import Follower, Publisher
+from weightwire.engines.engine import ServedVersion
+from weightwire.engines.version_keeper import Keeper
+from weightwire.engines.vllm.client import VllmEngine, served_version
+from weightwire.engines.vllm.sample_versions import oldest_version, spans_of
+from weightwire.errors import EngineError, EngineGone
+from weightwire.telemetry.events import Event
+from weightwire.weights.source import read_weights
+
+PROMPTS = [
+    "the bucket is the wire",
+    "weights",
+    "a",
+    "a longer prompt, of which the cache keeps several blocks of old values",
+]
+
+
+class Trainer:
+    """Publishes versions of a model, of which about one weight in a hundred changes each time."""
+
+    def __init__(self, model: Path, url: Any, seed: int = 0) -> None:
+        read = read_weights(model)
+        self.weights = {name: (read[name].dtype.name, read[name].shape, read[name].bits.copy()) for name in read}
+        self._random = np.random.default_rng(seed)
+        self.publisher = Publisher(url, base=model)
+
+    def step(self, chance: float = 0.01) -> int:
+        for _, _, bits in self.weights.values():
+            # Large enough to change what is said, which steps of one ulp would hardly do.
+            bits ^= np.where(self._random.random(len(bits)) < chance, 0x8000, 0).astype(bits.dtype)
+        return self.publisher.publish(self.weights).wait()
+
+
+class Scene:
+    def __init__(self, trainer: Trainer, follower: Follower, servers: Sequence[VLLM]) -> None:
+        self.events: list[Event] = []
+        self.trainer, self.follower = trainer, follower
+        self.engines = [VllmEngine(one.url) for one in servers]
+        self.keeper = Keeper(follower, self.engines, on_event=self.events.append)
+
+    def bring(self) -> None:
+        self.follower.once()
+        update = self.follower.take()
+        assert update is not None
+        self.keeper.bring(update)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [event.message for event in self.events if event.stage == "warning"]
+
+    def stages(self) -> list[tuple[str, int | None]]:
+        return [(event.stage, event.version) for event in self.events]
+
+
+@contextmanager
+def scene(root: Path, model: Path, *servers: VLLM, url: Any = None, seed: int = 0) -> Iterator[Scene]:
+    url = url or root / "bucket"
+    trainer = Trainer(model, url, seed)
+    try:
+        with Follower(url, into=root / "replica", base=model) as follower:
+            made = Scene(trainer, follower, servers)
+            try:
+                yield made
+            finally:
+                made.keeper.close()
+    finally:
+        trainer.publisher.close()
+
+
+def said(server: VLLM) -> list[str]:
+    return [server.complete(prompt, 12) for prompt in PROMPTS]
+
+
+def generate(server: VLLM, tokens: int, prompt: int = 7) -> dict[str, Any]:
+    """One sample, with the versions that its tokens came from."""
+    sampling = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    answer = server.post("/inference/v1/generate", {"token_ids": [prompt, 8, 9], "sampling_params": sampling})
+    choice: dict[str, Any] = answer["choices"][0]
+    return choice
+
+
+# --- the proof ---------------------------------------------------------------------------------------------------
+
+
+def test_a_patched_server_is_a_fresh_one(
+    vllm: VLLM, tiny: Path, seaweedfs: SeaweedFS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, seaweedfs.env)
+    url = f"s3://{seaweedfs.bucket}/vllm-proof"
+    with scene(tmp_path, tiny, vllm, url=url) as one:
+        one.bring()
+        for _ in range(6):
+            version = one.trainer.step()
+            said(vllm)  # fills the prefix cache with what must not be used afterwards
+            one.bring()
+            assert vllm.weight_version == str(version) == str(served_version(vllm.url))
+        assert not one.warnings
+        assert one.stages()[-2:] == [("stage", version), ("swap", version)]
+        checksums, words = vllm.checksums(), said(vllm)
+        fresh = VLLM(_new(tmp_path / "fresh"), one.follower.checkpoint())
+        with running(fresh):
+            assert fresh.checksums() == checksums
+            fresh.model = one.follower.checkpoint()
+            assert said(fresh) == words
+        assert len(set(words)) > 1
+
+
+def test_a_patched_server_of_two_workers_is_a_reloaded_one(vllm_split: VLLM, tiny: Path, tmp_path: Path) -> None:
+    with scene(tmp_path, tiny, vllm_split) as one:
+        one.bring()
+        before = vllm_split.checksums()
+        for _ in range(4):
+            version = one.trainer.step()
+            one.bring()
+        assert not one.warnings
+        assert vllm_split.weight_version == str(version)
+        checksums, words = vllm_split.checksums(), said(vllm_split)
+        assert checksums != before
+        path = str(one.follower.checkpoint())
+        vllm_split.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
+        vllm_split.post("/reset_prefix_cache")
+        assert vllm_split.checksums() == checksums
+        assert said(vllm_split) == words
+
+
+def test_the_command(vllm: VLLM, vllm_split: VLLM, tiny: Path, tmp_path: Path) -> None:
+    """One follower, two engines; it goes on where it was after it has been stopped."""
+    from support.commands import Running, weightwire
+
+    trainer = Trainer(tiny, tmp_path / "bucket", seed=3)
+    options: list[str | Path] = [tmp_path / "bucket", "--into", tmp_path / "replica", "--base", tiny]
+    engines = ["--engine", f"vllm={vllm.url}", "--engine", f"vllm={vllm_split.url}"]
+    first = trainer.step()
+    ran = weightwire("follow", *options, *engines, "--once")
+    assert ran.code == 0, ran.err
+    assert vllm.weight_version == vllm_split.weight_version == str(first)
+    with Running("follow", *options, *engines, "--json") as command:
+        for _ in range(3):
+            version = trainer.step()
+            line = command.wait_for(f'"version": {version},', stream="out")
+            assert json.loads(line)["pause_seconds"].keys() == {vllm.url, vllm_split.url}
+        assert vllm.weight_version == vllm_split.weight_version == str(version)
+        beat = next((tmp_path / "bucket/replicas").iterdir())
+        until(lambda: json.loads(beat.read_bytes())["served"] == version)
+    trainer.publisher.close()
+
+
+# --- while it serves ---------------------------------------------------------------------------------------------
+
+
+def test_no_token_is_lost_and_each_knows_its_version(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
+    choices: list[dict[str, Any]] = []
+    done = threading.Event()
+
+    def sample(prompt: int) -> None:
+        while not done.is_set():
+            choices.append(generate(vllm, 120, prompt))
+
+    with scene(tmp_path, tiny, vllm, seed=5) as one, ThreadPoolExecutor(4) as pool:
+        one.bring()
+        samplers = [pool.submit(sample, prompt) for prompt in range(10, 14)]
+        for _ in range(5):
+            newest = one.trainer.step()
+            one.bring()
+        done.set()
+        for sampler in samplers:
+            sampler.result()
+        assert oldest_version(generate(vllm, 5)) == newest
+        assert not one.warnings
+    for choice in choices:
+        assert len(choice["token_ids"]) == 120
+        spans = spans_of(choice)
+        assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])]
+        assert spans[-1].end == 120
+        versions = [span.version for span in spans if span.version is not None]
+        assert versions == sorted(set(versions))
+        assert oldest_version(choice) == (versions[0] if len(versions) == len(spans) else None)
+    assert max(len(spans_of(choice)) for choice in choices) > 1
+
+
+# --- what goes wrong ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_another_model(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    words, checksums = said(vllm), vllm.checksums()
+    other = tiny_model(tmp_path / "other", seed=2)
+    state = load_file(other / "model.safetensors")
+    del state["model.layers.2.mlp.down_proj.weight"]
+    state["model.norm.weight"] = state["model.norm.weight"][:64]
+    save_file(state, other / "model.safetensors", metadata={"format": "pt"})
+    with scene(tmp_path, other, vllm) as one:
+        one.bring()
+        one.trainer.step()
+        one.bring()
+        assert any("model.norm.weight" in message and "hint: " in message for message in one.warnings)
+        assert "model.norm.weight" in one.keeper.trouble
+    assert (said(vllm), vllm.checksums()) == (words, checksums)
+    assert vllm.get("/is_paused") == {"is_paused": False}
+
+
+def test_a_run_that_ties_what_the_server_does_not(vllm: VLLM, tmp_path: Path) -> None:
+    """Its head would stay what it was, under the embeddings of another version."""
+    words, checksums = said(vllm), vllm.checksums()
+    with scene(tmp_path, tiny_model(tmp_path / "tied", tied=True), vllm) as one:
+        one.bring()
+        assert "parameter 'lm_head.weight': the run has no weights for all of it" in one.keeper.trouble
+    assert (said(vllm), vllm.checksums()) == (words, checksums)
+    assert vllm.get("/is_paused") == {"is_paused": False}
+
+
+def test_two_followers_do_not_share_a_server(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
+    with scene(tmp_path, tiny, vllm, seed=6) as one:
+        one.bring()
+        with pytest.raises(EngineError, match="another follower keeps it up to date"):
+            VllmEngine(vllm.url + "/v1").attach()
+        one.trainer.step()
+        one.bring()
+        assert not one.warnings
+
+
+def test_an_order_that_comes_twice_is_carried_out_once(
+    vllm: VLLM, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a lost reply: to swap twice would be to undo it."""
+    with scene(tmp_path, tiny, vllm, seed=10) as one:
+        one.bring()
+        post = one.engines[0]._server.post
+
+        def twice(path: str, *rest: Any) -> Any:
+            if path == "/update_weights":
+                post(path, *rest)
+            return post(path, *rest)
+
+        monkeypatch.setattr(one.engines[0]._server, "post", twice)
+        version = one.trainer.step()
+        one.bring()
+        assert not one.warnings
+        assert vllm.weight_version == str(version)
+        checksums = vllm.checksums()
+        one.engines[0].reload(one.follower.checkpoint(), _holding(one.follower))
+        assert vllm.checksums() == checksums
+
+
+def test_weights_that_were_changed_behind_our_back_are_reloaded(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
+    with scene(tmp_path, tiny, vllm, seed=7) as one:
+        one.bring()
+        one.trainer.step()
+        one.bring()
+        good = vllm.checksums()
+        vllm.post("/weight_checker", {"action": "reset"})  # all zeros
+        version = one.trainer.step()
+        one.bring()
+        assert any("another digest" in message and "loading all weights anew" in message for message in one.warnings)
+        assert vllm.weight_version == str(version)
+        assert vllm.checksums() != good
+        checksums = vllm.checksums()
+        one.engines[0].reload(one.follower.checkpoint(), _holding(one.follower))
+        assert vllm.checksums() == checksums
+
+
+def test_a_follower_that_died_with_the_server_paused(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
+    with scene(tmp_path, tiny, vllm, seed=8) as one:
+        one.bring()
+        engine = one.engines[0]
+        # What it had done by then, and what it had written down.
+        engine._paused_mark.touch()
+        vllm.post("/start_weight_update")
+        vllm.post("/pause?mode=keep")
+        engine.close()
+        assert vllm.get("/is_paused") == {"is_paused": True}
+        another = VllmEngine(vllm.url)
+        assert another.attach() == _holding(one.follower)
+        assert vllm.get("/is_paused") == {"is_paused": False}
+        version = one.trainer.step()
+        one.follower.once()
+        update = one.follower.take()
+        assert update is not None
+        assert update.patch is not None
+        another.patch(update.patch, ServedVersion(_holding(one.follower).run, update.version, update.state))
+        assert vllm.weight_version == str(version)
+        another.close()
+
+
+def test_a_server_that_dies_and_one_that_takes_its_place(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
+    with scene(tmp_path, tiny, vllm, seed=9) as one:
+        one.bring()
+        one.trainer.step()
+        killer = threading.Timer(0.05, vllm.kill)
+        killer.start()
+        one.bring()  # in the middle of it, or just before
+        killer.join()
+        one.trainer.step()
+        one.bring()
+        assert vllm.url in one.keeper.trouble
+        with pytest.raises(EngineGone, match="cannot be reached") as caught:
+            one.engines[0].attach()
+        assert "start vLLM there" in str(caught.value)
+        vllm.start()  # from the checkpoint that it started from first
+        one.keeper.look()
+        assert not one.keeper.trouble
+        assert vllm.weight_version == str(one.follower.version)
+        checksums = vllm.checksums()
+        path = str(one.follower.checkpoint())
+        vllm.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
+        assert vllm.checksums() == checksums
+
+
+def test_a_server_that_is_not_made_for_it(tiny: Path, tmp_path: Path) -> None:
+    server = VLLM(_new(tmp_path / "server"), tiny, backend=None, env={"VLLM_SERVER_DEV_MODE": "0"})
+    with running(server):
+        engine = VllmEngine(server.url)
+        with pytest.raises(EngineError, match=r"has no /weight_info \(vLLM .*developer mode") as caught:
+            engine.attach()
+        assert "VLLM_SERVER_DEV_MODE=1" in str(caught.value.hint)
+        assert "--weight-transfer-config" in str(caught.value.hint)
+        engine.close()
+        with pytest.raises(urllib.error.HTTPError):
+            server.get("/weight_info")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://"])
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(EngineError, match="is no URL of a server"):
+        VllmEngine(url)
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(EngineGone, match="cannot be reached"):
+        served_version("http://127.0.0.1:9")
+
+
+# --- small things ------------------------------------------------------------------------------------------------
+
+
+def _holding(follower: Follower) -> ServedVersion:
+    position, state = follower.replica.position, follower.replica.state
+    assert position is not None
+    assert state is not None
+    return ServedVersion(position.run, position.version, state.hex)
+
+
+def _new(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def until(check: Any, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

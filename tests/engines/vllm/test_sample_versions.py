@@ -1,0 +1,25 @@
+"""Which tokens came from which version, as vLLM says it."""
+
+from __future__ import annotations
+
+from weightwire.engines.vllm.sample_versions import VersionSpan, oldest_version, spans_of
+
+
+def test_of_a_sample_that_an_update_came_into() -> None:
+    choice = {
+        "token_ids": [5] * 64,
+        "weight_versions": [{"version": "41", "start": 0, "end": 17}, {"version": "42", "start": 17, "end": 64}],
+    }
+    assert spans_of(choice) == [VersionSpan(41, 0, 17), VersionSpan(42, 17, 64)]
+    assert oldest_version(choice) == 41
+
+
+def test_of_weights_that_nobody_published() -> None:
+    choice = {"weight_versions": [{"version": "default", "start": 0, "end": 2}, {"version": "1", "start": 2, "end": 3}]}
+    assert spans_of(choice) == [VersionSpan(None, 0, 2), VersionSpan(1, 2, 3)]
+    assert oldest_version(choice) is None
+
+
+def test_of_a_server_that_does_not_say() -> None:
+    assert spans_of({"token_ids": [1]}) == spans_of({"weight_versions": None}) == []
+    assert oldest_version({"token_ids": [1]}) is None

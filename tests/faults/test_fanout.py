@@ -1,0 +1,18 @@
+"""Followers that come and go: see `faults/fanout.py`, of which this is a small one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from faults.fanout import MOST_BEHIND, play
+from support.stores import SeaweedFS
+
+
+@pytest.mark.slow
+def test_a_crowd_keeps_up(seaweedfs: SeaweedFS, tmp_path: Path) -> None:
+    lags = play(seaweedfs, tmp_path, seed=1, followers=4, versions=15)
+
+    assert lags
+    assert max(lag.behind for lag in lags) <= MOST_BEHIND

@@ -1,0 +1,232 @@
+"""A publisher on a road where requests and replies get lost finds out what came of them, and publishes each once."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from faults.actors import bits_at, weights_at
+from faults.kills import read_commits, wait_for
+from faults.proxy import Proxy, Trouble, late, lose_reply, lose_request, slow
+from support.stores import SeaweedFS, environment, use
+from support.story import bits_of
+from weightwire import digest
+from weightwire.bucket.port import Bucket
+from weightwire.bucket.registry import open_bucket
+from weightwire.errors import Fenced, Unavailable
+from weightwire.follower.follower import Follower
+from weightwire.publisher.publisher import Publisher
+from weightwire.telemetry.events import Event
+
+SEED = 3
+fresh = itertools.count()
+
+
+@pytest.fixture
+def proxy(seaweedfs: SeaweedFS) -> Iterator[Proxy]:
+    with Proxy(seaweedfs.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture(autouse=True)
+def without_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe, but for its race: SeaweedFS lets the losers wait for seconds."""
+    monkeypatch.setattr(importlib.import_module("weightwire.bucket.probe"), "_RACERS", 1)
+
+
+@pytest.fixture
+def near(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    use(monkeypatch, seaweedfs.env)
+    return open_bucket(seaweedfs.url(f"lost-replies-{next(fresh)}"))
+
+
+@pytest.fixture
+def far(near: Bucket, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """The same, by the bad road."""
+    use(monkeypatch, environment(proxy.endpoint, "admin-key", "admin-secret"))
+    return open_bucket(near.url)
+
+
+class Ears:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [event.message for event in self.events if event.stage == "warning"]
+
+
+def publish(publisher: Publisher, step: int) -> int:
+    return publisher.publish(weights_at(SEED, step), step=step).wait(60)
+
+
+def assert_published(bucket: Bucket, steps: list[int | None], into: Path) -> None:
+    """These versions and no others, each with the right state; and whoever follows gets the right bits."""
+    commits = read_commits(bucket)
+    assert [commit.step for commit in commits.values()] == steps
+    for commit in commits.values():
+        if commit.step is not None:
+            assert commit.after == digest(weights_at(SEED, commit.step)).hex
+    with Follower(bucket, into=into, on_event=Ears()) as follower:
+        assert follower.once() == len(steps) - 1
+        newest = [step for step in steps if step is not None][-1]
+        assert bits_of(follower.checkpoint()) == bits_at(SEED, newest)
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(6, marks=pytest.mark.slow)], ids=lambda times: f"{times} times")
+@pytest.mark.parametrize("trouble", [lose_reply, lose_request, late(0.3)], ids=["reply", "request", "late"])
+def test_a_commit_that_gets_lost(
+    near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path, trouble: Trouble, times: int
+) -> None:
+    with Publisher(far, on_event=Ears()) as publisher:
+        assert publish(publisher, 0) == 1
+
+        proxy.trouble("PUT", "/commits/", trouble, times)
+        assert publish(publisher, 1) == 2
+        assert publish(publisher, 2) == 3
+
+    assert proxy.count("PUT", r"/commits/0*2\.json", 200) == 1
+    assert_published(near, [None, 0, 1, 2], tmp_path)
+
+
+@pytest.mark.slow
+def test_a_commit_of_which_even_the_question_gets_lost(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    with Publisher(far, on_event=Ears()) as publisher:
+        publish(publisher, 0)
+        proxy.trouble("PUT", "/commits/", lose_reply, 5)
+        proxy.trouble("GET", "/commits/", lose_reply, 5)
+        assert publish(publisher, 1) == 2
+
+    assert_published(near, [None, 0, 1], tmp_path)
+
+
+@pytest.mark.parametrize("what", ["run.json", "/epochs/", "/commits/", "/probe/"])
+def test_a_start_that_gets_lost(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path, what: str) -> None:
+    proxy.trouble("PUT", what, lose_reply, 1)
+    with Publisher(far, on_event=Ears()) as publisher:
+        assert publish(publisher, 0) == 1
+
+    assert proxy.count("PUT", what, 412) > 0  # it did ask again
+    assert_published(near, [None, 0], tmp_path)
+
+
+@pytest.mark.slow
+def test_a_delta_that_gets_lost_is_sent_again(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    with Publisher(far, on_event=Ears()) as publisher:
+        publish(publisher, 0)
+        proxy.trouble("PUT", "/deltas/", lose_request, 6)
+        assert publish(publisher, 1) == 2
+
+    assert_published(near, [None, 0, 1], tmp_path)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_uploaded_is_part_of_the_next(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    """Something newer is waiting, so the older one is not tried for ever."""
+    with Publisher(far, on_event=Ears()) as publisher:
+        publish(publisher, 0)
+        proxy.trouble("PUT", "/deltas/2/", lose_request, float("inf"))
+        first = publisher.publish(weights_at(SEED, 1), step=1)
+        time.sleep(0.2)
+        second = publisher.publish(weights_at(SEED, 2), step=2)
+        with pytest.raises(Unavailable):
+            first.wait(60)
+        proxy.calm()
+        assert second.wait(60) == 2
+
+    assert_published(near, [None, 0, 2], tmp_path)
+
+
+def test_who_lost_his_request_and_then_the_run(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    """While it tries again and again, another takes over: then its version is not published, and it hears of it."""
+    ears = Ears()
+    with Publisher(far, on_event=ears) as publisher:
+        publish(publisher, 0)
+        proxy.trouble("PUT", "/commits/", lose_request, float("inf"))
+        lost = publisher.publish(weights_at(SEED, 1), step=1)
+        wait_for(lambda: any("trying again" in warning for warning in ears.warnings), "trouble")
+        assert not lost.done
+        with Publisher(near, on_event=Ears()) as successor:
+            assert publish(successor, 2) == 3
+        proxy.calm()
+        with pytest.raises(Fenced, match="another publisher"):
+            lost.wait(60)
+
+    assert_published(near, [None, 0, None, 2], tmp_path)
+
+
+@pytest.mark.slow
+def test_who_lost_his_reply_and_then_the_run(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    """His version was published before the other came: he hears of both."""
+    ears = Ears()
+    with Publisher(far, on_event=ears) as publisher:
+        publish(publisher, 0)
+        proxy.trouble("PUT", "/commits/", lose_reply, float("inf"))
+        proxy.trouble("GET", "/commits/", lose_request, float("inf"))
+        lost = publisher.publish(weights_at(SEED, 1), step=1)
+        wait_for(lambda: any("trying again" in warning for warning in ears.warnings), "trouble")
+        assert not lost.done
+        with Publisher(near, on_event=Ears()) as successor:
+            assert publish(successor, 2) == 4
+        proxy.calm()
+        assert lost.wait(60) == 2
+        with pytest.raises(Fenced):
+            publish(publisher, 3)
+
+    assert_published(near, [None, 0, 1, None, 2], tmp_path)
+
+
+@pytest.mark.slow
+def test_a_slow_road_costs_no_trainer_time(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    with Publisher(far, on_event=Ears()) as publisher:
+        publish(publisher, 0)
+        proxy.trouble("PUT", "/commits/", slow(1.5), 1)
+        began = time.monotonic()
+        publications = [publisher.publish(weights_at(SEED, step), step=step) for step in (1, 2, 3)]
+        assert time.monotonic() - began < 1
+        publications[-1].wait(60)
+
+    # The first was under way already, or had not even begun; the second was never needed.
+    steps = [commit.step for commit in read_commits(near).values()]
+    assert steps in ([None, 0, 1, 3], [None, 0, 3], [None, 0, 2, 3])
+    assert_published(near, steps, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_follower_on_a_bad_road(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    with Publisher(near, on_event=Ears()) as publisher:
+        publish(publisher, 0)
+        for method, path in (("GET", "/commits/"), ("GET", "/anchors/"), ("GET", "run.json")):
+            proxy.trouble(method, path, lose_reply, 2)
+        with Follower(far, into=tmp_path, on_event=Ears()) as follower:
+            watching = follower.watch()
+            assert next(watching).version == 1
+            for step in (1, 2, 3):
+                proxy.trouble("GET", "/(commits|deltas)/", lose_reply, 2)
+                version = publish(publisher, step)
+                assert next(update for update in watching if update.version == version).step == step
+            assert bits_of(follower.checkpoint()) == bits_at(SEED, 3)
+
+
+@pytest.mark.slow
+def test_a_follower_whose_road_is_closed_for_a_while(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    ears = Ears()
+    with Publisher(near, on_event=Ears()) as publisher, Follower(far, into=tmp_path, on_event=ears) as follower:
+        publish(publisher, 0)
+        follower.start()
+        wait_for(lambda: follower.version == 1, "the first version")
+        proxy.trouble("GET", "", lose_request, float("inf"))
+        publish(publisher, 1)
+        wait_for(lambda: follower.trouble, "the follower to notice")
+        proxy.calm()
+        wait_for(lambda: follower.version == 2 and not follower.trouble, "the follower to go on")
+        assert bits_of(follower.checkpoint()) == bits_at(SEED, 1)
+    assert len(ears.warnings) == 1  # it was said once, however often it was tried

@@ -1,0 +1,93 @@
+"""Hostile inputs, kept: each gets the error that it is known for, from both implementations, and changes nothing.
+
+`hostile/files/` are whole files, all for the base below. `hostile/blocks/` are blocks with their base, one for every
+reason to refuse that tests/support/fuzz.py found a way to, and a few that nobody would write and that are fine all the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import weightwire
+from support.fuzz import Block, check_result, decode_with
+from support.samples import vector_widths, vectors_of
+from weightwire import CheckpointError, CorruptDelta, Delta, UnsupportedFormat, WeightwireError, WrongBase
+from weightwire.codec import _kernel, numpy_kernel
+
+HOSTILE = Path(__file__).parent
+BLOCKS = sorted((HOSTILE / "blocks").glob("*.json"))
+
+FILES: dict[str, tuple[type[WeightwireError], str]] = {
+    "after-of-zeros": (CorruptDelta, "the result has another state than it should"),
+    "anchor-that-leans-on-a-base": (CorruptDelta, "an anchor needs no base, but this one does"),
+    "before-of-zeros": (WrongBase, "was made for weights with state 000000000000"),
+    "block-of-another-kind": (CorruptDelta, "tensor 'x': block 0: "),
+    "bomb-64-gigabytes-in-5-kilobytes": (CorruptDelta, "tensor 'x': "),
+    "bomb-blocks-that-are-not-there": (CorruptDelta, "it ends inside a number"),
+    "bomb-coo-of-2-to-the-61": (WrongBase, "tensor 'x': is U8 [2305843009213693952], but U8 [10, 64] in the base"),
+    "changed-one-too-few": (CorruptDelta, "tensor 'x': changes 2 weights, not 1 as it says"),
+    "coo-that-is-none": (CorruptDelta, "tensor 'x': its size does not fit its number of changes"),
+    "cut-in-the-data": (CorruptDelta, "its tensors take"),
+    "cut-in-the-header": (CorruptDelta, "ends inside its header"),
+    "digest-of-zeros": (CorruptDelta, "tensor 'x': the result has another digest than it should"),
+    "dtype-of-the-same-width": (WrongBase, "tensor 'x': is F8_E4M3 [10, 64], but U8 [10, 64] in the base"),
+    "format-2": (UnsupportedFormat, "has format version 2, and this release reads weightwire/1"),
+    "header-longer-than-the-file": (CorruptDelta, "ends inside its header"),
+    "header-nested-deeply": (CorruptDelta, "the header is nested too deeply"),
+    "header-of-an-exabyte": (CorruptDelta, "claims a header of 1,152,921,504,606,846,976 bytes"),
+    "index-of-another-file": (CorruptDelta, "tensor 'x': its blocks do not add up to its bytes"),
+    "names-exchanged": (WrongBase, "tensor 'y': the base has no such tensor"),
+    "new-that-is-not": (CorruptDelta, "tensor 'x': block 0: it needs a base and there is none"),
+    "one-byte-too-many": (CorruptDelta, "its tensors take"),
+    "removed-nested-deeply": (CorruptDelta, "its list of removed tensors"),
+    "rows-past-the-end": (CorruptDelta, "tensor 'x': has no rows 5 to 11"),
+    "shape-turned": (WrongBase, "tensor 'x': is U8 [64, 10], but U8 [10, 64] in the base"),
+}
+
+
+def base() -> dict[str, npt.NDArray[np.uint8]]:
+    return {"x": np.zeros((10, 64), np.uint8)}
+
+
+def test_every_file_is_known() -> None:
+    assert {path.stem for path in (HOSTILE / "files").iterdir()} == set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_hostile_file(name: str, implementation: str) -> None:
+    path = HOSTILE / "files" / f"{name}.safetensors"
+    kind, says = FILES[name]
+    for copy in (True, False):
+        weights = base()
+        with pytest.raises((kind, CheckpointError)) as caught:
+            weightwire.patch(weights, Delta.open(path), copy=copy)
+        assert not weights["x"].any()
+        assert caught.value.message.startswith(f"{path}: ")
+        assert caught.value.hint
+        # In place there may be more to say against it, and earlier.
+        assert not copy or (type(caught.value) is kind and says in caught.value.message)
+
+
+def test_there_are_blocks() -> None:
+    assert len(BLOCKS) >= 50
+
+
+@pytest.mark.parametrize("path", BLOCKS, ids=lambda path: path.stem)
+def test_a_hostile_block(path: Path) -> None:
+    """Its name is what the kernel says of it."""
+    block = Block.from_json(path.read_text())
+    expected = decode_with(numpy_kernel, block)
+    for width in vector_widths():
+        with vectors_of(width):
+            found = decode_with(_kernel, block)
+        if block.name != "accepted":
+            assert found == block.name
+            assert isinstance(expected, str)
+        else:
+            assert found == expected
+            assert not isinstance(found, str)
+            check_result(block, *found)

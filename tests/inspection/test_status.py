@@ -1,0 +1,235 @@
+"""What is said about a run, and that it is so."""
+
+from __future__ import annotations
+
+import platform
+
+import msgspec
+import pytest
+
+from support.clocked import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
+from weightwire.chain.records import Epoch, Gc, Shortcut, commit_path, epoch_path, gc_path, seal, shortcut_path, unseal
+from weightwire.errors import BrokenChain, NoRun
+from weightwire.inspection.status import RunStatus, VersionStatus, read_history, read_status
+from weightwire.system.runtime import Runtime
+
+
+class Now(Runtime):
+    """Whose clock is that of a bucket, as if both were right; or that is wrong by some seconds."""
+
+    def __init__(self, bucket: Clocked, wrong: float = 0.0) -> None:
+        super().__init__()
+        self._bucket, self._wrong = bucket, wrong
+
+    def time(self) -> float:
+        return self._bucket.now + self._wrong
+
+
+@pytest.fixture
+def bucket() -> Clocked:
+    """Versions 0 to 8, of which 0 and 6 are fences; the newest anchor is 7."""
+    bucket = clocked()
+    weights = publish(bucket, first_weights(), 5, every=HOUR, clock=bucket, anchor_every=3)
+    publish(bucket, stepped(weights, 9), 1, every=HOUR, clock=bucket, anchor_every=1)
+    publish(bucket, stepped(weights, 9), 1, every=HOUR, clock=bucket, anchor_every=100)
+    return bucket
+
+
+def reported(bucket: Clocked, wrong: float = 0.0) -> RunStatus:
+    return run(read_status(bucket, Now(bucket, wrong)))
+
+
+class TestReport:
+    def test_of_a_run(self, bucket: Clocked) -> None:
+        bucket.now += 90
+        found = reported(bucket)
+
+        assert (found.url, found.mode) == (bucket.url, "strict")
+        assert (found.tensors, found.parameters, found.nbytes) == (2, 32 * 16 + 40, 32 * 16 * 4 + 40 * 2)
+        assert found.head is not None
+        assert (found.head.version, found.head.kind, found.head.step) == (9, "delta", 0)
+        assert found.age == 90
+        assert found.publisher is not None
+        assert (found.publisher.epoch, found.publisher.host) == (3, platform.node())
+        assert found.below == 0
+        assert found.replicas == ()
+
+    def test_of_its_deltas(self, bucket: Clocked) -> None:
+        found = reported(bucket)
+        sizes = [one.size for one in run(bucket.list("deltas/"))]
+        nothing_changed = 1  # version 9, a delta without a file
+        assert found.recent == len(sizes) + nothing_changed
+        assert found.average == pytest.approx(sum(sizes) / found.recent)
+        assert found.ratio == pytest.approx(found.nbytes / (sum(sizes) / found.recent))
+
+    def test_of_one_that_has_just_begun(self) -> None:
+        bucket = clocked()
+        publish(bucket, first_weights(), 1)
+        for path in bucket.paths():
+            if path != "run.json":
+                run(bucket.inner.delete(path))
+
+        found = reported(bucket)
+
+        assert (found.head, found.age, found.publisher, found.anchor, found.average) == (None, None, None, None, None)
+
+    def test_of_nothing(self) -> None:
+        with pytest.raises(NoRun):
+            reported(clocked())
+
+    def test_of_one_with_a_single_writer(self) -> None:
+        bucket = clocked()
+        bucket.strict = False
+        publish(bucket, first_weights(), 1)
+        assert reported(bucket).mode == "single-writer"
+
+    def test_writes_nothing(self, bucket: Clocked) -> None:
+        bucket.read_only = True
+        reported(bucket)
+
+    def test_of_the_newest_gc_record_that_is_one(self, bucket: Clocked) -> None:
+        ours = reported(bucket).run
+        for number, name in ((2, ours), (4, ours), (6, "0" * 32)):
+            bucket.write(gc_path(number), seal(Gc(run=name, below=number)).data)
+        bucket.write(gc_path(7), seal(Gc(run=ours, below=8)).data)
+        assert reported(bucket).below == 4
+
+    def test_of_the_newest_epoch_that_is_one(self, bucket: Clocked) -> None:
+        ours = reported(bucket).run
+        bucket.write(epoch_path(8), seal(Epoch(run=ours, epoch=8, write_id="0" * 32, time=5, host="new")).data)
+        bucket.write(epoch_path(9), b"nonsense")
+        found = reported(bucket).publisher
+        assert found is not None
+        assert (found.epoch, found.host, found.time) == (8, "new", 5)
+
+
+class TestAnchor:
+    def test_the_newest(self, bucket: Clocked) -> None:
+        found = reported(bucket).anchor
+        assert found is not None
+        assert (found.version, found.nbytes) == (7, run(bucket.list("anchors/7/"))[0].size)
+
+    def test_not_one_whose_data_is_gone(self, bucket: Clocked) -> None:
+        run(bucket.inner.delete(bucket.paths("anchors/7/")[0]))
+        found = reported(bucket).anchor
+        assert found is not None
+        assert found.version == 4
+
+    def test_not_one_of_which_a_part_is_gone(self, bucket: Clocked) -> None:
+        run(bucket.inner.delete(bucket.paths("anchors/7/")[0]))
+        bucket.write("anchors/7/e2-r1-0123456789abcdef.safetensors", b"the other part")
+        found = reported(bucket).anchor
+        assert found is not None
+        assert found.version == 4
+
+    def test_not_one_of_another_state(self, bucket: Clocked) -> None:
+        path = bucket.paths("shortcuts/7/")[0]
+        wrong = msgspec.structs.replace(unseal(run(bucket.get(path)), Shortcut, "").record, after="0" * 64)
+        run(bucket.inner.delete(path))
+        bucket.write(shortcut_path(seal(wrong)), seal(wrong).data)
+        found = reported(bucket).anchor
+        assert found is not None
+        assert found.version == 4
+
+    def test_not_one_that_is_still_being_uploaded(self, bucket: Clocked) -> None:
+        bucket.write("anchors/8/e3-r0-0123456789abcdef.safetensors", b"half")
+        bucket.write("anchors/99/e3-r0-0123456789abcdef.safetensors", b"half")
+        found = reported(bucket).anchor
+        assert found is not None
+        assert found.version == 7
+
+    def test_the_first_version(self) -> None:
+        bucket = clocked()
+        publish(bucket, first_weights(), 2)
+        found = reported(bucket).anchor
+        assert found is not None
+        assert found.version == 1
+
+    def test_none_where_there_is_only_a_base(self) -> None:
+        bucket = clocked()
+        publish(bucket, first_weights(), 2, base=first_weights(), anchor_every=100)
+        assert reported(bucket).anchor is None
+
+
+class TestReplicas:
+    def test_how_far_behind_they_are(self, bucket: Clocked) -> None:
+        ours = reported(bucket).run
+        bucket.write(*beat(ours, "old", 3))
+        bucket.now += 70
+        bucket.write(*beat(ours, "new", 9, host="b", trouble="tired"))
+        bucket.now += 20
+
+        new, old = reported(bucket).replicas
+
+        assert (new.name, new.version, new.behind, new.seen, new.alive) == ("new", 9, 0, 20, True)
+        assert (new.host, new.trouble, new.stages["apply"].seconds) == ("b", "tired", 0.01)
+        # It said itself that it was up to date; that was then.
+        assert (old.name, old.version, old.behind, old.seen, old.alive) == ("old", 3, 6, 90, False)
+
+    def test_that_hold_nothing_yet(self, bucket: Clocked) -> None:
+        bucket.write(*beat(reported(bucket).run, "empty", -1))
+        assert reported(bucket).replicas[0].version == -1
+
+    @pytest.mark.parametrize("data", [b"", b"nonsense", b'{"format": "weightwire/2"}'])
+    def test_that_are_none(self, bucket: Clocked, data: bytes) -> None:
+        bucket.write("replicas/x.json", data)
+        assert reported(bucket).replicas == ()
+
+    def test_of_another_run(self, bucket: Clocked) -> None:
+        bucket.write(*beat("0" * 32, "x", 3))
+        assert reported(bucket).replicas == ()
+
+    def test_under_another_name(self, bucket: Clocked) -> None:
+        _, data = beat(reported(bucket).run, "x", 3)
+        bucket.write("replicas/y.json", data)
+        assert reported(bucket).replicas == ()
+
+    def test_are_not_seen_in_the_future(self, bucket: Clocked) -> None:
+        """By a machine whose clock is slow."""
+        bucket.write(*beat(reported(bucket).run, "x", 3))
+        found = reported(bucket, wrong=-HOUR)
+        assert (found.replicas[0].seen, found.replicas[0].alive, found.age) == (0, True, 0)
+
+
+class TestHistory:
+    def test_the_newest_first(self, bucket: Clocked) -> None:
+        found = run(read_history(bucket, 5))
+
+        assert [(one.version, one.kind, one.step, one.epoch) for one in found] == [
+            (9, "delta", 0, 3),
+            (8, "fence", None, 3),
+            (7, "delta", 0, 2),
+            (6, "fence", None, 2),
+            (5, "delta", 4, 1),
+        ]
+        assert found[4].metrics == {"reward": 2.0}
+        assert found[4].nbytes == run(bucket.list("deltas/5/"))[0].size == found[4].stages["upload"].bytes
+        assert found[4].changed == 11
+        assert found[0].time > found[4].time
+
+    @pytest.mark.parametrize(("last", "count"), [(0, 0), (1, 1), (10, 10), (11, 10), (1000, 10)])
+    def test_as_many_as_there_are(self, bucket: Clocked, last: int, count: int) -> None:
+        assert [one.version for one in run(read_history(bucket, last))] == list(range(9, 9 - count, -1))
+
+    def test_of_a_run_without_versions(self) -> None:
+        bucket = clocked()
+        publish(bucket, first_weights(), 1)
+        for version in (0, 1):
+            run(bucket.inner.delete(commit_path(version)))
+        assert run(read_history(bucket, 5)) == []
+
+    def test_must_hang_together(self, bucket: Clocked) -> None:
+        data = run(bucket.get(commit_path(7)))
+        bucket.write(commit_path(7), data.replace(b'"reward":0.0', b'"reward":9.0'))
+        with pytest.raises(BrokenChain, match=f"{8:020d}"):
+            run(read_history(bucket, 5))
+        assert len(run(read_history(bucket, 2))) == 2
+
+    def test_must_have_no_holes(self, bucket: Clocked) -> None:
+        run(bucket.inner.delete(commit_path(7)))
+        with pytest.raises(BrokenChain, match=f"{7:020d}"):
+            run(read_history(bucket, 5))
+
+    def test_is_of_versions(self, bucket: Clocked) -> None:
+        assert reported(bucket).head == run(read_history(bucket, 1))[0]
+        assert isinstance(reported(bucket).head, VersionStatus)

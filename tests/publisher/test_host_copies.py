@@ -1,0 +1,547 @@
+"""The publisher's host copies: captures are whole, follow a diff, replace each other, and survive interrupts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weightwire import State, Tensor, diff, digest, patch
+from weightwire.codec.block_layout import BLOCK, Layout
+from weightwire.errors import SchemaChanged
+from weightwire.publisher.host_copies import HostCopies
+from weightwire.weights.dtypes import DTYPES
+from weightwire.weights.schema import Schema
+from weightwire.weights.tensor import Weights
+
+BF16, F32, U8 = (DTYPES[name] for name in ("BF16", "F32", "U8"))
+
+SCHEMA: Schema = {
+    "embed": (U8, (3 * BLOCK,)),
+    "norm": (F32, (5,)),
+    "none": (BF16, (4, 0)),
+    "head": (BF16, (64, 100)),
+    "scale": (F32, ()),
+}
+BLOCKS = [("embed", 0), ("embed", 1), ("embed", 2), ("norm", 0), ("head", 0), ("scale", 0)]
+
+
+def filled(mark: int, schema: Schema = SCHEMA) -> dict[str, Tensor]:
+    """Weights that are marked everywhere."""
+    return {
+        name: Tensor(dtype, shape, np.full(Layout.of(dtype, shape).count, mark, f"<u{dtype.unit}"))
+        for name, (dtype, shape) in schema.items()
+    }
+
+
+def marks(weights: Weights) -> set[int]:
+    return {int(mark) for tensor in weights.values() for mark in np.unique(tensor.bits)}
+
+
+def part(weights: Weights, block: tuple[str, int]) -> set[int]:
+    """The marks in one block."""
+    tensor = weights[block[0]]
+    begin, end = Layout.of(tensor.dtype, tensor.shape).span(block[1])
+    return {int(mark) for mark in np.unique(tensor.bits[begin:end])}
+
+
+def eventually(what: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 10
+    while not what() and time.monotonic() < end:
+        time.sleep(0.001)
+    return what()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as made:
+        yield made
+
+
+class Gate:
+    """Stands in for numpy.copyto: the copies wait until the gate is open, or something happens before one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.copies = 0
+        self.before: Callable[[int], None] = lambda count: None
+        self._copyto = np.copyto
+        monkeypatch.setattr(np, "copyto", self)
+
+    def __call__(self, target: Any, source: Any) -> None:
+        self.before(self.copies)
+        self.copies += 1
+        assert self.open.wait(10)
+        self._copyto(target, source)
+
+
+@pytest.fixture
+def gate(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate(monkeypatch)
+    yield made
+    made.open.set()  # before the pool waits for its threads
+
+
+@contextmanager
+def released(copies: HostCopies[int]) -> Iterator[None]:
+    """Whatever goes wrong in a test, no capture goes on waiting for a block, and the pool for the capture."""
+    try:
+        yield
+    finally:
+        copies.release_all()
+
+
+# Buffers
+
+
+def test_copies_have_the_schema_and_its_order() -> None:
+    copies = HostCopies[int](SCHEMA)
+    for weights in (copies.published, copies.latest):
+        assert [(name, (t.dtype, t.shape)) for name, t in weights.items()] == list(SCHEMA.items())
+        assert marks(weights) == {0}
+        assert all(tensor.bits.flags.writeable for tensor in weights.values())
+
+
+def test_no_two_tensors_share_memory() -> None:
+    copies = HostCopies[int](SCHEMA)
+    tensors = [*copies.published.values(), *copies.latest.values()]
+    for mark, tensor in enumerate(tensors):
+        tensor.bits[:] = mark
+    for mark, tensor in enumerate(tensors):
+        assert (tensor.bits == mark).all()
+        assert tensor.bits.ctypes.data % 64 == 0
+
+
+def test_buffers_are_reused() -> None:
+    copies = HostCopies[int](SCHEMA)
+    places = [tensor.bits.ctypes.data for tensor in copies.latest.values()]
+    for mark in (1, 2):
+        copies.capture(filled(mark), mark)
+        copies.take()
+        copies.release_all()
+    assert [tensor.bits.ctypes.data for tensor in copies.latest.values()] == places
+
+
+def test_an_empty_schema() -> None:
+    copies = HostCopies[int]({})
+    copies.capture({}, 1)
+    assert copies.take() == 1
+
+
+def test_a_single_copy_takes_no_captures() -> None:
+    copies = HostCopies[int](SCHEMA, single=True)
+    assert not copies.latest
+    assert list(copies.check(filled(1))) == list(SCHEMA)
+    with pytest.raises(RuntimeError, match="diff the live weights"):
+        copies.capture(filled(1), 1)
+
+
+def test_rows_of_a_rank() -> None:
+    copies = HostCopies[int]({"head": (BF16, (64, 100)), "norm": (F32, (5,))}, rows={"head": (16, 32)})
+    shard = Tensor(BF16, (64, 100), np.full(1600, 7, np.uint16), (16, 32))
+    copies.capture({"head": shard, "norm": filled(7)["norm"]}, 1)
+    assert (copies.latest["head"].rows, copies.latest["head"].count) == ((16, 32), 1600)
+    assert marks(copies.latest) == {7}
+    with pytest.raises(SchemaChanged, match="BF16 \\[64, 100\\], but BF16 \\[64, 100\\] rows 16 to 32 in the run"):
+        copies.capture({"head": filled(7)["head"], "norm": filled(7)["norm"]}, 2)
+
+
+# Tickets
+
+
+@pytest.mark.parametrize("threads", [None, 1, 3])
+def test_what_was_captured_is_taken_once(threads: int | None) -> None:
+    copies = HostCopies[str](SCHEMA, threads=threads)
+    assert copies.take() is None
+    copies.capture(filled(1), "one")
+    assert copies.take() == "one"
+    assert marks(copies.latest) == {1}
+    assert marks(copies.published) == {0}
+    assert copies.take() is None
+
+
+def test_the_order_of_the_source_does_not_matter() -> None:
+    copies = HostCopies[int](SCHEMA)
+    copies.capture(dict(reversed(filled(3).items())), 3)
+    assert copies.take() == 3
+    assert (list(copies.latest), marks(copies.latest)) == (list(SCHEMA), {3})
+
+
+def test_captures_replace_each_other() -> None:
+    dropped: list[tuple[int, int | None]] = []
+    copies = HostCopies[int](SCHEMA, dropped=lambda ticket, by: dropped.append((ticket, by)))
+    for mark in (1, 2, 3):
+        copies.capture(filled(mark), mark)
+    assert dropped == [(1, 2), (2, 3)]
+    assert copies.take() == 3
+    assert marks(copies.latest) == {3}
+    copies.release_all()
+    copies.capture(filled(4), 4)
+    assert dropped == [(1, 2), (2, 3)]  # the third was taken
+
+
+# Other weights than the run has
+
+
+def without(name: str) -> dict[str, Tensor]:
+    return {other: tensor for other, tensor in filled(9).items() if other != name}
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (without("norm"), "tensor 'norm': is missing, but the run has it"),
+        ({**filled(9), "more": filled(9)["norm"]}, "tensor 'more': is not in the run"),
+        ({**filled(9), "head": filled(9)["norm"]}, "tensor 'head': is F32 [5], but BF16 [64, 100] in the run"),
+        (
+            {**filled(9), "head": Tensor(BF16, (100, 64), filled(9)["head"].bits), "scale": filled(9)["norm"]},
+            "tensor 'head': is BF16 [100, 64], but BF16 [64, 100] in the run",
+        ),
+        ({}, "tensor 'embed': is missing, but the run has it"),
+    ],
+)
+def test_a_changed_schema_is_refused_before_anything_is_copied(weights: Weights, message: str) -> None:
+    dropped: list[int] = []
+    copies = HostCopies[int](SCHEMA, dropped=lambda ticket, by: dropped.append(ticket))
+    copies.capture(filled(1), 1)
+    with pytest.raises(SchemaChanged) as caught:
+        copies.capture(weights, 2)
+    assert caught.value.message == message
+    assert "another URL" in (caught.value.hint or "")
+    assert copies.take() == 1
+    assert (marks(copies.latest), dropped) == ({1}, [])
+
+
+# A wave that follows a wave
+
+
+def test_a_capture_follows_the_diff_block_by_block(pool: ThreadPoolExecutor) -> None:
+    copies = HostCopies[int](SCHEMA, threads=1)
+    copies.capture(filled(1), 1)
+    copies.take()
+    capturing = pool.submit(copies.capture, filled(2), 2)
+    with released(copies):
+        for at, block in enumerate(BLOCKS):
+            assert not capturing.done()
+            assert all(part(copies.latest, later) == {1} for later in BLOCKS[at:])
+            copies.release(*block)
+            assert eventually(lambda block=block: part(copies.latest, block) == {2})  # type: ignore[misc]
+        capturing.result(10)
+    assert copies.take() == 2
+
+
+def test_a_block_that_is_still_read_is_waited_for_whatever_is_released_after_it(pool: ThreadPoolExecutor) -> None:
+    copies = HostCopies[int](SCHEMA, threads=2)
+    copies.capture(filled(1), 1)
+    copies.take()
+    capturing = pool.submit(copies.capture, filled(2), 2)
+    with released(copies):
+        for block in BLOCKS[1:]:
+            copies.release(*block)
+        time.sleep(0.1)
+        assert not capturing.done()
+        assert part(copies.latest, BLOCKS[0]) == {1}
+        copies.release(*BLOCKS[0])
+        capturing.result(10)
+    assert marks(copies.latest) == {2}
+
+
+def test_a_diff_that_ended_in_any_way_is_waited_for_no_longer(pool: ThreadPoolExecutor) -> None:
+    copies = HostCopies[int](SCHEMA)
+    for end in (copies.release_all, copies.take):
+        copies.capture(filled(1), 1)
+        assert copies.take() == 1
+        capturing = pool.submit(copies.capture, filled(2), 2)
+        time.sleep(0.02)
+        assert not capturing.done()
+        assert end() in (None, 2)  # a second take waits for the capture that it has set free
+        capturing.result(10)
+        copies.take()
+        copies.release_all()
+
+
+def test_nothing_is_waited_for_when_nothing_was_taken() -> None:
+    copies = HostCopies[int](SCHEMA)
+    assert copies.take() is None
+    copies.capture(filled(1), 1)
+    copies.capture(filled(2), 2)
+
+
+def test_a_diff_releases_what_it_has_read() -> None:
+    copies = HostCopies[int](SCHEMA)
+    copies.capture(filled(1), 1)
+    copies.take()
+    made = diff(copies.published, copies.latest, done=copies.release)
+    assert made.after == digest(filled(1)).hex
+    copies.capture(filled(2), 2)  # would wait for ever
+
+
+# Taking turns
+
+
+def test_taking_waits_for_a_capture_in_progress(pool: ThreadPoolExecutor, gate: Gate) -> None:
+    copies = HostCopies[int](SCHEMA)
+    copies.capture(filled(1), 1)
+    gate.open.clear()
+    capturing = pool.submit(copies.capture, filled(2), 2)
+    assert eventually(lambda: gate.copies > len(BLOCKS))
+    taking = pool.submit(copies.take)
+    time.sleep(0.02)
+    assert not taking.done()
+    gate.open.set()
+    assert taking.result(10) == 2
+    assert marks(copies.latest) == {2}
+    capturing.result(10)
+
+
+def test_a_diff_that_waits_goes_before_the_next_capture(pool: ThreadPoolExecutor, gate: Gate) -> None:
+    """Else a trainer that publishes without pause would never let one start."""
+    copies = HostCopies[int](SCHEMA)
+    gate.open.clear()
+    pool.submit(copies.capture, filled(1), 1)
+    assert eventually(lambda: gate.copies > 0)
+    taking = pool.submit(copies.take)
+    assert eventually(lambda: copies._takers > 0)
+    second = pool.submit(copies.capture, filled(2), 2)
+    gate.open.set()
+    assert taking.result(10) == 1
+    assert marks(copies.latest) == {1}
+    copies.release_all()
+    second.result(10)
+    assert copies.take() == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_diff_never_sees_parts_of_two_captures(pool: ThreadPoolExecutor, threads: int) -> None:
+    """Three trainers without manners, and a slow reader that lets go of one block after the other."""
+    dropped: list[int] = []
+    copies = HostCopies[int](SCHEMA, threads=threads, dropped=lambda ticket, by: dropped.append(ticket))
+    finished = threading.Event()
+
+    def hammer(first: int) -> list[int]:
+        tickets = range(first, first + 15)
+        for mark in tickets:
+            copies.capture(filled(mark), mark)
+        return list(tickets)
+
+    def follow() -> list[tuple[int, set[int]]]:
+        taken: list[tuple[int, set[int]]] = []
+        last = False
+        while not last:
+            last = finished.is_set()  # one more look after that
+            ticket = copies.take()
+            if ticket is not None:
+                taken.append((ticket, set()))
+                for block in BLOCKS:
+                    taken[-1][1].update(part(copies.latest, block))
+                    copies.release(*block)
+        return taken
+
+    following = pool.submit(follow)
+    hammering = [pool.submit(hammer, first) for first in (10, 40, 70)]
+    given = [ticket for one in hammering for ticket in one.result(60)]
+    finished.set()
+    taken = following.result(60)
+    assert taken
+    assert all(seen == {ticket} for ticket, seen in taken)
+    assert sorted([ticket for ticket, _ in taken] + dropped) == sorted(given)
+
+
+def test_a_chain_of_deltas_while_a_trainer_hammers(pool: ThreadPoolExecutor) -> None:
+    """The real diff, the real patch: whatever is published is one whole capture."""
+    schema: Schema = {"a": (BF16, (300, 128)), "b": (F32, (77,)), "c": (U8, (BLOCK + 500,))}
+    copies = HostCopies[int](schema)
+    finished = threading.Event()
+
+    def hammer() -> None:
+        mark = 0
+        while not finished.is_set():
+            mark = mark % 250 + 1
+            copies.capture(filled(mark, schema), mark)
+
+    def publish(ticket: int, state: State) -> State:
+        made = diff(copies.published, copies.latest, before=state, done=copies.release)
+        patch(copies.published, made, before=state)
+        assert made.after == digest(filled(ticket, schema)).hex
+        assert marks(copies.published) == {ticket}
+        return made.advance(state)
+
+    hammering = pool.submit(hammer)
+    state, chain = digest(copies.published), 0
+    try:
+        while chain < 6:
+            ticket = copies.take()
+            if ticket is not None:
+                state, chain = publish(ticket, state), chain + 1
+    finally:
+        finished.set()
+        copies.release_all()
+    hammering.result(10)
+
+
+# Interrupts and failures
+
+
+def test_a_capture_that_fails_half_way_loses_what_it_overwrote(gate: Gate) -> None:
+    dropped: list[tuple[int, int | None]] = []
+    copies = HostCopies[int](SCHEMA, threads=1, dropped=lambda ticket, by: dropped.append((ticket, by)))
+    copies.capture(filled(1), 1)
+
+    def fail(count: int) -> None:
+        if count == len(BLOCKS) + 2:
+            raise MemoryError
+
+    gate.before = fail
+    with pytest.raises(MemoryError):
+        copies.capture(filled(2), 2)
+    assert marks(copies.latest) == {1, 2}
+    assert dropped == [(1, None)]
+    assert copies.take() is None
+    gate.before = lambda count: None
+    copies.capture(filled(3), 3)
+    assert (copies.take(), marks(copies.latest)) == (3, {3})
+    assert dropped == [(1, None)]
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Where an earlier handler was left in place, Ctrl-C may do something else."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt_main_thread(after: float = 0) -> None:
+    time.sleep(after)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)  # until it has noticed
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_half_way_loses_what_was_overwritten(gate: Gate) -> None:
+    dropped: list[tuple[int, int | None]] = []
+    copies = HostCopies[int](SCHEMA, threads=1, dropped=lambda ticket, by: dropped.append((ticket, by)))
+    copies.capture(filled(1), 1)
+    gate.before = lambda count: interrupt_main_thread() if count == len(BLOCKS) + 1 else None
+    with pytest.raises(KeyboardInterrupt):
+        copies.capture(filled(2), 2)
+    assert marks(copies.latest) == {1, 2}
+    assert gate.copies == len(BLOCKS) + 2  # it stopped at once, and for good
+    assert dropped == [(1, None)]
+    assert copies.take() is None
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_that_comes_too_late_changes_nothing(gate: Gate) -> None:
+    dropped: list[tuple[int, int | None]] = []
+    copies = HostCopies[int](SCHEMA, threads=1, dropped=lambda ticket, by: dropped.append((ticket, by)))
+    copies.capture(filled(1), 1)
+    gate.before = lambda count: interrupt_main_thread() if count == 2 * len(BLOCKS) - 1 else None
+    with pytest.raises(KeyboardInterrupt):
+        copies.capture(filled(2), 2)
+    assert dropped == [(1, 2)]
+    assert (copies.take(), marks(copies.latest)) == (2, {2})
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_while_it_waits_for_a_diff(pool: ThreadPoolExecutor) -> None:
+    """Even one that never ends; what the diff reads is as it was."""
+    copies = HostCopies[int](SCHEMA)
+    copies.capture(filled(1), 1)
+    copies.take()
+    pool.submit(interrupt_main_thread, after=0.05)
+    with pytest.raises(KeyboardInterrupt):
+        copies.capture(filled(2), 2)
+    assert marks(copies.latest) == {1}
+    copies.release_all()
+    assert copies.take() is None
+    copies.capture(filled(3), 3)
+    assert copies.take() == 3
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_while_it_waits_for_its_turn(pool: ThreadPoolExecutor, gate: Gate) -> None:
+    copies = HostCopies[int](SCHEMA)
+    gate.open.clear()
+    first = pool.submit(copies.capture, filled(1), 1)
+    assert eventually(lambda: gate.copies > 0)
+    pool.submit(interrupt_main_thread, after=0.05)
+    with pytest.raises(KeyboardInterrupt):
+        copies.capture(filled(2), 2)
+    gate.open.set()
+    first.result(10)
+    assert (copies.take(), marks(copies.latest)) == (1, {1})
+
+
+# Turns
+
+
+def test_captures_are_held_and_let_go_one_turn_further(pool: ThreadPoolExecutor) -> None:
+    """What several ranks do to agree on one capture."""
+    copies = HostCopies[str](SCHEMA)
+    copies.capture(filled(1), "one", 1)
+    assert copies.hold() == 1
+
+    def go_on() -> None:
+        for turn in (2, 3):
+            copies.capture(filled(turn), str(turn), turn)
+
+    later = pool.submit(go_on)
+    time.sleep(0.1)
+    assert copies.pending == "one"
+    assert not copies.reached(2)
+
+    copies.let(2)
+    assert eventually(lambda: copies.reached(2))
+    assert not later.done()
+    assert copies.take() == "2"
+    assert marks(copies.latest) == {2}
+    copies.release_all()
+
+    copies.let(None)
+    later.result(10)
+    assert copies.take() == "3"
+
+
+def test_holding_waits_for_a_capture_in_progress(pool: ThreadPoolExecutor, gate: Gate) -> None:
+    copies = HostCopies[str](SCHEMA)
+    gate.open.clear()
+    capturing = pool.submit(copies.capture, filled(1), "one", 1)
+    assert eventually(lambda: gate.copies > 0)
+    held = pool.submit(copies.hold)
+    time.sleep(0.05)
+    assert not held.done()
+    assert not copies.reached(1)
+    gate.open.set()
+    assert held.result(10) == 1
+    assert copies.reached(1)
+    capturing.result(10)
+
+
+def test_a_turn_without_a_capture_is_reached_all_the_same() -> None:
+    copies = HostCopies[str](SCHEMA)
+    copies.capture(filled(1), "one", 1)
+    copies.skip(2)
+    assert copies.hold() == 2
+    assert copies.reached(2)
+    assert copies.take() == "one"
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_while_captures_are_held(pool: ThreadPoolExecutor) -> None:
+    copies = HostCopies[str](SCHEMA)
+    copies.hold()
+    pool.submit(interrupt_main_thread, 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        copies.capture(filled(1), "one", 1)
+    copies.let(None)
+    assert copies.take() is None

@@ -1,0 +1,375 @@
+"""Rolling a copy forward: to all of the latest weights or to none, with the delta of a diff, and a way back."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.samples import base, change
+from weightwire import CheckpointError, CorruptDelta, Tensor, codec, diff, digest, patch
+from weightwire.codec.block_codec import EncodedBlock
+from weightwire.codec.block_layout import BLOCK, Layout
+from weightwire.publisher.host_copies import HostCopies
+from weightwire.publisher.last_published import advance_copy
+from weightwire.weights.dtypes import DTYPES, Dtype
+from weightwire.weights.tensor import Weights
+
+BF16, F32, F64, U8, I64 = (DTYPES[name] for name in ("BF16", "F32", "F64", "U8", "I64"))
+
+
+def tensor(dtype: Dtype, shape: tuple[int, ...], seed: int = 1, rows: tuple[int, int] | None = None) -> Tensor:
+    return Tensor(dtype, shape, base(dtype, Layout.of(dtype, shape, rows).count, seed=seed), rows)
+
+
+def changed(one: Tensor, how: str) -> Tensor:
+    return replace(one, bits=change(one.bits, one.dtype, how, line=128))
+
+
+def weights() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Every width of units, changed in a few places, in rows, nearly everywhere, or not at all."""
+    old = {
+        "embed": tensor(BF16, (300, 128)),
+        "head": tensor(BF16, (64, 128), 2),
+        "norm": tensor(F32, (128,), 3),
+        "none": tensor(F32, (3, 0)),
+        "scale": tensor(F64, (), 4),
+        "packed": tensor(U8, (7, 33), 5),
+        "steps": tensor(I64, (1000,), 6),
+    }
+    how = {"embed": "rows", "norm": "most", "scale": "all", "packed": "few", "steps": "half"}
+    return old, {name: changed(one, how[name]) if name in how else one for name, one in old.items()}
+
+
+@pytest.fixture(scope="module")
+def large() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Several blocks: with a few changes, with none, and with many."""
+    bits = np.tile(base(BF16, 1 << 16), 160)
+    old = {"large": Tensor(BF16, (len(bits) // 1024, 1024), bits)} | {f"t{i}": tensor(F32, (500,), i) for i in range(9)}
+    new = bits.copy()
+    new[: BLOCK // 2 : 101] += 1
+    new[-BLOCK // 2 :] -= 1
+    return old, {name: changed(one, "few") if name != "large" else replace(one, bits=new) for name, one in old.items()}
+
+
+def copied(source: Weights) -> dict[str, Tensor]:
+    return {name: replace(one, bits=one.bits.copy()) for name, one in source.items()}
+
+
+def bytes_of(source: Weights) -> dict[str, bytes]:
+    return {name: one.bits.tobytes() for name, one in source.items()}
+
+
+def blocks_of(source: Weights) -> list[tuple[str, int]]:
+    layouts = {name: Layout.of(one.dtype, one.shape, one.rows) for name, one in source.items()}
+    return [(name, index) for name, layout in layouts.items() for index in range(layout.blocks)]
+
+
+# There and back
+
+
+def test_the_copy_becomes_the_latest(implementation: str) -> None:
+    old, new = weights()
+    copy, latest = copied(old), copied(new)
+    rolled = advance_copy(copy, latest)
+    assert bytes_of(copy) == bytes_of(latest) == bytes_of(new)
+    assert rolled.changed == sum(int((old[name].bits != new[name].bits).sum()) for name in old)
+
+
+def test_the_delta_is_that_of_a_diff(implementation: str) -> None:
+    old, new = weights()
+    copy = copied(old)
+    rolled = advance_copy(copy, new)
+    made = rolled.diff(digest(old))
+    assert made.to_bytes() == diff(old, new).to_bytes()
+    assert made.changed == rolled.changed
+    assert rolled.diff(before=digest(old)).to_bytes() == made.to_bytes()  # as often as one likes
+    assert bytes_of(copy) == bytes_of(new)
+    assert bytes_of(patch(old, made, copy=True)) == bytes_of(new)
+
+
+def test_there_is_a_way_back(implementation: str) -> None:
+    old, new = weights()
+    copy = copied(old)
+    rolled = advance_copy(copy, new)
+    rolled.diff(digest(old))
+    for _ in range(2):
+        rolled.undo()
+        assert bytes_of(copy) == bytes_of(old)
+    with pytest.raises(ValueError, match="put back"):
+        rolled.diff(digest(old))
+    assert advance_copy(copy, new).diff(digest(old)).to_bytes() == diff(old, new).to_bytes()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_do_not_matter(large: tuple[Weights, Weights], threads: int) -> None:
+    old, new = large
+    copy = copied(old)
+    rolled = advance_copy(copy, new, threads=threads)
+    made = rolled.diff(digest(old), threads=threads)
+    assert made.to_bytes() == diff(old, new).to_bytes()
+    assert made.changed == rolled.changed
+    rolled.undo()
+    assert bytes_of(copy) == bytes_of(old)
+
+
+def test_a_chain_of_rolls() -> None:
+    old, new = weights()
+    copy, state = copied(old), digest(old)
+    for last, latest in ((old, new), (new, old), (old, old), (old, new)):
+        made = advance_copy(copy, latest).diff(state)
+        assert made.to_bytes() == diff(last, latest, before=state).to_bytes()
+        state = made.advance(state)
+    assert state == digest(new)
+
+
+def test_nothing_changed() -> None:
+    old, _ = weights()
+    rolled = advance_copy(copied(old), old)
+    assert rolled.changed == 0
+    assert rolled.diff(digest(old)).to_bytes() == diff(old, old).to_bytes()
+    rolled.undo()
+
+
+def test_nothing_at_all() -> None:
+    assert advance_copy({}, {}).diff(digest({})).to_bytes() == diff({}, {}).to_bytes()
+
+
+def test_the_order_of_the_mappings_does_not_matter() -> None:
+    old, new = weights()
+    made = advance_copy(dict(reversed(copied(old).items())), new).diff(digest(old))
+    assert made.to_bytes() == diff(old, new).to_bytes()
+
+
+def test_rows_of_a_rank() -> None:
+    old = {"x": tensor(BF16, (100, 64), rows=(30, 70)), "y": tensor(F32, (5,))}
+    new = {name: changed(one, "half") for name, one in old.items()}
+    rolled = advance_copy(copied(old), new)
+    made = rolled.diff(digest(old))
+    assert (made.entries["x"].rows, made.before, made.after) == ((30, 70), "", "")
+    assert made.to_bytes() == diff(old, new).to_bytes()
+
+
+def test_weights_at_odd_addresses() -> None:
+    old, new = weights()
+
+    def shifted(source: Weights) -> dict[str, Tensor]:
+        return {
+            name: replace(one, bits=np.frombuffer(bytearray(b"?") + one.bits.tobytes(), one.bits.dtype, offset=1))
+            for name, one in source.items()
+        }
+
+    copy = shifted(old)
+    rolled = advance_copy(copy, shifted(new))
+    assert rolled.diff(digest(old)).to_bytes() == diff(old, new).to_bytes()
+    rolled.undo()
+    assert bytes_of(copy) == bytes_of(old)
+
+
+def test_a_spool_changes_nothing(large: tuple[Weights, Weights]) -> None:
+    old, new = large
+    with tempfile.TemporaryFile() as spool:
+        assert advance_copy(copied(old), new).diff(digest(old), spool=spool).to_bytes() == diff(old, new).to_bytes()
+
+
+def test_the_state_of_other_weights() -> None:
+    old, new = weights()
+    rolled = advance_copy(copied(old), new)
+    with pytest.raises(CheckpointError, match="the known state is not that of the old weights"):
+        rolled.diff(digest({name: one for name, one in old.items() if name != "head"}))
+
+
+# What is no longer needed
+
+
+def test_blocks_are_done_in_the_order_of_the_latest(large: tuple[Weights, Weights]) -> None:
+    old, new = large
+    heard: list[tuple[str, int]] = []
+    backwards = dict(reversed([*new.items()]))
+    advance_copy(copied(old), backwards, threads=1, done=lambda *block: heard.append(block))
+    assert heard == blocks_of(backwards)
+    heard.clear()
+    advance_copy(copied(old), new, threads=3, done=lambda *block: heard.append(block))
+    assert sorted(heard) == sorted(blocks_of(new))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_is_done_may_be_overwritten(large: tuple[Weights, Weights], threads: int) -> None:
+    old, new = large
+    copy, latest = copied(old), copied(new)
+
+    def overwrite(name: str, index: int) -> None:
+        one = latest[name]
+        begin, end = Layout.of(one.dtype, one.shape).span(index)
+        one.bits[begin:end] = 0xDEAD
+
+    rolled = advance_copy(copy, latest, threads=threads, done=overwrite)
+    assert all((one.bits == 0xDEAD).all() for one in latest.values())
+    assert rolled.diff(digest(old), threads=threads).to_bytes() == diff(old, new).to_bytes()
+    rolled.undo()
+    assert bytes_of(copy) == bytes_of(old)
+
+
+def test_a_capture_follows_a_roll(large: tuple[Weights, Weights]) -> None:
+    old, new = large
+    copies = HostCopies[int]({name: (one.dtype, one.shape) for name, one in old.items()})
+    advance_copy(copies.published, old)
+    copies.capture(new, 1)
+    copies.take()
+    rolled = advance_copy(copies.published, copies.latest, done=copies.release)
+    assert not copies.busy
+    copies.capture(old, 2)  # would wait for ever
+    assert rolled.diff(digest(old)).to_bytes() == diff(old, new).to_bytes()
+
+
+# All or nothing
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_failure_half_way(large: tuple[Weights, Weights], threads: int) -> None:
+    old, new = large
+    copy = copied(old)
+
+    def fail(name: str, index: int) -> None:
+        if name == "t3":
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        advance_copy(copy, new, threads=threads, done=fail)
+    assert bytes_of(copy) == bytes_of(old)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("weightwire")]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("at", [0, 3, 5])
+def test_an_interrupt_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch, threads: int, at: int) -> None:
+    old, new = weights()
+    copy, calls, real = copied(old), iter(range(99)), codec.replace
+
+    def interrupted(*args: Any) -> Any:
+        result = real(*args)
+        if next(calls) == at:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.3)  # for the main thread to hear of it
+        return result
+
+    monkeypatch.setattr(codec, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        advance_copy(copy, new, threads=threads)
+    assert bytes_of(copy) == bytes_of(old)
+
+
+def test_an_interrupt_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = weights()
+    copy = copied(old)
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weightwire.publisher.last_published.CopyAdvance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        advance_copy(copy, new)
+    assert bytes_of(copy) == bytes_of(old)
+
+
+# Proof
+
+
+def other_bytes(block: EncodedBlock) -> EncodedBlock:
+    return replace(block, data=block.data[:-1] + bytes([block.data[-1] ^ 0xFF]))
+
+
+def another_digest(block: EncodedBlock) -> EncodedBlock:
+    return replace(block, digest=(block.digest[0] ^ 1, block.digest[1]))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "harm",
+    [other_bytes, another_digest, lambda block: replace(block, data=block.data[:-1])],
+    ids=["other bytes", "another digest", "cut short"],
+)
+def test_what_does_not_decode_is_not_returned(
+    monkeypatch: pytest.MonkeyPatch, harm: Callable[[EncodedBlock], EncodedBlock], threads: int
+) -> None:
+    old, new = weights()
+    copy, real = copied(old), codec.encode
+    rolled = advance_copy(copy, new)
+
+    def encode(base: Any, units: Any, layout: Layout, index: int) -> EncodedBlock:
+        block = real(base, units, layout, index)
+        return harm(block) if layout.dtype == BF16 else block
+
+    monkeypatch.setattr(codec, "encode", encode)
+    with pytest.raises(CorruptDelta, match="tensor 'embed': block 0: what was just encoded is wrong") as caught:
+        rolled.diff(digest(old), threads=threads)
+    assert caught.value.hint
+    monkeypatch.undo()
+    assert rolled.diff(digest(old)).to_bytes() == diff(old, new).to_bytes()
+    rolled.undo()
+    assert bytes_of(copy) == bytes_of(old)
+
+
+def test_a_change_that_both_digests_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delta to something else, perfectly well made."""
+    old, new = weights()
+    real = codec.encode
+
+    def encode(base: Any, units: Any, layout: Layout, index: int) -> EncodedBlock:
+        other = units.copy()
+        other[0] ^= 1
+        return real(base, other, layout, index)
+
+    rolled = advance_copy(copied(old), new)
+    monkeypatch.setattr(codec, "encode", encode)
+    with pytest.raises(CorruptDelta, match="it decodes to other weights"):
+        rolled.diff(digest(old))
+
+
+# What it takes
+
+
+def test_blocks_that_did_not_change_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, large: tuple[Weights, Weights]
+) -> None:
+    old, _ = large
+    new = copied(old)
+    new["large"].bits[-1] ^= 1
+    rolled = advance_copy(copied(old), new)
+    encoded: list[int] = []
+    real = codec.encode
+
+    def encode(base: Any, units: Any, layout: Layout, index: int) -> EncodedBlock:
+        encoded.append(len(units))
+        return real(base, units, layout, index)
+
+    monkeypatch.setattr(codec, "encode", encode)
+    made = rolled.diff(digest(old))
+    assert len(encoded) == 1
+    assert made.to_bytes() == diff(old, new).to_bytes()
+
+
+def test_memory_is_bounded() -> None:
+    """What was changed while it is remembered, and one block a thread while the delta is made."""
+    old = {"x": Tensor(U8, (8 * BLOCK,), np.zeros(8 * BLOCK, np.uint8))}
+    new = copied(old)
+    new["x"].bits[::5000] = 1
+    copy, state = copied(old), digest(old)
+    tracemalloc.start()
+    try:
+        rolled = advance_copy(copy, new, threads=1)
+        kept, peak = tracemalloc.get_traced_memory()
+        assert kept < 200_000
+        assert peak < 400_000
+        rolled.diff(state, threads=1)
+        assert tracemalloc.get_traced_memory()[1] < 1.2 * BLOCK
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,144 @@
+"""The thread that generates: who waits joins, and nobody waits for what will not come."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from support.serving import tiny_config
+from weightwire.engines.torch import TorchEngine
+from weightwire.errors import EngineError
+from weightwire.server.batcher import Batcher, InTurn
+from weightwire.server.generation import Generation, Running, Task
+
+LONG = 400  # tokens: more than are generated while a test looks
+
+
+@pytest.fixture(scope="module")
+def engine() -> TorchEngine:
+    from transformers import Qwen3ForCausalLM
+
+    return TorchEngine(Qwen3ForCausalLM(tiny_config()).requires_grad_(False).eval(), lock=InTurn())
+
+
+@pytest.fixture
+def batcher(engine: TorchEngine) -> Iterator[Batcher]:
+    generation = Generation(engine._model, engine.serving, ends=(), decode=str)
+    with closing(Batcher(generation)) as batcher:
+        yield batcher
+
+
+def task(length: int = 4, most: int = 3, seed: int = 0) -> Task:
+    prompt = tuple(random.Random(seed).randrange(3, 320) for _ in range(length))
+    return Task(prompt, most, temperature=0.0, top_p=1.0, stops=(), tops=0, seed=seed, index=0)
+
+
+def result(future: Future[list[Running]]) -> list[Running]:
+    return future.result(timeout=60)
+
+
+def eventually(condition: Any) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_more_than_fit_at_once(batcher: Batcher) -> None:
+    tasks = [task(1 + seed % 60, 1 + seed % 3, seed) for seed in range(400)]
+    futures = [batcher.submit(tasks[start : start + 25]) for start in range(0, 400, 25)]
+    finished = [one for future in futures for one in result(future)]
+    assert [one.task for one in finished] == tasks
+    assert [len(one.tokens) for one in finished] == [one.most for one in tasks]
+
+
+def test_who_comes_later_does_not_wait_for_who_runs(batcher: Batcher) -> None:
+    long = batcher.submit([task(most=LONG)])
+    eventually(lambda: batcher.running)
+    [short] = result(batcher.submit([task(seed=1)]))
+    assert short.reason == "length"
+    assert not long.done()
+    long.cancel()
+
+
+def test_what_nobody_waits_for_is_dropped(batcher: Batcher) -> None:
+    futures = [batcher.submit([task(most=LONG), task(most=LONG, seed=1)]) for _ in range(2)]
+    eventually(lambda: batcher.running == 4)
+    futures[0].cancel()
+    eventually(lambda: batcher.running == 2)
+    futures[1].cancel()
+    eventually(lambda: batcher.running == 0)
+
+
+def test_no_more_wait_than_can_be_served_in_time(batcher: Batcher) -> None:
+    many = [task(most=LONG)] * 4096
+    futures = [batcher.submit(many) for _ in range(4)]
+    eventually(lambda: batcher.running == 256)
+    assert batcher.waiting == 4 * 4096 - 256
+    with pytest.raises(EngineError, match="the server is busy: 16128 sequences wait already"):
+        batcher.submit(many)
+    futures.append(batcher.submit(many[:256]))
+    for future in futures:
+        future.cancel()
+    eventually(lambda: not batcher.waiting)
+    assert result(batcher.submit([task()]))[0].reason
+
+
+def test_weights_that_are_torn_are_said_and_it_goes_on_afterwards(batcher: Batcher, engine: TorchEngine) -> None:
+    engine._runtime.torn = True
+    try:
+        with pytest.raises(EngineError, match="a reload failed half way"):
+            result(batcher.submit([task()]))
+    finally:
+        engine._runtime.torn = False
+    assert result(batcher.submit([task()]))[0].reason
+
+
+def test_a_model_that_fails_is_said_and_it_goes_on_afterwards(batcher: Batcher) -> None:
+    running = batcher.submit([task(most=LONG)])
+    wrong = Task((100_000,), 1, 0.0, 1.0, (), 0, 0, 0)  # no such token
+    with pytest.raises(EngineError, match="the model failed"):
+        result(batcher.submit([wrong]))
+    assert running.exception(timeout=60) is not None
+    assert result(batcher.submit([task()]))[0].reason
+    assert (batcher.running, batcher.waiting) == (0, 0)
+
+
+def test_nobody_is_left_waiting_at_the_end(engine: TorchEngine) -> None:
+    batcher = Batcher(Generation(engine._model, engine.serving, ends=(), decode=str))
+    future = batcher.submit([task(most=LONG)])
+    batcher.close()
+    with pytest.raises(EngineError, match="stopping"):
+        result(future)
+    with pytest.raises(EngineError, match="stopping"):
+        batcher.submit([task()])
+
+
+def test_a_lock_that_goes_to_who_waits() -> None:
+    """One takes it again and again; still the other gets it each time that it asks."""
+    lock, stop, rounds = InTurn(), threading.Event(), [0]
+
+    def use() -> None:
+        while not stop.is_set():
+            with lock:
+                rounds[0] += 1
+                time.sleep(0.001)
+
+    user = threading.Thread(target=use)
+    user.start()
+    waited = []
+    for _ in range(20):
+        before = rounds[0]
+        with lock:
+            waited.append(rounds[0] - before)
+    stop.set()
+    user.join()
+    # One that it was in, and one that it may have begun before this thread asked.
+    assert max(waited) <= 2

@@ -1,0 +1,142 @@
+"""Where the server listens, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from support.stores import free_ports
+from weightwire.errors import WeightwireError
+from weightwire.server.listener import Listener
+
+
+async def _sleep(request: Request) -> PlainTextResponse:
+    await asyncio.sleep(float(request.path_params["seconds"]))
+    return PlainTextResponse("slept")
+
+
+APP = Starlette(routes=[Route("/sleep/{seconds}", _sleep)])
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=20) as reply:
+        return str(reply.read().decode())
+
+
+def test_any_port() -> None:
+    with Listener(APP, "127.0.0.1", 0) as listening:
+        assert get(f"{listening.url}/sleep/0") == "slept"
+    with pytest.raises(urllib.error.URLError):
+        get(f"{listening.url}/sleep/0")
+
+
+def test_a_port_can_be_used_again_at_once() -> None:
+    [port] = free_ports(1)
+    for _ in range(2):
+        with Listener(APP, "127.0.0.1", port) as listening:
+            assert get(f"{listening.url}/sleep/0") == "slept"
+
+
+def test_a_port_in_use() -> None:
+    with Listener(APP, "127.0.0.1", 0) as first:
+        port = int(first.url.rpartition(":")[2])
+        with pytest.raises(WeightwireError, match=f"127.0.0.1:{port}: another program listens there already"):
+            Listener(APP, "127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 70, "192.0.2.1"])
+def test_a_host_that_is_not_here(host: str) -> None:
+    with pytest.raises(WeightwireError, match="cannot be listened on"):
+        Listener(APP, host, 0)
+
+
+def status(url: str, *headers: str) -> int:
+    """Of an answer to a request with just these headers."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=20) as connection:
+        connection.sendall("\r\n".join(["GET /sleep/0 HTTP/1.1", *headers, "Connection: close", "", ""]).encode())
+        return int(connection.makefile().readline().split()[1])
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with Listener(APP, "127.0.0.1", 0) as listening:
+        yield listening.url
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LocalHost", "[::1]", "127.0.0.2"])
+    def test_of_this_machine_with_any_port_or_none(self, url: str, name: str) -> None:
+        for port in ("", ":1", url[url.rindex(":") :]):
+            assert status(url, f"Host: {name}{port}") == 200
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "evil.example",
+            "evil.example:8000",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "[::1]evil.example",
+            "[::1]evil.example:80",
+            "[::1].evil.example",
+            "evil.example[::1]",
+            "localhost:evil",
+            "localhost:80:80",
+            "192.0.2.1",
+            "0.0.0.0",
+            "[::2]",
+            "[::1",
+            "[]",
+            "",
+        ],
+    )
+    def test_of_others(self, url: str, name: str) -> None:
+        assert status(url, f"Host: {name}") == 403
+
+    def test_none_or_two(self, url: str) -> None:
+        assert status(url) in (400, 403)
+        assert status(url, "Host: localhost", "Host: evil.example") in (400, 403)
+
+    def test_the_one_it_was_started_with(self) -> None:
+        with Listener(APP, "LOCALHOST", 0) as listening:
+            assert status(listening.url, "Host: localhost:80") == 200
+            assert status(listening.url, "Host: evil.example") == 403
+
+    def test_any_where_others_may_ask(self) -> None:
+        with Listener(APP, "0.0.0.0", 0) as listening:
+            assert status(listening.url, "Host: rollout-3.cluster:8000") == 200
+
+
+def test_what_is_being_answered_is_answered_and_what_takes_too_long_is_cut_off() -> None:
+    listening = Listener(APP, "127.0.0.1", 0)
+    told: dict[str, str] = {}
+
+    def ask(seconds: str) -> None:
+        try:
+            told[seconds] = get(f"{listening.url}/sleep/{seconds}")
+        except (OSError, urllib.error.URLError) as problem:
+            told[seconds] = type(problem).__name__
+
+    threads = [threading.Thread(target=ask, args=(seconds,)) for seconds in ("0.7", "30")]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    began = time.monotonic()
+    listening.close()
+    assert 0.2 < time.monotonic() - began < 5
+    for thread in threads:
+        thread.join()
+    assert told["0.7"] == "slept"
+    assert told["30"] != "slept"

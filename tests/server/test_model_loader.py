@@ -1,0 +1,89 @@
+"""Checkpoints that can be served, and what is said of those that cannot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from weightwire.errors import CheckpointError
+from weightwire.server.model_loader import load_model
+
+
+@pytest.fixture
+def model(tiny: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+def test_a_model_in_the_dtype_of_runs(tiny: Path) -> None:
+    model = load_model(tiny)
+    assert {parameter.dtype for parameter in model.module.parameters()} == {torch.bfloat16}
+    assert not any(parameter.requires_grad for parameter in model.module.parameters())
+    assert (model.positions, model.vocabulary, list(model.ends)) == (512, 320, [2])
+    assert model.characters == 512 * len("<|endoftext|>")
+    assert model.decode(model.encode("häßlich <|im_end|>")) == "häßlich "
+    assert "model.norm.weight" in model.names
+
+
+def test_a_tokenizer_that_cuts_off_does_not_while_it_serves(model: Path) -> None:
+    """Nor does it change while threads use it, which it would not stand."""
+    settings = json.loads((model / "tokenizer.json").read_text())
+    settings["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    (model / "tokenizer.json").write_text(json.dumps(settings))
+    loaded = load_model(model)
+    assert loaded.tokenizer.backend_tokenizer.truncation is None
+    assert len(loaded.encode("hello")) == 5
+
+
+def _empty(path: Path) -> None:
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+def _without_weights(path: Path) -> None:
+    (path / "model.safetensors").unlink()
+
+
+def _without_tokenizer(path: Path) -> None:
+    (path / "tokenizer.json").unlink()
+
+
+def _of_an_unknown_kind(path: Path) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "perpetuum-mobile"}))
+
+
+def _with_a_tensor_less(path: Path) -> None:
+    tensors = safetensors.torch.load_file(path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    safetensors.torch.save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+
+def _of_another_shape(path: Path) -> None:
+    tensors = safetensors.torch.load_file(path / "model.safetensors")
+    tensors["model.norm.weight"] = torch.ones(64, dtype=torch.bfloat16)
+    safetensors.torch.save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_empty, r"is no model \(it has no config.json\)"),
+        (_without_weights, "model"),
+        (_without_tokenizer, "cannot be loaded"),
+        (_of_an_unknown_kind, "cannot be loaded .*perpetuum-mobile"),
+        (_with_a_tensor_less, "tensor 'model.layers.1.mlp.up_proj.weight' is missing"),
+        (_of_another_shape, r"tensor 'model.norm.weight' is \[64\], and \[128\] by its config"),
+    ],
+)
+def test_one_line_says_what_is_wrong(model: Path, spoil: Callable[[Path], None], message: str) -> None:
+    spoil(model)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_model(model)
+    assert "\n" not in caught.value.message
+    assert caught.value.hint

@@ -1,0 +1,328 @@
+"""The server as its clients see it, while versions come."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.commands import versions_in
+from weightwire import Publisher
+from weightwire.delta.state import digest
+from weightwire.engines.version_keeper import Keeper
+from weightwire.engines.vllm.client import served_version
+from weightwire.engines.vllm.sample_versions import spans_of
+from weightwire.follower.follower import Follower
+from weightwire.server.generation import Task
+from weightwire.server.listener import Listener
+from weightwire.server.routes import Routes
+from weightwire.server.service import Service, serving
+from weightwire.telemetry.events import Event
+from weightwire.telemetry.metrics import Metrics
+
+
+@dataclass
+class Client:
+    url: str
+    service: Service
+
+    def call(self, path: str, body: Any = None) -> tuple[int, Any]:
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}", data, timeout=60) as reply:
+                return reply.status, json.loads(reply.read())
+        except urllib.error.HTTPError as problem:
+            return problem.code, json.loads(problem.read())
+
+    def complete(self, **fields: Any) -> list[Any]:
+        status, told = self.call("/v1/completions", {"return_token_ids": True, "logprobs": 0, **fields})
+        assert status == 200, told
+        return list(told["choices"])
+
+
+def nothing(event: Event) -> None:
+    pass
+
+
+@contextmanager
+def serve(model: Path, bucket: Path, into: Path) -> Iterator[Client]:
+    """All of the server in this process. It follows where there is a run."""
+    face = Routes(Metrics("follower"))
+    with ExitStack() as stack:
+        follower = stack.enter_context(Follower(bucket, into=into, on_event=nothing))
+        service = stack.enter_context(serving(model, follower))
+        if bucket.exists():
+            stack.enter_context(Keeper(follower, [service.engine], on_event=nothing))
+        listening = stack.enter_context(Listener(face.app, "127.0.0.1", 0))
+        client = Client(listening.url, service)
+        assert client.call("/health")[0] == 503
+        face.open(service)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A server whose run is not there yet. It stays as it is."""
+    here = tmp_path_factory.mktemp("server")
+    with serve(tiny, here / "bucket", here / "replica") as client:
+        yield client
+
+
+class TestCompletions:
+    def test_of_several_prompts_in_order(self, client: Client) -> None:
+        both = client.complete(prompt=["abc", "a longer one"], n=2, max_tokens=4, temperature=0)
+        assert [one["index"] for one in both] == [0, 1, 2, 3]
+        assert both[0]["token_ids"] == both[1]["token_ids"]
+        [alone] = client.complete(prompt="a longer one", max_tokens=4, temperature=0)
+        tokens = client.service.model.encode("a longer one")
+        [by_tokens] = client.complete(prompt=tokens, max_tokens=4, temperature=0)
+        assert alone["token_ids"] == by_tokens["token_ids"]
+        assert len(alone["logprobs"]["token_logprobs"]) == len(alone["logprobs"]["tokens"]) == len(alone["token_ids"])
+
+    def test_sixteen_tokens_where_nothing_is_said_and_no_more_than_positions(self, client: Client) -> None:
+        [one] = client.complete(prompt="a", temperature=0)
+        assert len(one["token_ids"]) == 16 or one["finish_reason"] == "stop"
+        [one] = client.complete(prompt=[5] * 505, max_tokens=100, seed=1)
+        assert (len(one["token_ids"]), one["finish_reason"]) == (7, "length")
+
+    def test_the_same_seed_the_same_answer(self, client: Client) -> None:
+        def ask(seed: int | None) -> list[Any]:
+            return [one["token_ids"] for one in client.complete(prompt="seed", n=3, max_tokens=6, seed=seed)]
+
+        assert ask(7) == ask(7)
+        assert ask(7) != ask(8)
+        assert ask(None) != ask(None)
+        assert len({tuple(one) for one in ask(7)}) == 3
+
+    def test_until_a_stop(self, client: Client) -> None:
+        asked = {"prompt": "stop", "max_tokens": 40, "seed": 3}
+        [whole] = client.complete(**asked)
+        stop = next(letter for letter in whole["text"][1:] if letter.isascii())
+        [cut] = client.complete(**asked, stop=[stop])
+        assert (cut["finish_reason"], cut["text"]) == ("stop", whole["text"].partition(stop)[0])
+
+    def test_many_at_once(self, client: Client) -> None:
+        """Each gets its own answer."""
+        texts = [f"{number} bottles of beer on the wall"[: 3 + number % 20] for number in range(40)]
+        alone = {text: client.complete(prompt=text, max_tokens=2, seed=5)[0] for text in texts[:5]}
+        answers: dict[str, Any] = {}
+
+        def ask(text: str) -> None:
+            answers[text] = client.complete(prompt=text, max_tokens=2, seed=5)[0]
+
+        threads = [threading.Thread(target=ask, args=(text,)) for text in texts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert answers.keys() == set(texts)
+        for text, one in alone.items():
+            assert answers[text]["logprobs"]["token_logprobs"][0] == pytest.approx(
+                one["logprobs"]["token_logprobs"][0], abs=0.1
+            )
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("body", "status", "message"),
+        [
+            (b"no json", 400, "malformed"),
+            ({"prompt": "a", "n": "2"}, 400, "$.n"),
+            ({"prompt": ""}, 400, "the prompt is empty"),
+            ({"prompt": [[]]}, 400, "the prompt is empty"),
+            ({"prompt": [320]}, 400, "none of the 320 of this model"),
+            ({"prompt": [-1]}, 400, "none of the 320 of this model"),
+            ({"prompt": [5] * 512}, 400, "the prompt has 512 tokens, and the model has 512 positions"),
+            ({"prompt": "a" * 6656}, 400, "the prompt has 6656 tokens, and the model has 512 positions"),
+            ({"prompt": "a" * 6657}, 400, "the prompt has 6657 characters, and the 512 positions of the model hold"),
+            ({"prompt": "a" * (15 << 20)}, 400, "characters"),
+            (b" " * ((16 << 20) + 1), 413, "larger than 16 MiB"),
+        ],
+    )
+    def test_requests(self, client: Client, body: Any, status: int, message: str) -> None:
+        code, told = client.call("/v1/completions", body)
+        assert (code, told["error"]["code"]) == (status, status)
+        assert message in told["error"]["message"]
+        assert told["error"]["type"] == "invalid_request_error"
+
+    def test_who_asks_for_much_keeps_nobody_waiting(self, client: Client) -> None:
+        """Texts that all fit, but for the last one: that is known only when all have been read."""
+        refused: list[Any] = []
+        body = {"prompt": ["ab cd " * 80] * 4095 + [""]}
+        thread = threading.Thread(target=lambda: refused.append(client.call("/v1/completions", body)))
+        thread.start()
+        waited = []
+        while thread.is_alive():
+            began = time.monotonic()
+            assert client.call("/health")[0] == 200
+            waited.append(time.monotonic() - began)
+        assert refused[0][0] == 400
+        assert sum(waited) > 2 * max(waited)
+
+    def test_when_too_many_wait(self, client: Client) -> None:
+        task = Task((5,), 500, 0.0, 1.0, (), 0, 0, 0)
+        future = client.service.batcher.submit([task] * 16_384)
+        try:
+            code, told = client.call("/v1/completions", {"prompt": "a", "n": 4096})
+        finally:
+            future.cancel()
+        assert (code, told["error"]["code"], told["error"]["type"]) == (503, 503, "server_error")
+        assert "the server is busy" in told["error"]["message"]
+
+    @pytest.mark.parametrize("path", ["/health", "/v1/completions", "/weights", "/metrics", "/wake"])
+    def test_a_site_whose_name_leads_here(self, client: Client, path: str) -> None:
+        request = urllib.request.Request(f"{client.url}{path}", headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=60)
+        told = json.loads(caught.value.read())["error"]
+        assert (caught.value.code, told["code"], told["type"]) == (403, 403, "invalid_request_error")
+        assert "for this machine only" in told["message"]
+
+    def test_routes(self, client: Client) -> None:
+        assert client.call("/v1/chat/completions", {})[0] == 404
+        assert client.call("/v1/completions") == (
+            405,
+            {
+                "error": {
+                    "message": "there is no GET /v1/completions",
+                    "type": "invalid_request_error",
+                    "param": None,
+                    "code": 405,
+                }
+            },
+        )
+
+    def test_one_who_hangs_up_is_not_worked_for(self, client: Client) -> None:
+        connection = http.client.HTTPConnection(client.url.removeprefix("http://"))
+        connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 500, "n": 40}))
+        until = time.monotonic() + 20
+        while not client.service.batcher.running:
+            assert time.monotonic() < until
+        assert connection.sock is not None
+        connection.sock.shutdown(socket.SHUT_RDWR)
+        connection.close()
+        until = time.monotonic() + 20
+        while client.service.batcher.running:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+class TestWhatItSays:
+    def test_before_the_first_version(self, client: Client, tiny: Path) -> None:
+        assert client.call("/health") == (200, {"status": "ok", "version": None})
+        assert client.call("/weights") == (200, {"run": None, "version": None, "state": digest(tiny).hex})
+        assert served_version(client.url) is None
+        [one] = client.complete(prompt="a", max_tokens=2)
+        assert {span["version"] for span in one["weight_versions"]} == {"default"}
+
+    def test_models(self, client: Client, tiny: Path) -> None:
+        [model] = client.call("/v1/models")[1]["data"]
+        assert (model["id"], model["max_model_len"]) == (str(tiny), 512)
+
+    def test_metrics(self, client: Client) -> None:
+        client.complete(prompt="a", max_tokens=2, seed=1)
+        client.call("/v1/completions", {})
+        text = urllib.request.urlopen(f"{client.url}/metrics").read().decode()
+        assert 'weightwire_requests_total{status="200"}' in text
+        assert 'weightwire_requests_total{status="400"}' in text
+        assert "weightwire_tokens_total" in text
+        assert "weightwire_served -1.0" in text
+
+
+# --- under load --------------------------------------------------------------------------------------------------
+
+
+class Trained:
+    """A model of which only the last norm changes, but clearly; and every version of that.
+
+    What is in the cache does not depend on it: so also a token after a swap is just what its own version gives.
+    """
+
+    def __init__(self, model: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).requires_grad_(False)
+        self.norm = self.module.model.norm.weight
+        self.versions: dict[int, Any] = {}
+
+    def publish(self, publisher: Publisher) -> int:
+        generator = torch.Generator().manual_seed(len(self.versions))
+        self.norm.copy_(torch.randn(128, generator=generator) * 10)
+        version = publisher.publish(self.module).version
+        assert version is not None
+        self.versions[version] = self.norm.clone()
+        return version
+
+    def logprobs(self, prompt: list[int], tokens: list[int]) -> dict[int, Any]:
+        """What each version gives these tokens, by one plain pass."""
+        told = {}
+        for version, norm in self.versions.items():
+            self.norm.copy_(norm)
+            logits = self.module(torch.tensor([[*prompt, *tokens]])).logits[0].float()
+            each = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+            told[version] = each.gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
+        return told
+
+
+def test_versions_come_while_it_serves(tiny: Path, tmp_path: Path) -> None:
+    """Every token is of the version that it says: no other gives it the same probability."""
+    trained, answers, stop = Trained(tiny), list[tuple[list[int], Any]](), threading.Event()
+    bucket = tmp_path / "bucket"
+    with Publisher(bucket, files=tiny, blocking=True, on_event=nothing) as publisher:
+        newest = trained.publish(publisher)
+        with serve(tiny, bucket, tmp_path / "replica") as client:
+            wait_for(client, newest)
+
+            def ask(number: int) -> None:
+                while not stop.is_set():
+                    prompt = [3 + number, 50 + len(answers) % 200, 7] * (1 + number)
+                    most = 10 if number % 2 else 120
+                    answers.extend((prompt, one) for one in client.complete(prompt=prompt, max_tokens=most, n=2))
+
+            threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for _ in range(5):
+                newest = trained.publish(publisher)
+                client.call("/wake", b"")
+                wait_for(client, newest)
+                time.sleep(0.2)
+            stop.set()
+            for thread in threads:
+                thread.join()
+            state = client.call("/weights")[1]
+    assert (state["version"], state["state"]) == (newest, versions_in(bucket)[-1]["after"])
+
+    spans = [span for _, one in answers for span in spans_of(one)]
+    assert {span.version for span in spans} == set(trained.versions)
+    assert len(spans) > len(answers)  # some were on their way when a version came
+    for prompt, one in [*answers[:: 1 + len(answers) // 40], *(pair for pair in answers if len(spans_of(pair[1])) > 1)]:
+        expected, told = trained.logprobs(prompt, one["token_ids"]), np.array(one["logprobs"]["token_logprobs"])
+        assert spans_of(one)[-1].end == len(told)
+        for span in spans_of(one):
+            part = slice(span.start, span.end)
+            off = {version: float(np.abs(told - given)[part].max()) for version, given in expected.items()}
+            assert span.version is not None
+            assert off.pop(span.version) < 0.4
+            if span.end - span.start >= 8:  # too many to be alike by chance
+                assert min(off.values()) > 1.0
+
+
+def wait_for(client: Client, version: int) -> None:
+    until = time.monotonic() + 30
+    while served_version(client.url) != version:
+        assert time.monotonic() < until
+        time.sleep(0.01)

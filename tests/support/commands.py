@@ -1,0 +1,186 @@
+"""weightwire as a user runs it; and a training whose checkpoints it is given."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+import safetensors.numpy
+
+from weightwire.cli.entry_point import main
+from weightwire.delta.state import digest
+from weightwire.weights.source import read_weights
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+COMMAND = [sys.executable, "-m", "weightwire"]
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    def check_failed(self, *texts: str) -> None:
+        """One error, with a hint, and no traceback."""
+        assert (self.code, self.out) == (1, ""), self
+        error, hint = self.err.splitlines()
+        assert error.startswith("error: "), self
+        assert hint.startswith("hint: "), self
+        for text in texts:
+            assert text in self.err
+
+
+class Command:
+    """Runs weightwire in this process; `code`, `out` and `err` are what a shell would see."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *args: str | Path) -> Ran:
+        self._monkeypatch.setattr(sys, "argv", ["weightwire", *map(str, args)])
+        with pytest.raises(SystemExit) as exit:
+            main()
+        captured = self._capsys.readouterr()
+        return Ran(int(exit.value.code or 0), captured.out, captured.err)
+
+
+def weightwire(*args: str | Path | int) -> Ran:
+    """In this process, which is quicker."""
+    out, err = io.StringIO(), io.StringIO()
+    handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    argv, sys.argv = sys.argv, ["weightwire", *map(str, args)]
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+    except SystemExit as exit:
+        return Ran(int(exit.code or 0), out.getvalue(), err.getvalue())
+    finally:
+        sys.argv = argv
+        for number, handler in handlers:
+            signal.signal(number, handler)
+    raise AssertionError("it did not exit")
+
+
+class Running:
+    """A command in a process of its own."""
+
+    def __init__(self, *args: str | Path | int) -> None:
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([*COMMAND, *map(str, args)], stdout=pipe, stderr=pipe, text=True)
+        self.lines: dict[str, list[str]] = {"out": [], "err": []}
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream, self.lines[name]), daemon=True)
+            for name, stream in (("out", self.process.stdout), ("err", self.process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @staticmethod
+    def _read(stream: IO[str], lines: list[str]) -> None:
+        for line in stream:
+            lines.append(line)
+
+    def wait_for(self, text: str, count: int = 1, stream: str = "err", seconds: float = 40.0) -> str:
+        """The line that has it, for the `count`-th time."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            found = [line for line in self.lines[stream] if text in line]
+            if len(found) >= count:
+                return found[count - 1]
+            assert self.process.poll() is None, f"ended: {self.lines}"
+            time.sleep(0.02)
+        raise AssertionError(f"no {text!r} in {self.lines}")
+
+    def stop(self, number: int = signal.SIGTERM) -> Ran:
+        self.process.send_signal(number)
+        return self.end()
+
+    def end(self) -> Ran:
+        code = self.process.wait(timeout=40)
+        for reader in self._readers:
+            reader.join()
+        return Ran(code, "".join(self.lines["out"]), "".join(self.lines["err"]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.end()
+
+
+@dataclass
+class Training:
+    """Writes checkpoints as transformers does: weights in two shards, and files that are not weights."""
+
+    parent: Path
+    seed: int = 7
+    weights: Arrays = field(init=False)
+
+    def __post_init__(self) -> None:
+        random = np.random.default_rng(self.seed)
+        names = [f"model.layers.{layer}.weight" for layer in range(3)]
+        self.weights = {name: random.normal(0, 0.02, (64, 128)).astype(ml_dtypes.bfloat16) for name in names}
+        self.weights["norm"] = random.normal(1, 0.1, 128).astype(np.float32)
+
+    def step(self) -> None:
+        """A few weights move by one ulp."""
+        self.weights = {name: array.copy() for name, array in self.weights.items()}
+        for name in self.weights.keys() - {"norm"}:
+            self.weights[name].view(np.uint16).reshape(-1)[::97] += 1
+
+    def save(self, name: str) -> Path:
+        directory = self.parent / name
+        save_checkpoint(directory, self.weights)
+        self.step()
+        return directory
+
+
+def save_checkpoint(directory: Path, arrays: Arrays) -> Path:
+    names = sorted(arrays)
+    shards = {"model-00001-of-00002.safetensors": names[:2], "model-00002-of-00002.safetensors": names[2:]}
+    (directory / "tokenizer").mkdir(parents=True, exist_ok=True)
+    for shard, members in shards.items():
+        safetensors.numpy.save_file({name: arrays[name] for name in members}, directory / shard, {"format": "pt"})
+    listed = {name: shard for shard, members in shards.items() for name in members}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+    (directory / "config.json").write_text('{"model_type": "tiny"}\n')
+    (directory / "tokenizer" / "vocab.txt").write_text("hello\n")
+    return directory
+
+
+def bits_of(path: Path) -> dict[str, bytes]:
+    return {name: tensor.bits.tobytes() for name, tensor in read_weights(path).items()}
+
+
+def state_of(path: Path) -> str:
+    return digest(path).hex
+
+
+def versions_in(bucket: Path) -> list[dict[str, Any]]:
+    """The commits, in order."""
+    return [json.loads(path.read_bytes()) for path in sorted((bucket / "commits").glob("*.json"))]
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}

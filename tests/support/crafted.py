@@ -1,0 +1,249 @@
+"""Blocks and files taken apart and put together again, after docs/FORMAT.md: for those that no writer would write.
+
+Everything of a block can be changed here and still be entropy-coded as it should be, so that a lie is told in a
+well-formed way and reaches the check that is meant for it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weightwire import Delta, Entry
+from weightwire.codec import rans
+from weightwire.codec.bit_stream import BitReader, BitWriter, read_uvarint, unzigzag, uvarint, zigzag
+from weightwire.codec.frequency_tables import Shares, gap_table, read_levels, shares, split, write_levels
+
+TOKENS = {1: 31, 2: 63, 4: 79, 8: 111}
+BALANCED = 128
+
+
+@dataclass
+class Marks:
+    """Gap symbols, and the raw bits of each gap. `claimed` is how many symbols its head speaks of."""
+
+    complement: bool
+    j: int
+    symbols: list[int]
+    low: list[int]
+    claimed: int | None = None
+
+    def write_head(self, bits: BitWriter, expected: int) -> None:
+        claimed = len(self.symbols) if self.claimed is None else self.claimed
+        bits.number(self.complement, 1)
+        bits.golomb(claimed, 8)
+        if claimed:
+            bits.golomb(zigzag(self.j - expected), 1)
+
+    def write_raw(self, bits: BitWriter) -> None:
+        for low in self.low:
+            bits.number(low, self.raw)
+
+    @property
+    def raw(self) -> int:
+        return gap_table(min(max(self.j, 0), 127))[0]
+
+    @property
+    def table(self) -> Shares:
+        return gap_table(min(max(self.j, 0), 127))[2]
+
+
+@dataclass
+class Steps:
+    """Step symbols, and the raw bits of those that have some. `claimed` is written where the marks are a complement."""
+
+    symbols: list[int]
+    low: list[tuple[int, int]]  # value, width
+    levels: tuple[int, ...]
+    plus: int
+    claimed: int | None = None
+
+    def write_table(self, bits: BitWriter) -> None:
+        write_levels(bits, self.levels)
+        bits.number({BALANCED: 0, 256: 1, -1: 2}.get(self.plus, 3), 2)
+        if self.plus not in (BALANCED, 256, -1):
+            bits.number(self.plus, 8)
+
+    @property
+    def table(self) -> Shares:
+        plus = max(0, self.plus)
+        return split(shares(self.levels, 1 if plus in (0, 256) else 2), plus)
+
+
+@dataclass
+class Ulp:
+    """An `ulp` block. `classes` has one pair for every bit of `present`, as long as it is true."""
+
+    tag: int
+    top: int
+    width: int
+    present: int
+    lines: Marks | None
+    classes: list[tuple[Marks, Steps]]
+    tail: bytes = b""
+    words: int | None = None
+
+    def build(self) -> bytes:
+        bits = BitWriter()
+        bits.number(self.top, 11)
+        bits.number(self.width, 4)
+        bits.number(self.present, 16)
+        if self.lines:
+            self.lines.write_head(bits, 0)
+        expected = 20
+        for marks, steps in self.classes:
+            marks.write_head(bits, expected)
+            if marks.complement:
+                bits.golomb((len(steps.symbols) if steps.claimed is None else steps.claimed) - 1, 8)
+            empty = marks.claimed == 0 if marks.claimed is not None else not marks.symbols
+            expected = max(0, (expected if empty else marks.j) - 4)
+        for _, steps in self.classes:
+            steps.write_table(bits)
+        every = ([self.lines] if self.lines else []) + [marks for marks, _ in self.classes]
+        for marks in every:
+            marks.write_raw(bits)
+        for _, steps in self.classes:
+            for value, width in steps.low:
+                bits.number(value, width)
+        sections = [(marks.symbols, marks.table) for marks in every]
+        sections += [(steps.symbols, steps.table) for _, steps in self.classes]
+        return frame(self.tag, sections, self.words) + bits.to_bytes() + self.tail
+
+
+@dataclass
+class Planes:
+    """A `dense` or `full` block: per plane its bytes and, where it is coded, its levels."""
+
+    tag: int
+    raw_planes: int
+    planes: list[bytes]
+    levels: list[tuple[int, ...] | None]
+    tail: bytes = b""
+    words: int | None = None
+
+    def build(self) -> bytes:
+        bits = BitWriter()
+        sections, raw = [], b""
+        for plane, levels in zip(self.planes, self.levels, strict=True):
+            if levels is None:
+                raw += plane
+            else:
+                write_levels(bits, levels)
+                sections.append((list(plane), shares(levels, 1)))
+        return frame(self.tag, sections, self.words) + bytes([self.raw_planes]) + raw + bits.to_bytes() + self.tail
+
+
+def frame(tag: int, sections: list[tuple[list[int], Shares]], claimed: int | None = None) -> bytes:
+    """Raises ValueError where a table has no slot for a symbol."""
+    for symbols, table in sections:
+        if any(symbol >= len(table) or not table[symbol] for symbol in symbols):
+            raise ValueError("a symbol has no share")
+    coded = [(np.array(symbols, np.uint8), table) for symbols, table in sections]
+    states, words = rans.encode(coded, 4 if tag & 4 else 1)
+    count = uvarint(len(words) if claimed is None else claimed)
+    return bytes([tag]) + count + np.array(states, "<u4").tobytes() + np.array(words, "<u2").tobytes()
+
+
+# --- taking apart ------------------------------------------------------------------------------------------------
+
+
+def _open(data: bytes) -> tuple[rans.Decoder, bytes]:
+    words, at = read_uvarint(data, 1)
+    lanes = 4 if data[0] & 4 else 1
+    states = np.frombuffer(data, "<u4", lanes, at).tolist()
+    at += 4 * lanes
+    return rans.Decoder(states, np.frombuffer(data, "<u2", words, at)), data[at + 2 * words :]
+
+
+def _head(bits: BitReader, expected: int) -> tuple[bool, int, int]:
+    complement, symbols = bool(bits.number(1)), bits.golomb(8)
+    return complement, symbols, expected + unzigzag(bits.golomb(1)) if symbols else expected
+
+
+def parse_ulp(data: bytes, unit: int) -> Ulp:
+    """Takes a well-formed block apart."""
+    decoder, rest = _open(data)
+    bits = BitReader(rest)
+    top, width, present = bits.number(11), bits.number(4), bits.number(16)
+    heads = [_head(bits, 0)] if data[0] & 8 else []
+    counts = []
+    expected = 20
+    for _ in range(present.bit_count()):
+        heads.append(_head(bits, expected))
+        counts.append(bits.golomb(8) + 1 if heads[-1][0] else 0)
+        expected = max(0, heads[-1][2] - 4)
+    tables = []
+    for _ in counts:
+        levels = read_levels(bits, TOKENS[unit])
+        mode = bits.number(2)
+        tables.append((levels, bits.number(8) if mode == 3 else (BALANCED, 256, -1)[mode]))
+    marks = []
+    for complement, symbols, j in heads:
+        raw, go_on, table = gap_table(j)
+        found = decoder.section(symbols, table).tolist()
+        low = [bits.number(raw) for symbol in found if symbol != go_on]
+        marks.append(Marks(complement, j, found, low))
+    lines = marks.pop(0) if data[0] & 8 else None
+    steps = [
+        _steps(decoder, bits, Steps([], [], *table), count if one.complement else len(one.low))
+        for one, count, table in zip(marks, counts, tables, strict=True)
+    ]
+    return Ulp(data[0], top, width, present, lines, list(zip(marks, steps, strict=True)))
+
+
+def _steps(decoder: rans.Decoder, bits: BitReader, steps: Steps, count: int) -> Steps:
+    steps.symbols = decoder.section(count, steps.table).tolist()
+    for symbol in steps.symbols:
+        if width := raw_bits(symbol >> 1):
+            steps.low.append((bits.number(width), width))
+    return steps
+
+
+def raw_bits(token: int) -> int:
+    """How many bits of a step's magnitude are sent raw."""
+    return 0 if token < 15 else (token - 15) // 4 + 2 if token < 63 else token - 47
+
+
+def parse_planes(data: bytes, count: int, unit: int) -> Planes:
+    """Takes a well-formed block apart."""
+    decoder, rest = _open(data)
+    raw_planes, at = rest[0], 1
+    planes: list[bytes] = [b""] * unit
+    for index in range(unit):
+        if raw_planes >> index & 1:
+            planes[index] = rest[at : at + count]
+            at += count
+    bits = BitReader(rest[at:])
+    levels = [None if raw_planes >> index & 1 else read_levels(bits, 256) for index in range(unit)]
+    for index, one in enumerate(levels):
+        if one is not None:
+            planes[index] = decoder.section(count, shares(one, 1)).tobytes()
+    block = Planes(data[0], raw_planes, planes, levels)
+    block.tail = bytes(len(data) - len(block.build()))
+    return block
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+Header = dict[str, Any]
+
+
+def taken_apart(delta: Delta) -> tuple[Header, bytes]:
+    """A file's JSON, and its data."""
+    return json.loads(delta.head[8:]), delta.to_bytes()[len(delta.head) :]
+
+
+def put_together(header: Header, data: bytes) -> bytes:
+    text = json.dumps(header, ensure_ascii=False).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def packed_entry(entry: Entry) -> bytes:
+    """docs/FORMAT.md, "Index"."""
+    flags = entry.dtype.code | 0x20 * (entry.rows is not None) | 0x40 * entry.coo | 0x80 * entry.fresh
+    numbers = [len(entry.shape), *entry.shape, *(entry.rows or ()), entry.changed, *entry.blocks]
+    return bytes([flags]) + b"".join(map(uvarint, numbers)) + b"".join(n.to_bytes(8, "little") for n in entry.digest)

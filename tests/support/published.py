@@ -1,0 +1,53 @@
+"""What a run in a bucket holds, seen by a reader that has nothing but the bucket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from weightwire import State, Tensor, digest
+from weightwire.bucket.port import Bucket
+from weightwire.catchup.fetch import Fetcher
+from weightwire.catchup.restore import restore_weights, schema_of
+from weightwire.chain.reader import ChainReader, read_run
+from weightwire.chain.records import Commit, Run, Sealed
+from weightwire.publisher.host_copies import HostCopies
+from weightwire.system.runtime import Runtime
+from weightwire.weights.source import read_weights
+
+__all__ = ["commits_in", "run_in", "version_in"]
+
+
+def run_in(bucket: Bucket) -> Run:
+    return asyncio.run(read_run(bucket))
+
+
+def commits_in(bucket: Bucket) -> list[Commit]:
+    """The whole chain, checked as a follower does."""
+    return [commit.record for commit in asyncio.run(_commits(bucket))]
+
+
+def version_in(bucket: Bucket, version: int | None = None, base: Mapping[str, Any] | None = None) -> State:
+    """The weights of a version, the newest unless it is said, as their state: proven by a full scan of their bits."""
+    weights = asyncio.run(_restored(bucket, version, base))
+    return digest(weights)
+
+
+async def _commits(bucket: Bucket) -> list[Sealed[Commit]]:
+    chain = ChainReader(bucket, await read_run(bucket))
+    found: list[Sealed[Commit]] = []
+    while more := await chain.read_after(found[-1] if found else None):
+        found += more
+    return found
+
+
+async def _restored(bucket: Bucket, version: int | None, base: Mapping[str, Any] | None) -> dict[str, Tensor]:
+    run = await read_run(bucket)
+    commits = await _commits(bucket)
+    path = await ChainReader(bucket, run).plan(commits[-1 if version is None else version], None)
+    room: HostCopies[None] = HostCopies(schema_of(run), single=True)
+    given = None if base is None else read_weights(base)
+    state = await restore_weights(path, Fetcher(bucket, Runtime()), room.published, Runtime(), base=given)
+    assert state == digest(room.published)
+    return room.published

@@ -1,0 +1,195 @@
+"""A real engine to test with: vLLM on a CPU, serving a model that is tiny but whole.
+
+A server takes half a minute to start: tests share the ones of `conftest.py`, and leave them serving. It listens on
+127.0.0.1 only, downloads and reports nothing, and dies with the process that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.stores import Server, answers, free_ports
+
+__all__ = ["VLLM", "tiny_config", "tiny_model"]
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def tiny_config(*, tied: bool = False) -> Any:
+    """Qwen3 with everything that an engine fuses, shares or splits: grouped heads, norms of heads, gate and up."""
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
+        vocab_size=320,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=SPECIAL.index("<|im_end|>"),
+        pad_token_id=SPECIAL.index("<|endoftext|>"),
+    )
+
+
+def tiny_model(directory: Path, *, tied: bool = False, seed: int = 0, chat_template: str | None = None) -> Path:
+    """A checkpoint of half a million bf16 weights with a tokenizer of bytes. A seed gives the same bits every time."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(tiny_config(tied=tied)).to(torch.bfloat16)
+    model.save_pretrained(directory)
+    _tokenizer(chat_template).save_pretrained(directory)
+    return directory
+
+
+def _tokenizer(chat_template: str | None) -> Any:
+    """One token per byte, and those of a chat."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=["<|im_start|>"],
+        chat_template=chat_template,
+    )
+
+
+class VLLM(Server):
+    """vLLM's own server in development mode, with the weight transfer backend that is asked for."""
+
+    def __init__(
+        self,
+        root: Path,
+        model: Path,
+        *,
+        backend: str | None = "weightwire",
+        tensor_parallel: int = 1,
+        options: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.model = model
+        [port] = free_ports(1)
+        self.url = f"http://127.0.0.1:{port}"
+        # `vllm serve` looks for a distribution named vllm; the one that is built for CPUs has another name.
+        module = "vllm.entrypoints.openai.api_server"
+        sizes = ["--max-model-len", "256", "--max-num-seqs", "8", "--dtype", "bfloat16", "--enforce-eager"]
+        # A lone worker in the process of the engine: one less that has to import all of vLLM.
+        workers = ["--tensor-parallel-size", str(tensor_parallel)]
+        workers += ["--distributed-executor-backend", "uni"] if tensor_parallel == 1 else []
+        place = ["--host", "127.0.0.1", "--port", str(port), *workers]
+        transfer = ["--weight-transfer-config", json.dumps({"backend": backend})] if backend else []
+        command = [sys.executable, "-m", module, "--model", str(model), *place, *sizes, *transfer, *options]
+        self._env = {**os.environ, **_environment(tensor_parallel), **(env or {})}
+        super().__init__(root, command, lambda: answers("GET", f"{self.url}/health"))
+
+    def start(self) -> None:
+        with (self.root / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self.root,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # A group of its own: its workers are in it too, and go when it goes.
+                start_new_session=True,
+                preexec_fn=_end_with_us,
+            )
+        deadline = time.monotonic() + 600
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                pytest.fail(f"vLLM did not start:\n{self.log()[-6000:]}")
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """The server and its workers, at once."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    stop = kill
+
+    def pause(self) -> None:
+        """All of its processes stand still, and keep their connections."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGCONT)
+
+    def log(self) -> str:
+        return (self.root / "log").read_text(errors="replace")
+
+    def get(self, path: str) -> Any:
+        return _ask(urllib.request.Request(f"{self.url}{path}"))
+
+    def post(self, path: str, body: object = None) -> Any:
+        data = b"" if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        return _ask(urllib.request.Request(f"{self.url}{path}", data, headers, method="POST"))
+
+    @property
+    def weight_version(self) -> str:
+        return str(self.get("/weight_info")["weight_version"])
+
+    def checksums(self) -> Any:
+        """SHA-256 of every tensor as the engine's workers hold it: equal for the same bits, however they came there."""
+        return self.post("/weight_checker", {"action": "checksum"})
+
+    def complete(self, prompt: str, tokens: int = 8) -> str:
+        """The likeliest continuation."""
+        body = {"model": str(self.model), "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        return str(self.post("/v1/completions", body)["choices"][0]["text"])
+
+
+def _end_with_us() -> None:
+    """As in `stores`, but politely: it has workers to end."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _environment(tensor_parallel: int) -> dict[str, str]:
+    shared = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"} if tensor_parallel > 1 else {}
+    return {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        **shared,
+    }
+
+
+def _ask(request: urllib.request.Request) -> Any:
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        text = reply.read()
+    return json.loads(text) if text else None

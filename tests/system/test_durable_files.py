@@ -1,0 +1,107 @@
+"""Files that are whole or not there. What a power cut leaves of them is tested with those who use them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from weightwire.system import durable_files
+
+
+def test_a_file_appears_whole(tmp_path: Path) -> None:
+    durable_files.write_file(tmp_path / "file", b"one")
+    durable_files.write_file(tmp_path / "file", b"two" * 100_000)
+    assert (tmp_path / "file").read_bytes() == b"two" * 100_000
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    durable_files.write_file(tmp_path / "file", b"one")
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="full"):
+        durable_files.write_file(tmp_path / "file", b"two")
+    assert (tmp_path / "file").read_bytes() == b"one"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_link_leads_to_one_or_the_other(tmp_path: Path) -> None:
+    (tmp_path / "link.partial").symlink_to("left by a crash")
+    for target in ("a", "b"):
+        (tmp_path / target).mkdir()
+        durable_files.point(tmp_path / "link", target)
+        assert (tmp_path / "link").resolve() == (tmp_path / target).resolve()
+    assert sorted(os.listdir(tmp_path)) == ["a", "b", "link"]
+
+
+@pytest.mark.parametrize("without", ["nothing", "sharing", "copying in the kernel"])
+def test_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EXDEV, "not between these")
+
+    if without != "nothing":
+        monkeypatch.setattr(fcntl, "ioctl", refused)
+    if without == "copying in the kernel":
+        monkeypatch.setattr(os, "copy_file_range", refused, raising=False)
+    data = os.urandom(3_000_001)
+    (tmp_path / "old").write_bytes(data)
+    shared = durable_files.clone_file(tmp_path / "old", tmp_path / "new")
+    assert (tmp_path / "new").read_bytes() == data
+    assert not (shared and without != "nothing")
+    with pytest.raises(FileExistsError):
+        durable_files.clone_file(tmp_path / "old", tmp_path / "new")
+
+
+def test_a_copy_that_breaks_off_in_the_kernel_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(os, "copy_file_range"):
+        pytest.skip("there is no copying in the kernel here")
+    real, calls = os.copy_file_range, iter(range(9))
+
+    def once(old: int, new: int, count: int, *at: int) -> int:
+        if next(calls):
+            raise OSError(errno.EIO, "enough")
+        return real(old, new, 1000, *at)
+
+    monkeypatch.setattr(os, "copy_file_range", once)
+    data = os.urandom(5000)
+    (tmp_path / "old").write_bytes(data)
+    durable_files.clone_file(tmp_path / "old", tmp_path / "new")
+    assert (tmp_path / "new").read_bytes() == data
+
+
+def test_a_lock_is_held_once(tmp_path: Path) -> None:
+    lock = durable_files.lock_file(tmp_path / "lock")
+    assert lock is not None
+    assert durable_files.lock_file(tmp_path / "lock") is None
+    os.close(lock)
+    again = durable_files.lock_file(tmp_path / "lock")
+    assert again is not None
+    os.close(again)
+
+
+def test_what_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "inner" / "file").write_text("!")
+    (tmp_path / "link").symlink_to("folder")
+    durable_files.remove(tmp_path / "link")
+    assert (tmp_path / "folder" / "inner" / "file").exists()
+    durable_files.remove(tmp_path / "folder")
+    durable_files.remove(tmp_path / "folder")
+    assert not os.listdir(tmp_path)
+
+
+def test_a_map_is_flushed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(10_000))
+    with (tmp_path / "file").open("r+b") as file:
+        memory = mmap.mmap(file.fileno(), 0)
+    memory[9_999] = 7
+    durable_files.flush(memory, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes()[9_999] == 7

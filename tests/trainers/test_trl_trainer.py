@@ -1,0 +1,485 @@
+"""TRL through a bucket: what a transfer promises, and asynchronous GRPO with a real vLLM at the other end."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from support.commands import Running, versions_in
+from support.published import version_in
+from support.readme import blocks, filled
+from support.serving import VLLM
+from support.stores import NOWHERE, SeaweedFS, use
+from weightwire import digest
+from weightwire.bucket.registry import open_bucket
+from weightwire.errors import CheckpointError, EngineError, EngineGone, SchemaChanged
+from weightwire.trainers.trl import BucketTransfer
+
+Pairs = Iterator[tuple[str, Any]]
+
+
+def masters(seed: int = 0) -> dict[str, torch.Tensor]:
+    """What TRL yields: float32, under the names that vLLM knows."""
+    made = torch.Generator().manual_seed(seed)
+    return {f"model.layers.{layer}.weight": torch.randn(16, 8, generator=made) for layer in range(3)}
+
+
+def in_bf16(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.to(torch.bfloat16) for name, value in weights.items()}
+
+
+def until(fine: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not fine():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@dataclass
+class Server:
+    """Says what a vLLM server says: the test decides what that is."""
+
+    version: str = "default"
+    backend: str | None = "weightwire"
+    is_in_development: bool = True
+    port: int = 0
+    url: str = field(init=False)
+
+    def answer(self, path: str, body: Any) -> Any:
+        if path == "/weight_info" and self.is_in_development:
+            return {"weight_version": self.version}
+        if path == "/server_info" and self.is_in_development:
+            transfer = None if self.backend is None else {"backend": self.backend}
+            return {"vllm_config": {"weight_transfer_config": transfer}}
+        if path == "/update_weight_version":
+            self.version = body["new_version"]
+            return {"success": True}
+        return {"version": "0.32.0"} if path == "/version" else None
+
+    def __enter__(self) -> Server:
+        said = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                answer = said.answer(self.path.partition("?")[0], self._body())
+                self.send_response(404 if answer is None else 200)
+                self.end_headers()
+                self.wfile.write(json.dumps(answer or {}).encode())
+
+            do_POST = do_GET
+
+            def _body(self) -> Any:
+                length = int(self.headers.get("Content-Length") or 0)
+                return json.loads(self.rfile.read(length)) if length else None
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as one:
+        yield one
+
+
+class Trainer:
+    """What TRL's trainer does for one transfer after the other."""
+
+    def __init__(self, transfer: BucketTransfer) -> None:
+        self.told: list[int] = []
+        self.rollout_worker = SimpleNamespace(metrics_queue=queue.Queue(), update_model_version=self.told.append)
+        self.state = SimpleNamespace(global_step=0)
+        self.model_version = 0
+        self.weights = masters()
+        self.left: Pairs = iter(())
+        self._transfer = transfer
+
+    def _streaming_iter(self) -> Pairs:
+        for name, value in self.weights.items():
+            assert self is not None  # as in TRL, where it asks for the model
+            yield name, value.clone()
+
+    def sync(self) -> None:
+        self._transfer.pause()
+        self.left = self._streaming_iter()
+        self._transfer.send_weights(self.left)
+        self._transfer.resume()
+        self.model_version += 1
+        self.rollout_worker.update_model_version(self.model_version)
+
+    def step(self) -> None:
+        self.state.global_step += 1
+        for value in self.weights.values():
+            value += 0.01
+        self.sync()
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        logged = self.rollout_worker.metrics_queue
+        return [logged.get_nowait() for _ in range(logged.qsize())]
+
+
+class TestTransfer:
+    def test_publishes_what_it_is_given_in_bf16(self, tmp_path: Path) -> None:
+        transfer = BucketTransfer(tmp_path, files={"config.json": b"{}"})
+        trainer = Trainer(transfer)
+        transfer.init_weight_transfer()
+        for _ in range(3):
+            trainer.step()
+            assert version_in(open_bucket(tmp_path)) == digest(in_bf16(trainer.weights))
+        transfer.destroy()
+        assert [commit["step"] for commit in versions_in(tmp_path)[-3:]] == [1, 2, 3]
+        assert json.loads((tmp_path / "run.json").read_bytes())["files"][0]["name"] == "config.json"
+
+    def test_has_options_for_dtypes_as_a_publisher(self, tmp_path: Path) -> None:
+        transfer = BucketTransfer(tmp_path, dtypes={"*.0.*": "float32"})
+        trainer = Trainer(transfer)
+        transfer.init_weight_transfer()
+        trainer.sync()
+        transfer.destroy()
+        first, *_ = trainer.weights
+        assert version_in(open_bucket(tmp_path)) == digest(in_bf16(trainer.weights) | {first: trainer.weights[first]})
+
+    def test_goes_on_in_the_dtypes_of_the_run(self, tmp_path: Path) -> None:
+        for dtype in ("float16", "bfloat16"):
+            transfer = BucketTransfer(tmp_path, dtype=dtype)
+            trainer = Trainer(transfer)
+            transfer.init_weight_transfer()
+            trainer.step()
+            transfer.destroy()
+        assert version_in(open_bucket(tmp_path)) == digest({n: v.half() for n, v in trainer.weights.items()})
+
+    def test_may_begin_again(self, tmp_path: Path) -> None:
+        """A second train(), for which TRL does not set up anything."""
+        transfer = BucketTransfer(tmp_path)
+        trainer = Trainer(transfer)
+        transfer.init_weight_transfer()
+        trainer.step()
+        transfer.destroy()
+        trainer.step()
+        transfer.destroy()
+        assert version_in(open_bucket(tmp_path)) == digest(in_bf16(trainer.weights))
+
+    def test_takes_any_iterator(self, tmp_path: Path) -> None:
+        transfer = BucketTransfer(tmp_path)
+        transfer.init_weight_transfer()
+        transfer.send_weights(iter(masters().items()))
+        transfer.destroy()
+        assert version_in(open_bucket(tmp_path)) == digest(in_bf16(masters()))
+
+    def test_tells_what_it_did(self, tmp_path: Path) -> None:
+        transfer = BucketTransfer(tmp_path)
+        trainer = Trainer(transfer)
+        transfer.init_weight_transfer()
+        trainer.sync()
+        transfer.destroy()
+        [metrics] = trainer.metrics
+        assert metrics.keys() == {"sync/seconds", "sync/bytes"}
+        assert metrics["sync/bytes"] == versions_in(tmp_path)[-1]["files"][0]["size"]
+        assert transfer.staleness is None
+
+
+class TestFailedTransfer:
+    def test_raises_and_other_ranks_are_not_left_alone(self, tmp_path: Path) -> None:
+        transfer = BucketTransfer(tmp_path)
+        trainer = Trainer(transfer)
+        transfer.init_weight_transfer()
+        trainer.sync()
+        trainer.weights["model.layers.0.weight"] = torch.ones(16, 8).to_sparse()
+        with pytest.raises(CheckpointError):
+            trainer.sync()
+        assert list(trainer.left) == []
+        assert trainer.model_version == 1
+        transfer.destroy()
+
+    def test_of_other_weights_than_the_run_has(self, tmp_path: Path) -> None:
+        transfer = BucketTransfer(tmp_path)
+        trainer = Trainer(transfer)
+        transfer.init_weight_transfer()
+        trainer.sync()
+        del trainer.weights["model.layers.0.weight"]
+        with pytest.raises(SchemaChanged):
+            trainer.sync()
+        assert (trainer.model_version, trainer.told) == (1, [1])
+        transfer.destroy()
+
+
+class TestEngine:
+    def test_is_waited_for_the_first_time(self, tmp_path: Path, server: Server) -> None:
+        transfer = BucketTransfer(tmp_path, server=server.url)
+        trainer = Trainer(transfer)
+        transfer.init_weight_transfer()
+        threading.Timer(0.4, setattr, (server, "version", "1")).start()
+        trainer.sync()
+        assert server.version == "1"
+        [metrics] = trainer.metrics
+        assert metrics["sync/behind"] == 1
+        assert metrics["sync/waited"] > 0.2
+        transfer.destroy()
+
+    def test_may_be_behind_by_one(self, tmp_path: Path, server: Server) -> None:
+        transfer = BucketTransfer(tmp_path, server=server.url, timeout=0.3)
+        trainer = Trainer(transfer)
+        transfer.init_weight_transfer()
+        server.version = "1"
+        trainer.sync()
+        trainer.step()
+        assert transfer.staleness == 1
+        with pytest.raises(EngineError, match=r"still 2 versions behind after 0.3 s") as caught:
+            trainer.step()
+        assert f"weightwire follow URL --into DIR --engine vllm={server.url}" in str(caught.value)
+        assert trainer.model_version == 2
+        transfer.destroy()
+
+    def test_may_be_behind_by_none_if_it_is_to_be_applied(self, tmp_path: Path, server: Server) -> None:
+        transfer = BucketTransfer(tmp_path, server=server.url, applied=True, timeout=0.3)
+        trainer = Trainer(transfer)
+        transfer.init_weight_transfer()
+        server.version = "1"
+        trainer.sync()
+        assert transfer.staleness == 0
+        with pytest.raises(EngineError, match="1 version"):
+            trainer.step()
+        transfer.destroy()
+
+    def test_may_be_behind_by_any_number(self, tmp_path: Path, server: Server) -> None:
+        transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None, timeout=0.3)
+        trainer = Trainer(transfer)
+        transfer.init_weight_transfer()
+        for _ in range(4):
+            trainer.step()
+        assert transfer.staleness == 4
+        server.version = "3"
+        assert transfer.staleness == 1
+        transfer.destroy()
+
+    def test_does_not_count_fences(self, tmp_path: Path, server: Server) -> None:
+        for _ in range(3):  # each takes a version for itself when it starts
+            transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None)
+            transfer.init_weight_transfer()
+            Trainer(transfer).sync()
+            transfer.destroy()
+        assert transfer.publisher is None
+        assert transfer.staleness == 1
+
+    def test_is_not_believed_about_another_run(self, tmp_path: Path, server: Server) -> None:
+        server.version = "1"  # of a run that is over; this one will have a version 1 too
+        transfer = BucketTransfer(tmp_path, server=server.url, timeout=0.3)
+        transfer.init_weight_transfer()
+        with pytest.raises(EngineError, match="1 version"):
+            Trainer(transfer).sync()
+        transfer.destroy()
+
+    def test_of_the_same_run_is_believed(self, tmp_path: Path, server: Server) -> None:
+        for version in ("1", "3"):
+            transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None)
+            transfer.init_weight_transfer()
+            Trainer(transfer).sync()
+            transfer.destroy()
+            server.version = version
+        assert transfer.staleness == 0
+
+    def test_that_goes_away_is_behind(self, tmp_path: Path, server: Server) -> None:
+        transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None, timeout=0.3)
+        transfer.init_weight_transfer()
+        Trainer(transfer).sync()
+        server.version = "1"
+        assert transfer.staleness == 0
+        server.__exit__()
+        assert transfer.staleness == 1
+        transfer.destroy()
+        server.__enter__()
+
+
+class TestSamples:
+    def test_are_stamped_with_what_is_served(self, tmp_path: Path, server: Server) -> None:
+        transfer = BucketTransfer(tmp_path, server=server.url, max_behind=3)
+        trainer = Trainer(transfer)
+        transfer.init_weight_transfer()
+        server.version = "1"
+        trainer.sync()
+        assert trainer.told[-1] == 1
+        trainer.step()
+        trainer.step()
+        assert (trainer.model_version, trainer.told[-1]) == (3, 1)
+        server.version = "2"
+        until(lambda: trainer.told[-1] == 2)
+        server.version = "3"
+        until(lambda: trainer.told[-1] == 3)
+        transfer.destroy()
+        assert trainer.told == sorted(trainer.told)
+
+    def test_are_stamped_by_trl_itself_afterwards(self, tmp_path: Path, server: Server) -> None:
+        transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None)
+        trainer = Trainer(transfer)
+        transfer.init_weight_transfer()
+        trainer.sync()
+        transfer.destroy()
+        assert trainer.told == []
+        trainer.rollout_worker.update_model_version(7)
+        assert trainer.told == [7]
+
+
+class TestBeforeTraining:
+    def test_a_server_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(EngineGone, match="cannot be reached"):
+            BucketTransfer(tmp_path / "bucket", server=NOWHERE, timeout=0.1).init_weight_transfer()
+        assert not (tmp_path / "bucket").exists()  # nobody was fenced off
+
+    def test_a_server_that_is_still_starting(self, tmp_path: Path, server: Server) -> None:
+        server.__exit__()
+        server.port = int(server.url.rpartition(":")[2])
+        threading.Timer(0.3, server.__enter__).start()
+        transfer = BucketTransfer(tmp_path, server=server.url)
+        transfer.init_weight_transfer()
+        transfer.destroy()
+
+    def test_a_server_without_development_mode(self, tmp_path: Path, server: Server) -> None:
+        server.is_in_development = False
+        with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
+            BucketTransfer(tmp_path, server=server.url).init_weight_transfer()
+
+    @pytest.mark.parametrize(("backend", "said"), [("nccl", "nccl"), (None, "it has none")])
+    def test_a_server_with_another_backend(
+        self, tmp_path: Path, server: Server, backend: str | None, said: str
+    ) -> None:
+        server.backend = backend
+        with pytest.raises(EngineError, match=rf"weightwire backend \({said}\)\nhint: start vLLM with"):
+            BucketTransfer(tmp_path, server=server.url).init_weight_transfer()
+
+    def test_options_that_make_no_sense(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="max_behind is 0 or more"):
+            BucketTransfer(tmp_path, max_behind=-1)
+        with pytest.raises(ValueError, match="pass server="):
+            BucketTransfer(tmp_path, applied=True)
+
+
+# --- the whole ---------------------------------------------------------------------------------------------------
+
+
+def reward_letters(completions: list[Any], **_: Any) -> list[float]:
+    """How many letters there are in what was said. At the top of a module, since another process calls it."""
+    return [float(sum(letter.isalpha() for letter in completion[0]["content"])) for completion in completions]
+
+
+def attend(
+    query: Any, key: Any, value: Any, begin_q: Any, begin_k: Any, *_: Any, softmax_scale: float, **__: Any
+) -> Any:
+    """What FlashAttention computes for sequences that lie one behind the other; it knows GPUs only."""
+    parts = []
+    for first, last, begin, end in zip(begin_q[:-1], begin_q[1:], begin_k[:-1], begin_k[1:], strict=True):
+        q, k, v = (one.transpose(0, 1)[None] for one in (query[first:last], key[begin:end], value[begin:end]))
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
+        attention = torch.nn.functional.scaled_dot_product_attention
+        parts.append(attention(q, k, v, attn_mask=mask, scale=softmax_scale, enable_gqa=True)[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.fixture
+def trl_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL takes a GPU for granted, in three places."""
+    from trl.experimental.async_grpo import async_grpo_trainer, async_rollout_worker, packing
+
+    monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
+    monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
+    monkeypatch.setattr(packing, "_flash_attn", lambda: SimpleNamespace(flash_attn_varlen_func=attend))
+
+
+def grpo(model: Path, server: str, bucket: str, output: Path) -> Any:
+    """A trainer, as the README makes it."""
+    import trl
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl.experimental.async_grpo import AsyncGRPOConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    prompts = [[{"role": "user", "content": text}] for text in ("wire", "weight", "bucket", "delta")]
+    args = AsyncGRPOConfig(
+        output_dir=str(output),
+        vllm_server_base_url=server,
+        max_steps=5,
+        learning_rate=1e-3,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=1,
+        num_generations=2,
+        max_completion_length=8,
+        token_budget=-1,
+        # More would only take the cores from training, and keep the worker from ending.
+        max_inflight_tasks=4,
+        queue_maxsize=4,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        dtype="float32",
+    )
+    given = {
+        "model": str(model),
+        "reward": reward_letters,
+        "args": args,
+        "dataset": Dataset.from_dict({"prompt": prompts}),
+        "tokenizer": tokenizer,
+    }
+    [block] = blocks("TRL, asynchronous GRPO")
+    make, train = filled(block, bucket=bucket, model=model, server=server).rsplit("\n", 2)[:2]
+    assert train == "trainer.train()"
+    exec(make, given)
+    return given["trainer"]
+
+
+@pytest.mark.usefixtures("trl_on_cpu")
+def test_async_grpo_through_a_bucket(
+    vllm: VLLM, tiny: Path, seaweedfs: SeaweedFS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits that vLLM ends with are those that were trained. Nobody paused it but its follower, once per version."""
+    use(monkeypatch, seaweedfs.env)
+    url = seaweedfs.url("trl")
+    paused = vllm.log().count("POST /pause")
+    trainer = grpo(tiny, vllm.url, url, tmp_path)
+    transfer = trainer.weight_transfer
+    with Running("follow", url, "--into", tmp_path / "replica", "--engine", f"vllm={vllm.url}"):
+        trainer.train()
+        until(lambda: transfer.staleness == 0)
+        assert trainer.model_version == 6  # before the first step, and after each
+        assert 0 < vllm.log().count("POST /pause") - paused <= 6
+        served = vllm.checksums()
+        trained = {name: value.detach() for name, value in trainer.model.named_parameters()}
+        assert version_in(open_bucket(url)) == digest(in_bf16(trained)) != digest(tiny)
+
+        # A trainer that starts again sends what it had, which changes nothing but the version.
+        again = BucketTransfer(url, server=vllm.url, applied=True, timeout=60)
+        again.init_weight_transfer()
+        again.send_weights(iter(trained.items()))
+        assert again.publisher is not None
+        assert vllm.weight_version == str(again.publisher.version)
+        again.destroy()
+        assert vllm.checksums() == served
+
+    trainer.model.to(torch.bfloat16).save_pretrained(tmp_path / "trained")
+    vllm.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "trained")}})
+    assert vllm.checksums() == served
+    behind = [entry["sync/behind"] for entry in trainer.state.log_history if "sync/behind" in entry]
+    assert len(behind) >= 4
+    assert max(behind) <= 2

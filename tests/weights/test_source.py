@@ -1,0 +1,325 @@
+"""Reading weights: what is accepted, that nothing is copied, and what the refusals say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from weightwire.errors import CheckpointError
+from weightwire.weights.checkpoint import Checkpoint
+from weightwire.weights.dtypes import DTYPES
+from weightwire.weights.source import read_weights
+from weightwire.weights.tensor import Tensor
+
+
+def one(value: Any) -> Tensor:
+    """What becomes of one tensor called x."""
+    return read_weights({"x": value})["x"]
+
+
+def shaped(dtype: str, *shape: int) -> Tensor:
+    nbytes = DTYPES[dtype].nbytes(shape)
+    assert nbytes is not None
+    return one((dtype, shape, bytes(nbytes)))
+
+
+# NumPy arrays
+
+
+def test_an_array_becomes_flat_bits_without_a_copy() -> None:
+    array = np.array([[1.0, -0.0, np.nan], [np.inf, 5e-324, 2.0]])
+
+    tensor = one(array)
+
+    assert (tensor.dtype, tensor.shape) == (DTYPES["F64"], (2, 3))
+    assert tensor.bits.dtype == np.dtype("<u8")
+    assert tensor.bits.tobytes() == array.tobytes()
+    tensor.bits[0] = 0
+    assert array[0, 0] == 0
+
+
+@pytest.mark.parametrize(
+    ("array_dtype", "dtype"),
+    [
+        (np.bool_, "BOOL"),
+        (np.uint8, "U8"),
+        (np.int8, "I8"),
+        (np.uint16, "U16"),
+        (np.int16, "I16"),
+        (np.uint32, "U32"),
+        (np.int32, "I32"),
+        (np.uint64, "U64"),
+        (np.int64, "I64"),
+        (np.float64, "F64"),
+        (np.float32, "F32"),
+        (np.float16, "F16"),
+        (np.complex64, "C64"),
+        (ml_dtypes.bfloat16, "BF16"),
+        (ml_dtypes.float8_e4m3fn, "F8_E4M3"),
+        (ml_dtypes.float8_e5m2, "F8_E5M2"),
+        (ml_dtypes.float8_e4m3fnuz, "F8_E4M3FNUZ"),
+        (ml_dtypes.float8_e5m2fnuz, "F8_E5M2FNUZ"),
+        (ml_dtypes.float8_e8m0fnu, "F8_E8M0"),
+    ],
+)
+def test_array_dtypes(array_dtype: Any, dtype: str) -> None:
+    array = np.ones((2, 3), array_dtype)
+
+    tensor = one(array)
+
+    assert tensor.dtype.name == dtype
+    assert tensor.bits.tobytes() == array.tobytes()
+    assert np.shares_memory(tensor.bits, array)
+
+
+def test_arrays_of_no_dimension_and_of_no_element() -> None:
+    assert one(np.array(1.5, np.float32)).bits.tolist() == [0x3FC00000]
+    empty = one(np.empty((3, 0, 2), np.float16))
+    assert (empty.shape, empty.count, empty.nbytes) == ((3, 0, 2), 0, 0)
+
+
+def test_a_read_only_array_stays_read_only() -> None:
+    array = np.zeros(3)
+    array.flags.writeable = False
+    assert not one(array).bits.flags.writeable
+
+
+def test_two_names_of_one_tensor_are_both_listed() -> None:
+    tied = np.zeros((2, 2), np.float32)
+    weights = read_weights({"embed": tied, "head": tied})
+    assert list(weights) == ["embed", "head"]
+    assert np.shares_memory(weights["embed"].bits, weights["head"].bits)
+
+
+# Raw buffers, and what was read before
+
+
+def test_a_buffer_with_its_dtype_and_shape() -> None:
+    memory = bytearray(range(8))
+
+    tensor = one(("BF16", [2, 2], memory))
+
+    assert tensor.shape == (2, 2)
+    assert tensor.bits.tolist() == [0x0100, 0x0302, 0x0504, 0x0706]
+    tensor.bits[0] = 0xFFFF
+    assert memory[:2] == b"\xff\xff"
+
+
+def test_a_buffer_need_not_be_aligned() -> None:
+    assert one(("F32", [2], memoryview(bytes(range(9)))[1:])).bits.tolist() == [0x04030201, 0x08070605]
+
+
+def test_a_packed_dtype_is_bytes() -> None:
+    assert one(("F4", (2, 3), b"abc")).bits.tolist() == [*b"abc"]
+
+
+def test_weights_can_be_read_again() -> None:
+    weights = read_weights({"x": np.arange(3)})
+    again = read_weights(weights)
+    assert np.shares_memory(again["x"].bits, weights["x"].bits)
+
+
+# Parts
+
+
+def test_some_units_can_be_copied_or_seen() -> None:
+    array = np.arange(10, dtype=np.int16)
+    out = np.zeros(3, np.uint16)
+    one(array).copy_to(2, 5, out)
+    assert out.tolist() == [2, 3, 4]
+    seen = one(array).part(2, 5, lambda: pytest.fail("there is no need of room"))
+    assert np.shares_memory(seen, array)
+    assert seen.tolist() == [2, 3, 4]
+
+
+def test_a_place_is_that_of_the_memory() -> None:
+    array = np.arange(10, dtype=np.int16)
+    assert one(array).place == one(array).place == array.ctypes.data
+    assert one(array).place != one(array.copy()).place
+    assert one(array[:0]).place is None
+
+
+# Units and rows
+
+
+@pytest.mark.parametrize(
+    ("tensor", "count"),
+    [
+        (shaped("F32"), 1),
+        (shaped("F32", 5), 5),
+        (shaped("F32", 2, 3, 4), 24),
+        (shaped("F32", 0, 3), 0),
+        (shaped("F4", 2, 3), 3),
+        (shaped("F6_E2M3", 2, 4), 6),
+    ],
+)
+def test_units_of_a_tensor(tensor: Tensor, count: int) -> None:
+    assert tensor.count == count
+
+
+def test_a_shard_holds_rows_of_a_whole() -> None:
+    whole = one(np.arange(12, dtype=np.int32).reshape(4, 3))
+    shard = one(Tensor(whole.dtype, whole.shape, whole.bits[3:9], rows=(1, 3)))
+    assert (shard.shape, shard.rows, shard.bits.tolist()) == ((4, 3), (1, 3), [*range(3, 9)])
+
+
+@pytest.mark.parametrize("rows", [(0, 3), (3, 5), (2, 1), (-1, 1)])
+def test_a_shard_that_is_not_its_rows_is_refused(rows: tuple[int, int]) -> None:
+    whole = one(np.arange(12, dtype=np.int32).reshape(4, 3))
+    with pytest.raises(CheckpointError, match="tensor 'x'"):
+        one(Tensor(whole.dtype, whole.shape, whole.bits[3:9], rows=rows))
+
+
+# torch tensors
+
+
+def test_torch_tensors_share_their_memory() -> None:
+    torch = pytest.importorskip("torch")
+    parameter = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.bfloat16))
+
+    tensor = one(parameter)
+
+    assert (tensor.dtype.name, tensor.shape) == ("BF16", (2, 3))
+    assert tensor.bits.tolist() == [0x3F80] * 6
+    tensor.bits[0] = 0x4000
+    assert parameter[0, 0] == 2
+
+
+@pytest.mark.parametrize(
+    ("torch_dtype", "dtype"),
+    [
+        ("bool", "BOOL"),
+        ("uint8", "U8"),
+        ("int8", "I8"),
+        ("uint16", "U16"),
+        ("int16", "I16"),
+        ("uint32", "U32"),
+        ("int32", "I32"),
+        ("uint64", "U64"),
+        ("int64", "I64"),
+        ("float64", "F64"),
+        ("float32", "F32"),
+        ("float16", "F16"),
+        ("bfloat16", "BF16"),
+        ("float8_e4m3fn", "F8_E4M3"),
+        ("float8_e5m2", "F8_E5M2"),
+        ("float8_e4m3fnuz", "F8_E4M3FNUZ"),
+        ("float8_e5m2fnuz", "F8_E5M2FNUZ"),
+        ("float8_e8m0fnu", "F8_E8M0"),
+        ("complex64", "C64"),
+    ],
+)
+def test_torch_dtypes(torch_dtype: str, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    raw = torch.arange(32, dtype=torch.uint8)
+
+    tensor = one(raw.view(getattr(torch, torch_dtype)))
+
+    assert tensor.dtype.name == dtype
+    assert tensor.bits.tobytes() == bytes(range(32))
+    assert tensor.bits.ctypes.data == raw.data_ptr()
+
+
+def test_torch_counts_the_bytes_of_packed_float4_and_safetensors_its_elements() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = one(torch.zeros(3, 4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2))
+    assert (tensor.dtype.name, tensor.shape, tensor.count) == ("F4", (3, 8), 12)
+
+
+def test_torch_scalars_empty_tensors_and_modules() -> None:
+    torch = pytest.importorskip("torch")
+    assert one(torch.tensor(1.0)).shape == ()
+    assert one(torch.empty(0, 3)).count == 0
+    weights = read_weights(torch.nn.Linear(2, 3))
+    assert {name: tensor.shape for name, tensor in weights.items()} == {"weight": (3, 2), "bias": (3,)}
+
+
+def test_torch_tensors_whose_bits_are_elsewhere_or_not_in_order_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    for value, message in [
+        (torch.ones(2, 3).T, "not contiguous"),
+        (torch.ones(2, 3)[:, :2], "not contiguous"),
+        (torch.ones(3, dtype=torch.complex64).conj(), "not contiguous"),
+        (torch.ones(3, device="meta"), "on meta"),
+        (torch.ones(3).to_sparse(), "torch.sparse_coo tensor"),
+        (torch.ones(3, dtype=torch.complex128), "unknown dtype complex128"),
+    ]:
+        with pytest.raises(CheckpointError, match=f"tensor 'x': .*{message}") as caught:
+            one(value)
+        assert caught.value.hint
+
+
+def test_nothing_here_imports_torch_or_ml_dtypes() -> None:
+    code = (
+        "import sys, numpy, weightwire.weights as w; w.read_weights({'x': numpy.zeros(3)});"
+        "sys.exit(bool({'torch', 'ml_dtypes', 'safetensors'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.zeros((2, 3)).T, "is not contiguous"),
+        (np.zeros(6)[::2], "is not contiguous"),
+        (np.zeros(3, ">f4"), "is big-endian"),
+        (np.zeros(3, np.complex128), "unknown dtype complex128"),
+        (np.zeros(3, ml_dtypes.float4_e2m1fn), "unknown dtype float4_e2m1fn"),
+        (np.array(["text"]), "unknown dtype"),
+        (np.array([None]), "unknown dtype object"),
+        ([1, 2, 3], "is a list"),
+        (None, "is a NoneType"),
+        (("F32", (2,)), "is a tuple"),
+        (("float32", (2,), bytes(8)), "unknown dtype 'float32'"),
+        ((["F32"], (2,), bytes(8)), "unknown dtype"),
+        (("F32", (2,), bytes(7)), "does not take 7 bytes"),
+        (("F32", (2,), bytes(9)), "does not take 9 bytes"),
+        (("F32", (2**62, 4), bytes(0)), "does not take 0 bytes"),
+        (("F4", (3,), bytes(1)), "does not take 1 bytes"),
+        (("F32", (-1, -2), bytes(8)), "does not take 8 bytes"),
+        (("F32", 2, bytes(8)), "is no shape"),
+        (("F32", (2.0,), bytes(8)), "is no shape"),
+        (("F32", (2,), "text"), "no contiguous buffer"),
+        (("F32", (2,), memoryview(bytes(16))[::2]), "no contiguous buffer"),
+        (Tensor(DTYPES["F32"], (3,), np.zeros(2, np.uint32)), "does not take 8 bytes"),
+    ],
+)
+def test_refuses(value: Any, message: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^tensor 'x': .*{message}") as caught:
+        one(value)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", [1, "__metadata__", "\ud800"])
+def test_refuses_names_that_safetensors_cannot_hold(name: Any) -> None:
+    with pytest.raises(CheckpointError, match="cannot be a tensor's name"):
+        read_weights({name: np.zeros(1)})
+
+
+@pytest.mark.parametrize("source", [1, None, [("x", np.zeros(1))]])
+def test_refuses_what_is_neither_path_nor_mapping(source: Any) -> None:
+    with pytest.raises(CheckpointError, match="weights cannot be read from a"):
+        read_weights(source)
+
+
+# Files
+
+
+def test_a_path_is_read_as_a_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"x": np.arange(3, dtype=np.int16)}, path)
+
+    for source in (path, str(path), tmp_path, Checkpoint(path)):
+        weights = read_weights(source)
+        assert isinstance(weights, Checkpoint)
+        assert weights["x"].bits.tolist() == [0, 1, 2]
