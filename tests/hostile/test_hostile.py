@@ -1,7 +1,7 @@
 """Hostile inputs, kept: each gets the error that it is known for, from both implementations, and changes nothing.
 
 `hostile/files/` are whole files, all for the base below. `hostile/blocks/` are blocks with their base, one for every
-reason to refuse that tests/support/fuzz.py found a way to, and a few that nobody would write and that are fine all the same.
+reason to refuse that tests/support/fuzz.py found a way to, and a few that nobody would write and that are accepted.
 """
 
 from __future__ import annotations
