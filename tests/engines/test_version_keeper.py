@@ -20,13 +20,13 @@ from weightwire.engines.engine import ServedVersion, Swap
 from weightwire.engines.torch import TorchEngine
 from weightwire.engines.version_keeper import Keeper
 from weightwire.errors import EngineError, EngineGone
-from weightwire.follower import follow_loop
+from weightwire.follower import polling
 from weightwire.telemetry.events import Event
 
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow_loop, "_FASTEST", 0.005)
+    monkeypatch.setattr(polling, "_FASTEST", 0.005)
     monkeypatch.setattr(version_keeper, "_LOOK_AGAIN", 0.0)
 
 

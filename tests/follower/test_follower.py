@@ -56,7 +56,7 @@ from weightwire.errors import (
     WeightwireError,
     WrongBase,
 )
-from weightwire.follower import follow_loop
+from weightwire.follower import heartbeat, polling, replica_updater
 from weightwire.follower.follow_loop import FollowLoop
 from weightwire.follower.wakeups import WakeupServer
 from weightwire.telemetry.events import Event
@@ -70,7 +70,7 @@ NEVER = 10**9
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """No power is cut here, and nobody has time to wait."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr(follow_loop, "_FASTEST", 0.005)
+    monkeypatch.setattr(polling, "_FASTEST", 0.005)
 
 
 # --- the trainer -------------------------------------------------------------------------------------------------
@@ -881,7 +881,7 @@ class TestClose:
         self, bucket: Troubled, trainer: Trainer, into: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of a large replica, for which `current` is not made each time."""
-        monkeypatch.setattr(follow_loop, "_SMALL", 0)
+        monkeypatch.setattr(replica_updater, "_SMALL", 0)
         trainer.publish()
         with Follower(bucket, into=into) as follower:
             follower.once()
@@ -953,7 +953,7 @@ class TestStart:
 class TestWake:
     @pytest.fixture(autouse=True)
     def _slowly(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(follow_loop, "_FASTEST", 30.0)
+        monkeypatch.setattr(polling, "_FASTEST", 30.0)
 
     def test_looks_at_once(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
@@ -1593,7 +1593,7 @@ class TestHeartbeat:
             again.once()
             assert beat_in(bucket, "rollout-1").recent[:3] == told
             assert beat_in(bucket, "rollout-1").recent[3].version == 4
-            monkeypatch.setattr(follow_loop, "_RECENT", 2)
+            monkeypatch.setattr(heartbeat, "_RECENT", 2)
             trainer.publish()
             again.once()
             assert [one.version for one in beat_in(bucket, "rollout-1").recent] == [4, 5]

@@ -20,7 +20,7 @@ from weightwire.delta import Delta
 from weightwire.errors import BucketError, CorruptDelta, NotFound, OutputError
 from weightwire.system import Runtime
 
-__all__ = ["Fetched", "Fetcher", "fetch_side_files"]
+__all__ = ["Fetched", "Fetcher", "Heard", "fetch_side_files"]
 
 Heard = Callable[[str, int, int, float], None]
 """Hears of each file: the stage ("fetch", "verify"), the version, bytes and seconds."""

@@ -1,6 +1,6 @@
 """7 follow: the face that an engine's side sees. Keeps a replica up to date in the background, and hands out updates.
 
-Knows threads; the work itself is in `following`.
+Knows threads; the work itself is in `follow_loop`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,123 @@
+"""Where a replica stands in the run that it follows: the version it holds, the newest one seen, and that both belong
+to one history."""
+
+from __future__ import annotations
+
+from weightwire.bucket import Bucket
+from weightwire.catchup import schema_of
+from weightwire.chain import RUN, ChainReader, Commit, Path, Run, Sealed, read_run
+from weightwire.errors import BrokenChain
+from weightwire.replica import Position, Replica
+from weightwire.system import Runtime
+from weightwire.telemetry import Event, Listener
+from weightwire.weights import schema_of_weights
+
+__all__ = ["Standing"]
+
+_RECHECK = 15.0  # seconds
+_ROLLED_BACK = "the bucket was rolled back or replaced: follow it into a new directory"
+
+
+class Standing:
+    """`open` finds the run and the replica's place in it; `advance` is told of each version that was reached."""
+
+    def __init__(self, bucket: Bucket, runtime: Runtime, replica: Replica, emit: Listener) -> None:
+        self.chain: ChainReader | None = None
+        self.commit: Sealed[Commit] | None = None  # of the version that the replica holds
+        self.head = -1
+        self._bucket = bucket
+        self._runtime = runtime
+        self._replica = replica
+        self._emit = emit
+        self._reached: Sealed[Commit] | None = None  # never to go back behind it, even if the replica is lost
+        self._rechecked = runtime.clock()
+
+    @property
+    def version(self) -> int | None:
+        return self.commit.record.version if self.commit else None
+
+    @property
+    def is_outdated(self) -> bool:
+        """The replica holds something else: it has just been lost, or was moved on by what was then interrupted."""
+        held = self._replica.position
+        return self.commit is not None and (held is None or held.commit != self.commit.sha256)
+
+    def advance(self, commit: Sealed[Commit]) -> None:
+        """The replica has reached a version."""
+        self.commit = self._reached = commit
+
+    def close(self) -> None:
+        """Another run may have taken the place of this one: the next `open` looks again."""
+        self.chain = None
+
+    async def reopen(self) -> ChainReader:
+        """Reads from the replica what it holds, instead of trusting what was known."""
+        self.chain = self.commit = None
+        return await self.open()
+
+    async def open(self) -> ChainReader:
+        """Finds the run, and where this replica stands in it."""
+        if self.chain is not None:
+            return self.chain
+        run = await read_run(self._bucket)
+        chain = ChainReader(self._bucket, run)
+        held = self._replica.position
+        if self._replica.trouble:
+            self._emit(Event("warning", at=self._runtime.time(), message=self._replica.trouble))
+        if held is not None and held.run != run.run:
+            self._emit(
+                Event("warning", message=f"this replica is of run {held.run[:12]}; rebuilding it for {run.run[:12]}")
+            )
+            self.commit = self._reached = None
+        elif held is not None:
+            self.advance(chain.remember(await self._find(held, chain)))
+            self.head = held.version
+        self.chain = chain
+        return chain
+
+    async def _find(self, held: Position, chain: ChainReader) -> Sealed[Commit]:
+        """The commit of what the replica holds."""
+        commit = await chain.read(held.version)
+        if commit is None:
+            raise BrokenChain(
+                f"{self._bucket.url}: has no version {held.version}, which this replica holds; it stays as it is",
+                hint=_ROLLED_BACK,
+            )
+        if commit.sha256 != held.commit:
+            raise BrokenChain(
+                f"{self._bucket.url}: has another version {held.version} than this replica; it stays as it is",
+                hint=_ROLLED_BACK,
+            )
+        self._check_schema(chain.run)
+        return commit
+
+    def _check_schema(self, run: Run) -> None:
+        if schema_of_weights(self._replica.weights) != dict(schema_of(run)):
+            raise BrokenChain(
+                f"{self._bucket.url}/{RUN}: names other tensors than this replica of the same run has; "
+                "it stays as it is",
+                hint="run.json must never change: restore it",
+            )
+
+    async def recheck(self, chain: ChainReader) -> None:
+        """Nothing new may also mean that the run is gone, or another: now and then it is looked at again."""
+        now = self._runtime.clock()
+        if self.commit is None or now - self._rechecked < _RECHECK:
+            return
+        self._rechecked = now
+        commit = await chain.read(self.commit.record.version)
+        if commit is None or commit.sha256 != self.commit.sha256:
+            self.close()
+            await self.open()
+
+    async def check_history(self, chain: ChainReader, path: Path) -> None:
+        """That a path from nothing leads to what follows from the version that was reached before."""
+        reached = self._reached
+        if path.start is None or reached is None:
+            return
+        version, target = reached.record.version, path.target
+        if version > target.record.version or await chain.prove(target, version) != reached.sha256:
+            raise BrokenChain(
+                f"{self._bucket.url}: does not have the version {version} that was here; it stays as it is",
+                hint=_ROLLED_BACK,
+            )
