@@ -270,6 +270,10 @@ class TestStatus:
         put(url, *beat(run_id(url), "x", 2))
         figures = json.loads(run("status", url, "--json").out)
         assert (figures["run"], figures["mode"], figures["head"]["version"]) == (run_id(url), "strict", 7)
+        assert (figures["tensors"], figures["parameters"], figures["nbytes"]) == (2, 552, 2128)
+        assert (figures["recent"], round(figures["average"])) == (6, 354)
+        assert figures["ratio"] == pytest.approx(2128 / figures["average"])
+        assert not {"weights", "deltas"} & set(figures)
         assert figures["replicas"][0]["behind"] == 5
         assert figures["replicas"][0]["stages"]["apply"] == {"seconds": 0.01, "bytes": 0, "at": 0.0}
         assert figures["replicas"][0]["served"] is None

@@ -10,7 +10,7 @@ import pytest
 from support.clocked import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
 from weightwire.chain.records import Epoch, Gc, Shortcut, commit_path, epoch_path, gc_path, seal, shortcut_path, unseal
 from weightwire.errors import BrokenChain, NoRun
-from weightwire.inspection.status import RunStatus, VersionStatus, read_history, read_status
+from weightwire.inspection.status import DeltaSizes, RunStatus, VersionStatus, WeightsSize, read_history, read_status
 from weightwire.system.runtime import Runtime
 
 
@@ -45,7 +45,7 @@ class TestReport:
         found = reported(bucket)
 
         assert (found.url, found.mode) == (bucket.url, "strict")
-        assert (found.tensors, found.parameters, found.nbytes) == (2, 32 * 16 + 40, 32 * 16 * 4 + 40 * 2)
+        assert found.weights == WeightsSize(2, 32 * 16 + 40, 32 * 16 * 4 + 40 * 2)
         assert found.head is not None
         assert (found.head.version, found.head.kind, found.head.step) == (9, "delta", 0)
         assert found.age == 90
@@ -58,9 +58,10 @@ class TestReport:
         found = reported(bucket)
         sizes = [one.size for one in run(bucket.list("deltas/"))]
         nothing_changed = 1  # version 9, a delta without a file
-        assert found.recent == len(sizes) + nothing_changed
-        assert found.average == pytest.approx(sum(sizes) / found.recent)
-        assert found.ratio == pytest.approx(found.nbytes / (sum(sizes) / found.recent))
+        assert found.deltas.recent == len(sizes) + nothing_changed
+        average = sum(sizes) / found.deltas.recent
+        assert found.deltas.average == pytest.approx(average)
+        assert found.deltas.ratio == pytest.approx(found.weights.nbytes / average)
 
     def test_of_one_that_has_just_begun(self) -> None:
         bucket = clocked()
@@ -71,7 +72,8 @@ class TestReport:
 
         found = reported(bucket)
 
-        assert (found.head, found.age, found.publisher, found.anchor, found.average) == (None, None, None, None, None)
+        assert (found.head, found.age, found.publisher, found.anchor) == (None, None, None, None)
+        assert found.deltas == DeltaSizes(0, None, None)
 
     def test_of_nothing(self) -> None:
         with pytest.raises(NoRun):

@@ -26,10 +26,12 @@ from weightwire.chain.records import (
     gc_path,
     heartbeat_path,
     is_replica_name,
+    number_of,
     seal,
     shortcut_path,
     side_path,
     unseal,
+    version_of,
 )
 from weightwire.chain.writer import ChainWriter, Warn, backoff, begin_run, settle
 
@@ -65,10 +67,12 @@ __all__ = [
     "gc_path",
     "heartbeat_path",
     "is_replica_name",
+    "number_of",
     "read_run",
     "seal",
     "settle",
     "shortcut_path",
     "side_path",
     "unseal",
+    "version_of",
 ]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from weightwire.bucket import Bucket
+from weightwire.bucket import Bucket, ObjectInfo, each
 from weightwire.chain.records import (
     ANCHOR,
     BASE,
@@ -20,6 +20,8 @@ from weightwire.chain.records import (
     HEAD,
     RUN,
     Commit,
+    Epoch,
+    Gc,
     Head,
     Record,
     Run,
@@ -27,18 +29,22 @@ from weightwire.chain.records import (
     Shortcut,
     back_versions,
     commit_path,
+    epoch_path,
+    gc_path,
+    number_of,
     shortcut_path,
     unseal,
 )
 from weightwire.chain.rules import check_first, check_follows, check_run, hop
 from weightwire.errors import (
     BrokenChain,
-    BucketError,
     DataGone,
     NoBucket,
     NoRun,
     NotFound,
     PermissionDenied,
+    RunError,
+    UnsupportedFormat,
     WeightwireError,
 )
 
@@ -128,6 +134,14 @@ class ChainReader:
             )
         return self.remember(commit)
 
+    async def read_valid(self, path: str, kind: type[AnyRecord]) -> Sealed[AnyRecord] | None:
+        """The record at a path; None if there is no valid one: anyone with write access may have put anything there."""
+        try:
+            data = await self._get(path)
+            return None if data is None else self.unseal(data, kind, path)
+        except (RunError, UnsupportedFormat):
+            return None
+
     def remember(self, commit: Sealed[Commit]) -> Sealed[Commit]:
         self._known[commit.record.version] = commit
         while len(self._known) > _KEPT:
@@ -186,6 +200,46 @@ class ChainReader:
         version = await self.find_head(known)
         return None if version < 0 else await self.read(version)
 
+    async def read_newest(self, most: int) -> list[Sealed[Commit]]:
+        """The newest commits, the newest last, each checked against the one before it."""
+        head = await self.read_head() if most > 0 else None
+        if head is None:
+            return []
+        found = {head.record.version: head}
+
+        async def read(version: int) -> None:
+            commit = await self.read(version)
+            if commit is None:
+                raise BrokenChain(
+                    f"{self.where(commit_path(version))}: is missing, though later versions are there",
+                    hint="`weightwire verify` finds out how far the chain is whole",
+                )
+            found[version] = commit
+
+        versions = range(max(0, head.record.version - most + 1), head.record.version + 1)
+        await each(versions[:-1], _AHEAD, read)
+        for version in versions[:-1]:
+            self.check_follows(found[version], found[version + 1])
+        return [found[version] for version in versions]
+
+    async def newest_epoch(self, objects: Iterable[ObjectInfo]) -> Epoch | None:
+        """The valid epoch record with the highest number among these objects."""
+        return await self._highest(objects, Epoch, lambda record: epoch_path(record.epoch))
+
+    async def newest_gc(self, objects: Iterable[ObjectInfo]) -> Gc | None:
+        """The valid gc record with the highest number among these objects."""
+        return await self._highest(objects, Gc, lambda record: gc_path(record.below))
+
+    async def _highest(
+        self, objects: Iterable[ObjectInfo], kind: type[AnyRecord], path_of: Callable[[AnyRecord], str]
+    ) -> AnyRecord | None:
+        numbered = [(number, one.path) for one in objects if (number := number_of(one.path)) is not None]
+        for _, path in sorted(numbered, reverse=True):
+            sealed = await self.read_valid(path, kind)
+            if sealed is not None and path_of(sealed.record) == path:
+                return sealed.record
+        return None
+
     async def read_after(self, parent: Sealed[Commit] | None, most: int = _AHEAD) -> list[Sealed[Commit]]:
         """The commits after one, in order: some of them, or none if there are none yet."""
         version = parent.record.version if parent else -1
@@ -237,14 +291,8 @@ class ChainReader:
         return found
 
     async def read_shortcut(self, path: str) -> Shortcut | None:
-        """Anyone who may write may have written it: one that cannot be read is no way, and no reason to stop."""
-        try:
-            data = await self._get(path)
-            sealed = None if data is None else self.unseal(data, Shortcut, path)
-        except BucketError:
-            raise
-        except WeightwireError:
-            return None
+        """A shortcut; None if it cannot be read, which is no reason to stop."""
+        sealed = await self.read_valid(path, Shortcut)
         return sealed.record if sealed is not None and shortcut_path(sealed) == path else None
 
     async def plan(self, target: Sealed[Commit], at: Sealed[Commit] | None, lost: Container[str] = ()) -> Path:

@@ -44,10 +44,12 @@ __all__ = [
     "gc_path",
     "heartbeat_path",
     "is_replica_name",
+    "number_of",
     "seal",
     "shortcut_path",
     "side_path",
     "unseal",
+    "version_of",
 ]
 
 FENCE, BASE, ANCHOR, DELTA = "fence", "base", "anchor", "delta"
@@ -57,6 +59,8 @@ _HEX64 = re.compile(r"[0-9a-f]{64}")
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 _DATA = re.compile(r"(deltas|anchors)/(0|[1-9][0-9]{0,18})/e[0-9]+-r[0-9]+-[0-9a-f]{16}\.safetensors")
 _SIDE = re.compile(r"files/[0-9a-f]{16}/[^/\\.][^/\\]*")
+_NUMBERED = re.compile(r"(?:commits|epochs|gc)/([0-9]{8,20})\.json")
+_VERSIONED = re.compile(r"(?:deltas|anchors|shortcuts)/([0-9]{1,19})/.+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST = 2**53 - 1  # the largest integer that every JSON reader keeps
 DAMAGED = "it was damaged or not written by weightwire: `weightwire verify` finds out how far the chain is whole"
@@ -326,6 +330,19 @@ def side_path(name: str, sha256: str) -> str:
 
 def gc_path(below: int) -> str:
     return f"gc/{below:020d}.json"
+
+
+def number_of(path: str) -> int | None:
+    """The number in the path of a commit (its version), an epoch or a gc record; None for any other path."""
+    matched = _NUMBERED.fullmatch(path)
+    number = int(matched[1]) if matched else -1
+    return number if path in (commit_path(number), epoch_path(number), gc_path(number)) else None
+
+
+def version_of(path: str) -> int | None:
+    """The version that a delta, an anchor or a shortcut belongs to, by its path; None for any other path."""
+    matched = _VERSIONED.fullmatch(path)
+    return int(matched[1]) if matched else None
 
 
 def is_replica_name(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -23,7 +24,7 @@ def status(url: Url, as_json: AsJson = False) -> None:
     """Show the run at URL: who publishes, what there is, and which replicas follow."""
     found = with_bucket(url, lambda bucket: read_status(bucket, Runtime()))
     if as_json:
-        write_json(msgspec.to_builtins(found))
+        write_json(_as_json(found))
         return
     print_facts(_facts(found))
     if found.replicas:
@@ -31,20 +32,28 @@ def status(url: Url, as_json: AsJson = False) -> None:
         print_rows(_HEADINGS, [_cells(one) for one in found.replicas], _WORDS)
 
 
+def _as_json(found: RunStatus) -> dict[str, Any]:
+    """One flat object, but for the lists and what may be missing."""
+    fields = msgspec.to_builtins(found)
+    inner = fields.pop("weights") | fields.pop("deltas")
+    return {**fields, **inner}
+
+
 def _facts(found: RunStatus) -> Iterator[tuple[str, str]]:
     now = time.time()
     yield "run", f"{found.run[:12]} at {found.url}, started {ago(now - found.started)}"
     if found.mode != "strict":
         yield "mode", f"{found.mode}: nothing stops a second publisher, so see to it that there is only one"
-    counts = f"{counted(found.tensors, 'tensor')}, {counted(found.parameters, 'parameter')}"
-    yield "weights", f"{counts}, {byte_size(found.nbytes)}"
+    counts = f"{counted(found.weights.tensors, 'tensor')}, {counted(found.weights.parameters, 'parameter')}"
+    yield "weights", f"{counts}, {byte_size(found.weights.nbytes)}"
     if found.publisher is not None:
         who, since = found.publisher.host or "an unknown host", ago(now - found.publisher.time)
         yield "publisher", f"{who}, epoch {found.publisher.epoch}, since {since}"
     yield "newest", _newest(found)
-    if found.average is not None and found.ratio is not None:
-        small = f", {found.ratio:,.{0 if found.ratio > 10 else 1}f}x smaller than all weights"
-        yield "deltas", f"{byte_size(round(found.average))} on average of the last {found.recent}{small}"
+    deltas = found.deltas
+    if deltas.average is not None and deltas.ratio is not None:
+        small = f", {deltas.ratio:,.{0 if deltas.ratio > 10 else 1}f}x smaller than all weights"
+        yield "deltas", f"{byte_size(round(deltas.average))} on average of the last {deltas.recent}{small}"
     anchor = found.anchor
     yield "anchor", "none yet" if anchor is None else f"version {anchor.version}, {byte_size(anchor.nbytes)}"
     if found.below:

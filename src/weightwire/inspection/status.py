@@ -6,10 +6,8 @@ Reads records only, and writes nothing, so it must take this machine's clock for
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from weightwire.bucket import Bucket, ObjectInfo, each
 from weightwire.chain import (
@@ -17,39 +15,31 @@ from weightwire.chain import (
     DELTA,
     ChainReader,
     Commit,
-    Epoch,
-    Gc,
     Heartbeat,
-    Record,
-    Sealed,
+    Run,
     StageTiming,
     Start,
     commit_path,
-    epoch_path,
-    gc_path,
     heartbeat_path,
     read_run,
+    version_of,
 )
-from weightwire.errors import BrokenChain, NotFound, RunError, UnsupportedFormat
 from weightwire.system import Runtime
 
 __all__ = [
     "AnchorStatus",
+    "DeltaSizes",
     "PublisherStatus",
     "ReplicaStatus",
     "RunStatus",
     "VersionStatus",
+    "WeightsSize",
     "read_history",
     "read_status",
 ]
 
 _LANES = 16
 _RECENT = 64  # versions that averages are taken over
-
-_NUMBERED = re.compile(r"(?:epochs|gc)/([0-9]{8,20})\.json")
-_ANCHORED = re.compile(r"anchors/([0-9]{1,19})/.+")
-
-AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -114,6 +104,34 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True)
+class WeightsSize:
+    """How large a run's weights are."""
+
+    tensors: int
+    parameters: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, run: Run) -> WeightsSize:
+        return cls(len(run.tensors), sum(math.prod(shape) for _, shape in run.tensors.values()), run.nbytes)
+
+
+@dataclass(frozen=True)
+class DeltaSizes:
+    """How large the newest deltas are."""
+
+    recent: int  # deltas that the averages are of
+    average: float | None  # bytes of a delta
+    ratio: float | None  # how many times smaller than all weights that is
+
+    @classmethod
+    def of(cls, commits: Sequence[Commit], whole: int) -> DeltaSizes:
+        sizes = [one.nbytes for one in commits if one.kind == DELTA]
+        average = sum(sizes) / len(sizes) if sizes else None
+        return cls(len(sizes), average, whole / average if average else None)
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """A run at one moment. What is None does not exist yet."""
 
@@ -121,15 +139,11 @@ class RunStatus:
     run: str
     mode: str
     started: float
-    tensors: int
-    parameters: int
-    nbytes: int  # of all weights
+    weights: WeightsSize
     publisher: PublisherStatus | None
     head: VersionStatus | None
     age: float | None  # seconds since the newest version was committed
-    recent: int  # deltas that the averages are of
-    average: float | None  # bytes of a delta
-    ratio: float | None  # how many times smaller than all weights that is
+    deltas: DeltaSizes
     anchor: AnchorStatus | None
     below: int  # data below this version may be gone
     replicas: tuple[ReplicaStatus, ...]
@@ -139,91 +153,40 @@ async def read_status(bucket: Bucket, runtime: Runtime) -> RunStatus:
     """What there is to say about the run in a bucket."""
     run = await read_run(bucket)
     chain = ChainReader(bucket, run)
-    head = await chain.read_head()
-    committed = await bucket.find(commit_path(head.record.version)) if head else None
+    commits = [one.record for one in await chain.read_newest(_RECENT)]
+    head = commits[-1] if commits else None
+    newest = head.version if head else -1
+    committed = await bucket.find(commit_path(newest)) if head else None
     beats = await bucket.list("replicas/")
     now = max([runtime.time(), committed.modified if committed else 0.0, *(one.modified for one in beats)])
-    deltas = [one for one in await _newest(chain, head, _RECENT) if one.kind == DELTA]
-    average = sum(one.nbytes for one in deltas) / len(deltas) if deltas else None
-    claim = await _last(chain, "epochs/", Epoch)
-    gc = await _last(chain, "gc/", Gc)
+    claim = await chain.newest_epoch(await bucket.list("epochs/"))
+    gc = await chain.newest_gc(await bucket.list("gc/"))
     return RunStatus(
         url=bucket.url,
         run=run.run,
         mode=run.mode,
         started=run.time,
-        tensors=len(run.tensors),
-        parameters=sum(math.prod(shape) for _, shape in run.tensors.values()),
-        nbytes=run.nbytes,
+        weights=WeightsSize.of(run),
         publisher=PublisherStatus(claim.epoch, claim.host, claim.time) if claim else None,
-        head=VersionStatus.of(head.record) if head else None,
+        head=VersionStatus.of(head) if head else None,
         age=now - committed.modified if committed else None,
-        recent=len(deltas),
-        average=average,
-        ratio=run.nbytes / average if average else None,
-        anchor=await _newest_anchor(chain, head.record.version if head else -1),
+        deltas=DeltaSizes.of(commits, run.nbytes),
+        anchor=await _newest_anchor(chain, newest),
         below=gc.below if gc else 0,
-        replicas=tuple(await _replicas(chain, beats, head.record.version if head else -1, now)),
+        replicas=tuple(await _replicas(chain, beats, newest, now)),
     )
 
 
 async def read_history(bucket: Bucket, last: int) -> list[VersionStatus]:
     """The newest versions, the newest first."""
     chain = ChainReader(bucket, await read_run(bucket))
-    return [VersionStatus.of(commit) for commit in await _newest(chain, await chain.read_head(), last)]
-
-
-async def _newest(chain: ChainReader, head: Sealed[Commit] | None, last: int) -> list[Commit]:
-    """The newest commits, the newest first; each must be the one that the next was built on."""
-    if head is None or last < 1:
-        return []
-    found = {head.record.version: head}
-
-    async def read(version: int) -> None:
-        commit = await chain.read(version)
-        if commit is None:
-            raise BrokenChain(
-                f"{chain.where(commit_path(version))}: is missing, though later versions are there",
-                hint="`weightwire verify` finds out how far the chain is whole",
-            )
-        found[version] = commit
-
-    versions = range(head.record.version, max(-1, head.record.version - last), -1)
-    await each(versions[1:], _LANES, read)
-    for version in versions[1:]:
-        chain.check_follows(found[version], found[version + 1])
-    return [found[version].record for version in versions]
-
-
-async def _read(chain: ChainReader, path: str, kind: type[AnyRecord]) -> AnyRecord | None:
-    """A record of this run, if it is one that we can read: anyone who may write may have put something there."""
-    try:
-        return chain.unseal(await chain.bucket.get(path), kind, path).record
-    except (NotFound, RunError, UnsupportedFormat):
-        return None
-
-
-async def _last(chain: ChainReader, folder: str, kind: type[AnyRecord]) -> AnyRecord | None:
-    """The record with the highest number."""
-    paths = [one.path for one in await chain.bucket.list(folder) if _NUMBERED.fullmatch(one.path)]
-    for path in sorted(paths, key=_number, reverse=True):
-        record = await _read(chain, path, kind)
-        if isinstance(record, Epoch) and epoch_path(record.epoch) == path:
-            return record
-        if isinstance(record, Gc) and gc_path(record.below) == path:
-            return record
-    return None
-
-
-def _number(path: str) -> int:
-    matched = _NUMBERED.fullmatch(path)
-    return int(matched[1]) if matched else -1
+    return [VersionStatus.of(one.record) for one in reversed(await chain.read_newest(last))]
 
 
 async def _newest_anchor(chain: ChainReader, head: int) -> AnchorStatus | None:
     """An object alone is no anchor: a record must name it."""
     listed = {one.path for one in await chain.bucket.list("anchors/")}
-    versions = {int(matched[1]) for path in listed if (matched := _ANCHORED.fullmatch(path))}
+    versions = {version for path in listed if (version := version_of(path)) is not None}
     shortcuts = await chain.anchors(head)
     for version in sorted((one for one in versions if one <= head), reverse=True):
         commit, shortcut = await chain.read(version), shortcuts.get(version)
@@ -242,9 +205,10 @@ async def _replicas(chain: ChainReader, objects: Sequence[ObjectInfo], head: int
     found: list[ReplicaStatus] = []
 
     async def read(one: ObjectInfo) -> None:
-        beat = await _read(chain, one.path, Heartbeat)
-        if beat is None or heartbeat_path(beat.name) != one.path:
+        sealed = await chain.read_valid(one.path, Heartbeat)
+        if sealed is None or heartbeat_path(sealed.record.name) != one.path:
             return
+        beat = sealed.record
         seen = now - one.modified
         found.append(
             ReplicaStatus(

@@ -16,7 +16,20 @@ from itertools import count
 from typing import TypeVar
 
 from weightwire.bucket import Bucket, ObjectInfo, each
-from weightwire.chain import ChainReader, Commit, Gc, Heartbeat, Record, Shortcut, commit_path, gc_path, read_run, seal
+from weightwire.chain import (
+    ChainReader,
+    Commit,
+    Gc,
+    Heartbeat,
+    Record,
+    Shortcut,
+    commit_path,
+    gc_path,
+    number_of,
+    read_run,
+    seal,
+    version_of,
+)
 from weightwire.errors import (
     AlreadyExists,
     BrokenChain,
@@ -55,9 +68,6 @@ _LANES = 16  # requests at the same time
 _WINDOW = 64  # commits held at the same time
 _MOST_HOLES = 16  # that a listing leaves, of commits made meanwhile
 
-_COMMIT = re.compile(r"commits/([0-9]{20})\.json")
-_GC = re.compile(r"gc/([0-9]{20})\.json")
-_OF_VERSION = re.compile(r"(?:deltas|anchors|shortcuts)/([0-9]{1,19})/.+")
 _HEARTBEAT = re.compile(r"replicas/([^/]+)\.json")
 
 
@@ -215,7 +225,7 @@ async def _look(bucket: Bucket, runtime: Runtime, chain: ChainReader, retention:
     await _read_shortcuts(chain, view)
     view.heartbeats = [one for one in replicas if _HEARTBEAT.fullmatch(one.path)]
     await _read_leases(chain, view, retention)
-    announced = [one for one in records if not (named := _GC.fullmatch(one.path)) or int(named[1]) <= view.head]
+    announced = [one for one in records if (number := number_of(one.path)) is None or number <= view.head]
     view.records = await _read_records(chain, announced, view.now, retention.grace)
     return view
 
@@ -237,15 +247,16 @@ async def _store_time(bucket: Bucket, runtime: Runtime) -> float | None:
 def _by_version(objects: Iterable[ObjectInfo]) -> dict[int, list[ObjectInfo]]:
     found: dict[int, list[ObjectInfo]] = defaultdict(list)
     for one in objects:
-        if _OF_VERSION.fullmatch(one.path):
-            found[_version_of(one.path)].append(one)
+        version = version_of(one.path)
+        if version is not None:
+            found[version].append(one)
     return dict(found)
 
 
 def _version_of(path: str) -> int:
-    matched = _OF_VERSION.fullmatch(path)
-    assert matched is not None
-    return int(matched[1])
+    version = version_of(path)
+    assert version is not None
+    return version
 
 
 def _name_of(path: str) -> str:
@@ -255,7 +266,7 @@ def _name_of(path: str) -> str:
 async def _without_holes(chain: ChainReader, objects: Iterable[ObjectInfo]) -> dict[int, float]:
     """When each version was committed. A listing may miss what came meanwhile; where one is really missing, nothing may
     be deleted."""
-    found = {int(matched[1]): one.modified for one in objects if (matched := _COMMIT.fullmatch(one.path))}
+    found = {number: one.modified for one in objects if (number := number_of(one.path)) is not None}
     for _ in range(_MOST_HOLES):
         version = _first_hole(found)
         one = None if version is None else await chain.bucket.find(commit_path(version))
@@ -316,7 +327,7 @@ async def _read_leases(chain: ChainReader, view: _View, retention: Retention) ->
 
 async def _read_records(chain: ChainReader, objects: Iterable[ObjectInfo], now: float, grace: float) -> list[Announced]:
     """The newest gc records, down to one that is old enough: what is older than that says nothing new."""
-    numbered = {int(matched[1]): one for one in objects if (matched := _GC.fullmatch(one.path))}
+    numbered = {number: one for one in objects if (number := number_of(one.path)) is not None}
     found: list[Announced] = []
     for number, one in sorted(numbered.items(), reverse=True):
         try:

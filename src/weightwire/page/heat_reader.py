@@ -1,0 +1,71 @@
+"""The heat map of a run, read from the headers of its deltas; no weights are read.
+
+Remembers what it has read. A delta that is gone or cannot be read is a gap: that is for `weightwire verify` to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weightwire.bucket import each
+from weightwire.chain import DELTA, ChainReader, Commit, DataFile
+from weightwire.delta import Delta
+from weightwire.errors import BucketError, CorruptDelta, NoBucket, Unavailable, UnsupportedFormat
+from weightwire.page.layers import Row
+from weightwire.page.run_view import HeatMap, column_of, heat_of, sampled
+from weightwire.weights import LENGTH_SIZE, read_size
+
+__all__ = ["HeatReader"]
+
+_LANES = 16
+_GUESS = 32 << 10  # bytes of a delta that nearly always hold its header
+_LARGEST = 16 << 20  # a header that is worth reading
+
+
+class HeatReader:
+    """`look` returns the heat map of some commits."""
+
+    def __init__(self, chain: ChainReader, rows: Sequence[Row]) -> None:
+        self._chain, self._rows = chain, rows
+        self._columns: dict[int, tuple[float, ...] | None] = {}
+
+    async def look(self, commits: Sequence[Commit]) -> HeatMap:
+        _, versions = sampled(commits)
+        by_version = {commit.version: commit for commit in commits}
+
+        async def read(version: int) -> None:
+            try:
+                self._columns[version] = column_of(self._rows, await self._changed(by_version[version]))
+            except (NoBucket, Unavailable):
+                raise
+            except (BucketError, CorruptDelta, UnsupportedFormat):
+                self._columns[version] = None
+
+        wanted = [one for one in versions if by_version[one].kind == DELTA]
+        await each([one for one in wanted if one not in self._columns], _LANES, read)
+        self._columns = {one: self._columns[one] for one in wanted}
+        return heat_of(commits, self._rows, self._columns)
+
+    async def _changed(self, commit: Commit) -> dict[str, int]:
+        """The changed weights of each tensor, added up over the files of all ranks."""
+        changed: dict[str, int] = {}
+        for file in commit.files:
+            delta = await self._header(file)
+            for name, entry in delta.entries.items():
+                changed[name] = changed.get(name, 0) + entry.changed
+        return changed
+
+    async def _header(self, file: DataFile) -> Delta:
+        where = self._chain.where(file.path)
+        head = await self._bytes(file, 0, min(file.size, _GUESS))
+        size = read_size(head[:LENGTH_SIZE], where, total=file.size, error=CorruptDelta)
+        if size > _LARGEST:
+            raise CorruptDelta(f"{where}: has a header of {size:,} bytes")
+        if size > len(head):
+            head += await self._bytes(file, len(head), size)
+        return Delta.remote(lambda begin, end: head[begin:end], file.size, where)
+
+    async def _bytes(self, file: DataFile, begin: int, end: int) -> bytes:
+        buffer = bytearray(end - begin)
+        await self._chain.bucket.read_into(file.path, memoryview(buffer), begin)
+        return bytes(buffer)
