@@ -17,7 +17,8 @@ from weightwire import DTYPES, Follower, Publisher, digest
 from weightwire.errors import CheckpointError, SchemaChanged, WeightwireError
 from weightwire.weights.source import read_weights
 from weightwire.weights.tensor import Tensor, Weights
-from weightwire.weights.torch_source import Casting, LiveTensor, read_live, untie
+from weightwire.weights.torch_source import Casting, read_live, untie
+from weightwire.weights.torch_tensor import LiveTensor
 
 BF16, F32 = DTYPES["BF16"], DTYPES["F32"]
 AS_IT_IS = Casting(None)

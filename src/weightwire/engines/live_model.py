@@ -27,11 +27,18 @@ from weightwire.engines.engine import ServedVersion
 from weightwire.engines.weight_map import Box, Copy, Load, WeightMap, learn, places_of, torch_dtype
 from weightwire.errors import EngineError
 from weightwire.system import in_order, to_the_end
-from weightwire.weights import Bits, Checkpoint, Schema, Tensor, schema_of_weights
+from weightwire.weights import (
+    Bits,
+    Checkpoint,
+    Schema,
+    Tensor,
+    as_torch_integers,
+    schema_of_weights,
+    torch_integer_dtype,
+)
 
 __all__ = ["LiveModel", "StagedPatch", "naked_tensors", "use_all_cores"]
 
-_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ALL = np.dtype("<u4")
 
 
@@ -272,10 +279,9 @@ def naked_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _as_torch(tensor: Tensor) -> torch.Tensor:
     """Flat, as integers: NaNs are compared like everything else."""
-    bits = tensor.bits.view(f"<i{tensor.dtype.unit}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of memory that may not be written: nobody does
-        return torch.from_numpy(bits)
+        return as_torch_integers(tensor.bits)
 
 
 def _check(name: str, entry: Entry, schema: Schema) -> None:
@@ -353,10 +359,8 @@ def _device_write(entry: Entry, copy: Copy, found: codec.Patch, begin: int, end:
     at, values = _select(entry, copy.box, found, begin, end)
     if len(at):
         device = copy.target.device
-        signed = np.ascontiguousarray(values).view(f"<i{entry.dtype.unit}")
-        yield _DeviceWrite(
-            entry.name, _flat(copy.target), torch.from_numpy(at).to(device), torch.from_numpy(signed.copy()).to(device)
-        )
+        units = as_torch_integers(np.array(values))
+        yield _DeviceWrite(entry.name, _flat(copy.target), torch.from_numpy(at).to(device), units.to(device))
 
 
 @dataclass
@@ -404,7 +408,7 @@ class _DeviceWrite:
 
 def _flat(target: torch.Tensor) -> torch.Tensor:
     """All units of the storage that a tensor lies in, as integers."""
-    flat = torch.empty(0, dtype=_SIGNED[target.element_size()], device=target.device)
+    flat = torch.empty(0, dtype=torch_integer_dtype(target.element_size()), device=target.device)
     return flat.set_(target.untyped_storage())
 
 

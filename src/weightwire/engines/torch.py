@@ -24,7 +24,7 @@ from weightwire.engines.engine import ServedVersion, Swap
 from weightwire.engines.live_model import LiveModel
 from weightwire.engines.weight_map import Load
 from weightwire.errors import EngineError
-from weightwire.weights import Checkpoint, plain_names
+from weightwire.weights import Checkpoint, note_torch_write, plain_names
 
 __all__ = ["TorchEngine"]
 
@@ -116,8 +116,7 @@ class TorchEngine:
     def _tell(self) -> None:
         """autograd must not use what it saved of them."""
         for tensor in (*self._model.parameters(), *self._model.buffers()):
-            if not tensor.is_inference():
-                torch.autograd.graph.increment_version(tensor)
+            note_torch_write(tensor)
 
 
 def _by_name(model: torch.nn.Module) -> Load:

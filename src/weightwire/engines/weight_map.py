@@ -27,36 +27,17 @@ Load = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 
 Positions = npt.NDArray[np.integer[Any]]
 
-_TORCH = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "C64": torch.complex64,
-}
 _COPY = torch.ops.aten.copy_.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _OTHER = "it serves another model than the run's, or one that cannot be patched in place"
 
 
 def torch_dtype(name: str, dtype: Dtype) -> torch.dtype:
-    if dtype.name not in _TORCH:
+    """What torch calls it. A packed dtype has other shapes there, which no model's loader expects."""
+    found = getattr(torch, dtype.array_name, None) if dtype.packed == 1 else None
+    if found is None:
         raise EngineError(f"tensor {name!r}: torch has no dtype {dtype.name}", hint="serve a model of another dtype")
-    return _TORCH[dtype.name]
+    return found
 
 
 # --- views -------------------------------------------------------------------------------------------------------

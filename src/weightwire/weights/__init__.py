@@ -17,6 +17,7 @@ from weightwire.weights.side_files import named_step, side_files
 from weightwire.weights.source import mark_changed, present, read_weights
 from weightwire.weights.tensor import Bits, Tensor, Weights
 from weightwire.weights.torch_source import Casting, as_mapping, plain_names, read_live, untie, unwrapped
+from weightwire.weights.torch_tensor import as_torch_integers, note_torch_write, torch_integer_dtype
 
 __all__ = [
     "BY_CODE",
@@ -34,10 +35,12 @@ __all__ = [
     "Tensor",
     "Weights",
     "as_mapping",
+    "as_torch_integers",
     "build_header",
     "file_to_replace",
     "mark_changed",
     "named_step",
+    "note_torch_write",
     "plain_names",
     "present",
     "read_header",
@@ -47,6 +50,7 @@ __all__ = [
     "replacing",
     "schema_of_weights",
     "side_files",
+    "torch_integer_dtype",
     "untie",
     "unwrapped",
 ]

@@ -1,7 +1,7 @@
-"""The dtypes of safetensors, seen as bits: how wide, and where the exponent sits.
+"""The table of dtypes: those of safetensors, how wide they are, and what NumPy and torch call them.
 
-Knows no array library and no file. A tensor's *units* are what the codec handles: its elements, or the bytes
-of a packed sub-byte dtype.
+To add a dtype, add a line to `DTYPES`. Imports no array library and reads no file. A tensor's *units* are what the
+codec handles: its elements, or the bytes of a packed sub-byte dtype.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["BY_CODE", "DTYPES", "Dtype"]
+__all__ = ["BY_ARRAY_NAME", "BY_CODE", "DTYPES", "Dtype"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Dtype:
     """One safetensors dtype.
 
     `code` stands for it in packed metadata and never changes. `bits` is what one element takes in a file.
-    Floats have `exponent` bits above `mantissa` bits, and a sign on top; all else has none.
+    Floats have `exponent` bits above `mantissa` bits, and a sign on top; all else has none. `array_name` is what NumPy
+    (with ml_dtypes) and torch call it, empty where neither has it.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Dtype:
     bits: int
     exponent: int = 0
     mantissa: int = 0
+    array_name: str = ""
 
     @property
     def unit(self) -> int:
@@ -36,6 +38,16 @@ class Dtype:
     def is_float(self) -> bool:
         return self.exponent > 0
 
+    @property
+    def is_castable(self) -> bool:
+        """True for floats that training uses, of 16 bits or more: casting to narrower ones is quantization."""
+        return self.is_float and self.bits >= 16
+
+    @property
+    def packed(self) -> int:
+        """Whole elements in one unit. Where there are two, torch counts the units and safetensors the elements."""
+        return 8 // self.bits if self.bits < 8 else 1
+
     def nbytes(self, shape: Sequence[int]) -> int | None:
         """Bytes of a tensor of this shape; None where a packed dtype would end inside a byte."""
         total = math.prod(shape) * self.bits
@@ -45,29 +57,30 @@ class Dtype:
 DTYPES: dict[str, Dtype] = {
     dtype.name: dtype
     for dtype in (
-        Dtype("BOOL", 0, 8),
-        Dtype("U8", 1, 8),
-        Dtype("I8", 2, 8),
-        Dtype("U16", 3, 16),
-        Dtype("I16", 4, 16),
-        Dtype("U32", 5, 32),
-        Dtype("I32", 6, 32),
-        Dtype("U64", 7, 64),
-        Dtype("I64", 8, 64),
-        Dtype("F64", 9, 64, exponent=11, mantissa=52),
-        Dtype("F32", 10, 32, exponent=8, mantissa=23),
-        Dtype("F16", 11, 16, exponent=5, mantissa=10),
-        Dtype("BF16", 12, 16, exponent=8, mantissa=7),
-        Dtype("F8_E4M3", 13, 8, exponent=4, mantissa=3),
-        Dtype("F8_E5M2", 14, 8, exponent=5, mantissa=2),
-        Dtype("F8_E4M3FNUZ", 15, 8, exponent=4, mantissa=3),
-        Dtype("F8_E5M2FNUZ", 16, 8, exponent=5, mantissa=2),
-        Dtype("F8_E8M0", 17, 8),
-        Dtype("C64", 18, 64),
-        Dtype("F4", 19, 4),
+        Dtype("BOOL", 0, 8, array_name="bool"),
+        Dtype("U8", 1, 8, array_name="uint8"),
+        Dtype("I8", 2, 8, array_name="int8"),
+        Dtype("U16", 3, 16, array_name="uint16"),
+        Dtype("I16", 4, 16, array_name="int16"),
+        Dtype("U32", 5, 32, array_name="uint32"),
+        Dtype("I32", 6, 32, array_name="int32"),
+        Dtype("U64", 7, 64, array_name="uint64"),
+        Dtype("I64", 8, 64, array_name="int64"),
+        Dtype("F64", 9, 64, exponent=11, mantissa=52, array_name="float64"),
+        Dtype("F32", 10, 32, exponent=8, mantissa=23, array_name="float32"),
+        Dtype("F16", 11, 16, exponent=5, mantissa=10, array_name="float16"),
+        Dtype("BF16", 12, 16, exponent=8, mantissa=7, array_name="bfloat16"),
+        Dtype("F8_E4M3", 13, 8, exponent=4, mantissa=3, array_name="float8_e4m3fn"),
+        Dtype("F8_E5M2", 14, 8, exponent=5, mantissa=2, array_name="float8_e5m2"),
+        Dtype("F8_E4M3FNUZ", 15, 8, exponent=4, mantissa=3, array_name="float8_e4m3fnuz"),
+        Dtype("F8_E5M2FNUZ", 16, 8, exponent=5, mantissa=2, array_name="float8_e5m2fnuz"),
+        Dtype("F8_E8M0", 17, 8, array_name="float8_e8m0fnu"),
+        Dtype("C64", 18, 64, array_name="complex64"),
+        Dtype("F4", 19, 4, array_name="float4_e2m1fn_x2"),
         Dtype("F6_E2M3", 20, 6),
         Dtype("F6_E3M2", 21, 6),
     )
 }
 
 BY_CODE: dict[int, Dtype] = {dtype.code: dtype for dtype in DTYPES.values()}
+BY_ARRAY_NAME: dict[str, Dtype] = {dtype.array_name: dtype for dtype in DTYPES.values() if dtype.array_name}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from weightwire.errors import CheckpointError
 from weightwire.weights.dtypes import Dtype
 
-__all__ = ["Bits", "Tensor", "Weights", "unit_dtype"]
+__all__ = ["Bits", "Tensor", "Weights", "refuse", "unit_dtype"]
 
 Bits = npt.NDArray[np.unsignedinteger]
 
@@ -66,3 +67,8 @@ class Tensor:
 
 
 Weights = Mapping[str, Tensor]
+
+
+def refuse(name: str, what: str, hint: str) -> NoReturn:
+    """The error for a value that cannot be read as a tensor."""
+    raise CheckpointError(f"tensor {name!r}: {what}", hint=hint)

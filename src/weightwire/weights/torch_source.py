@@ -1,34 +1,28 @@
-"""1 read, from a trainer: a torch module, a state dict or an iterator -> weights, in the dtypes they are published in.
+"""What a trainer publishes: a torch module, a state dict or an iterator -> weights, cast to the run's dtypes.
 
-Knows torch, and never imports it: whoever hands us a tensor has done that. Frees names from wrappers, lists tied
-weights once, and casts float32 masters; a tensor is cast, or fetched from its device, only while it is copied. What was
-never torch's (files, NumPy arrays, raw buffers) is read as it is.
+torch is never imported: whoever hands us a tensor has done that. Wrappers' prefixes are stripped from names, tied
+weights are listed once, and float32 masters are cast; a tensor is cast, or fetched from its device, only while it is
+copied. What is not torch's (files, NumPy arrays, raw buffers) is read as it is.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, NoReturn, Self
-
-import numpy as np
+from typing import Any, Self
 
 from weightwire.errors import CheckpointError, WeightwireError
 from weightwire.weights.checkpoint import Checkpoint
-from weightwire.weights.dtypes import DTYPES, Dtype
+from weightwire.weights.dtypes import BY_ARRAY_NAME, DTYPES, Dtype
 from weightwire.weights.peft import has_adapters, merged, names_of_adapters
-from weightwire.weights.source import check_name, dtype_called, read_weights
-from weightwire.weights.tensor import Bits, Tensor, Weights
+from weightwire.weights.source import check_name, read_weights
+from weightwire.weights.tensor import Tensor, Weights, refuse
+from weightwire.weights.torch_tensor import LiveTensor, is_torch_tensor
 
-__all__ = ["Casting", "LiveTensor", "as_mapping", "plain_names", "read_live", "untie", "unwrapped"]
-
-_PIECE = 1 << 22  # units that are cast, or fetched from a device, at once
-_FLOATS = {DTYPES["F64"]: "float64", DTYPES["F32"]: "float32", DTYPES["F16"]: "float16", DTYPES["BF16"]: "bfloat16"}
-_PACKED = "float4_e2m1fn_x2"  # two elements in a byte: torch counts the bytes, safetensors the elements
+__all__ = ["Casting", "as_mapping", "plain_names", "read_live", "untie", "unwrapped"]
 
 # What torch puts into the names of weights: compiled modules, activation checkpointing, FSDP.
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
@@ -59,10 +53,10 @@ class Casting:
         return cls(None if dtype is None else _float(dtype), patterns)
 
     def choose(self, name: str, dtype: Dtype, run: Mapping[str, Dtype]) -> Dtype:
-        if dtype not in _FLOATS:
+        if not dtype.is_castable:
             return dtype
         if name in run:
-            return run[name] if run[name] in _FLOATS else dtype
+            return run[name] if run[name].is_castable else dtype
         for pattern, chosen in self.patterns:
             if fnmatchcase(name, pattern):
                 return chosen
@@ -70,9 +64,10 @@ class Casting:
 
 
 def _float(dtype: Any) -> Dtype:
-    found = dtype_called(str(dtype).removeprefix("torch."))
-    if found not in _FLOATS:
-        raise WeightwireError(f"weights cannot be cast to {dtype}", hint=f"choose one of {', '.join(_FLOATS.values())}")
+    found = BY_ARRAY_NAME.get(str(dtype).removeprefix("torch."))
+    if found is None or not found.is_castable:
+        known = ", ".join(one.array_name for one in DTYPES.values() if one.is_castable)
+        raise WeightwireError(f"weights cannot be cast to {dtype}", hint=f"choose one of {known}")
     return found
 
 
@@ -94,15 +89,15 @@ def read_live(
     run = {} if run is None else run
     if isinstance(source, str | os.PathLike | Checkpoint):
         return untie(read_weights(source), run)
-    pairs, torch = _pairs(source, merge), sys.modules.get("torch")
-    if torch is None or not any(isinstance(value, torch.Tensor) for _, value in pairs):
+    pairs = _pairs(source, merge)
+    if not any(is_torch_tensor(value) for _, value in pairs):
         return untie(read_weights(as_mapping(pairs)), run)
     given = _as_saved(as_mapping(plain_names(pairs)), source)
     _check_no_adapters(given)
-    kept, aliases = untie(_Reader(torch, sharded).read(given), run)
+    kept, aliases = untie(_TorchReader(sharded).read(given), run)
     for name, tensor in kept.items():
         if isinstance(tensor, LiveTensor):
-            kept[name] = tensor.cast(name, casting.choose(name, tensor.dtype, run))
+            kept[name] = tensor.cast(casting.choose(name, tensor.dtype, run))
     return kept, aliases
 
 
@@ -192,7 +187,7 @@ def _as_saved(given: dict[str, Any], source: Any) -> dict[str, Any]:
     if saved.keys() == shapes.keys() and all(saved[name] is shapes[name] for name in shapes):
         return given
     for name in (name for name, value in given.items() if hasattr(value, "full_tensor")):
-        _fail(name, "is sharded, in a model that saves its weights in another form", _AS_SAVED)
+        refuse(name, "is sharded, in a model that saves its weights in another form", _AS_SAVED)
     with torch.no_grad():
         return dict(revert(model, given))
 
@@ -212,122 +207,13 @@ def _check_no_adapters(names: Iterable[str]) -> None:
         raise CheckpointError(f"tensor {name!r}: is part of an adapter (PEFT), or under one", hint=_MERGE)
 
 
-# --- tensors -----------------------------------------------------------------------------------------------------
+# --- ranks and devices -------------------------------------------------------------------------------------------
 
 
-class LiveTensor(Tensor):
-    """A torch tensor that a trainer goes on to change. It becomes bits, of another dtype perhaps, when it is copied."""
-
-    _value: Any  # as it is here: the rows of a shard, and not yet cast
-    _ready: Any  # the event after which its GPU holds these weights
-
-    def __init__(
-        self, dtype: Dtype, shape: tuple[int, ...], value: Any, ready: Any = None, rows: tuple[int, int] | None = None
-    ) -> None:
-        for field, given in {"dtype": dtype, "shape": shape, "rows": rows, "_value": value, "_ready": ready}.items():
-            object.__setattr__(self, field, given)
-
-    def __repr__(self) -> str:
-        return f"LiveTensor({self.dtype.name} {list(self.shape)} on {self._value.device})"
-
-    @property
-    def bits(self) -> Bits:
-        """A copy of all of it: `copy_to` is what one wants."""
-        bits = np.empty(self.count, f"<u{self.dtype.unit}")
-        self.copy_to(0, self.count, bits)
-        return bits
-
-    @property
-    def nbytes(self) -> int:
-        return self.count * self.dtype.unit
-
-    @property
-    def count(self) -> int:
-        return int(self._value.numel())
-
-    @property
-    def place(self) -> object:
-        value = self._value
-        if not self.count:
-            return None
-        # In order, and in the memory that NumPy sees too, the address says it all.
-        if self._is_ordered and value.device.type == "cpu":
-            return value.data_ptr()
-        return value.device, value.data_ptr(), value.stride(), value.is_conj(), value.is_neg()
-
-    @property
-    def _is_ordered(self) -> bool:
-        """That memory holds its units one after the other: conjugation and negation may be flags beside them."""
-        return self._value.is_contiguous() and not (self._value.is_conj() or self._value.is_neg())
-
-    @property
-    def _is_cast(self) -> bool:
-        return self.dtype in _FLOATS and str(self._value.dtype) != f"torch.{_FLOATS[self.dtype]}"
-
-    def cast(self, name: str, dtype: Dtype) -> Tensor:
-        """The same in another dtype; or as plain bits where there is nothing to do."""
-        live = LiveTensor(dtype, self.shape, self._value, self._ready, self.rows)
-        if live._is_cast or not live._is_ordered or self._value.device.type != "cpu":
-            return live
-        whole = read_weights({name: self._value})[name]
-        return replace(whole, shape=self.shape, rows=self.rows)
-
-    def copy_to(self, begin: int, end: int, out: Bits) -> None:
-        for first in range(begin, end, _PIECE):
-            last = min(end, first + _PIECE)
-            self._copy_piece(first, last, out[first - begin : last - begin])
-
-    def part(self, begin: int, end: int, room: Callable[[], Bits]) -> Bits:
-        units = room()
-        self.copy_to(begin, end, units)
-        return units
-
-    def _copy_piece(self, begin: int, end: int, out: Bits) -> None:
-        torch = sys.modules["torch"]
-        target = torch.from_numpy(out.view(f"<i{out.itemsize}" if out.itemsize > 1 else np.uint8))
-        if self._is_cast:
-            target = target.view(getattr(torch, _FLOATS[self.dtype]))
-        with _beside(self._ready, self._value.device) as stream:
-            units = self._units(begin, end, target.dtype)
-            if stream is not None:
-                # Through memory that a device can write to by itself; torch keeps it for the next piece.
-                staged = torch.empty(len(units), dtype=target.dtype, device="cpu", pin_memory=True)
-                units = staged.copy_(units.to(target.dtype), non_blocking=True)
-                stream.synchronize()
-        target.copy_(units)
-
-    def _units(self, begin: int, end: int, dtype: Any) -> Any:
-        """Some units in order: those that are to be cast perhaps not yet, all others seen as integers."""
-        value = self._value
-        if self._is_ordered and value.dim():
-            units = value.view(-1)[begin:end]
-            return units if self._is_cast else units.view(dtype)
-        row = value[0].numel() if value.dim() else 1
-        first, last = begin // row, -(-end // row)
-        rows = value[first:last] if value.dim() else value
-        # Cast before they are put in order: torch has several ways to cast, which differ in the NaNs they make.
-        rows = rows.to(dtype) if self._is_cast else rows.resolve_conj().resolve_neg().view(dtype)
-        return rows.reshape(-1)[begin - first * row : end - first * row]
-
-
-@contextmanager
-def _beside(ready: Any, device: Any) -> Iterator[Any]:
-    """A stream of our own, beside the trainer's, that begins where the weights are ready; None without a GPU."""
-    if ready is None:
-        yield None
-        return
-    torch = sys.modules["torch"]
-    stream = torch.cuda.Stream(device)
-    stream.wait_event(ready)
-    with torch.cuda.stream(stream):
-        yield stream
-
-
-class _Reader:
+class _TorchReader:
     """Reads the tensors of one version, and notes for each GPU at which point of its work that was."""
 
-    def __init__(self, torch: Any, sharded: bool) -> None:
-        self._torch = torch
+    def __init__(self, sharded: bool) -> None:
         self._sharded = sharded
         self._events: dict[Any, Any] = {}
 
@@ -336,22 +222,13 @@ class _Reader:
         return {name: tensor for name, tensor in read.items() if tensor is not None}
 
     def _tensor(self, name: str, value: Any) -> Tensor | None:
-        if not isinstance(value, self._torch.Tensor):
+        if not is_torch_tensor(value):
             return read_weights({name: value})[name]
         local, rows = self._rows(name, value) if hasattr(value, "full_tensor") else (value, None)
         if rows is not None and rows[0] == rows[1]:
             return None
-        _check(name, local, self._torch)
-        return self._live(name, local.detach(), tuple(value.shape), rows)
-
-    def _live(self, name: str, value: Any, shape: tuple[int, ...], rows: tuple[int, int] | None = None) -> LiveTensor:
-        dtype_name = str(value.dtype).removeprefix("torch.")
-        dtype = DTYPES["F4"] if dtype_name == _PACKED else dtype_called(dtype_name)
-        if dtype is None:
-            _fail(name, f"unknown dtype {dtype_name}", "cast it to one that safetensors has")
-        if dtype_name == _PACKED and shape:
-            shape = (*shape[:-1], 2 * shape[-1])
-        return LiveTensor(dtype, shape, value, self._ready(value.device), rows)
+        _check(name, local)
+        return LiveTensor.of(name, local.detach(), tuple(value.shape), self._ready(local.device), rows)
 
     def _rows(self, name: str, value: Any) -> tuple[Any, tuple[int, int] | None]:
         """What this rank holds of a sharded tensor; as torch cuts it, the last ranks may hold less, or nothing."""
@@ -360,11 +237,11 @@ class _Reader:
         if not cut or not value.shape[0]:
             return local, None
         if len(cut) > 1 or type(one := value.placements[cut[0]]).__name__ != "Shard" or one.dim != 0:
-            _fail(
+            refuse(
                 name, f"is placed as {value.placements}", "shard it by rows, in one way only, or pass its full_tensor()"
             )
         if not self._sharded:
-            _fail(
+            refuse(
                 name,
                 f"is sharded over {mesh.size(cut[0])} ranks",
                 "make a Publisher(ranks=weightwire.trainers.torch.Ranks()) on each of them, or pass its full_tensor()",
@@ -373,28 +250,24 @@ class _Reader:
         first = min(mesh.get_local_rank(cut[0]) * most, value.shape[0])
         last = min(first + most, value.shape[0])
         if tuple(local.shape) != (last - first, *value.shape[1:]):
-            _fail(name, f"{list(local.shape)} is not what rows {first} to {last} should be", "pass its full_tensor()")
+            refuse(name, f"{list(local.shape)} is not what rows {first} to {last} should be", "pass its full_tensor()")
         return local, (first, last)
 
     def _ready(self, device: Any) -> Any:
         if device.type == "cuda" and device not in self._events:
-            self._events[device] = self._torch.cuda.current_stream(device).record_event()
+            self._events[device] = sys.modules["torch"].cuda.current_stream(device).record_event()
         return self._events.get(device)
 
 
-def _check(name: str, value: Any, torch: Any) -> None:
-    kind = type(value)
+def _check(name: str, value: Any) -> None:
+    torch, kind = sys.modules["torch"], type(value)
     if torch.nn.parameter.is_lazy(value):
-        _fail(name, "has no shape yet", "run the model once before its weights are published")
+        refuse(name, "has no shape yet", "run the model once before its weights are published")
     if kind.__module__.startswith("bitsandbytes") or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        _fail(name, f"is a {kind.__name__}, which holds more than bits", "publish weights that are not quantised")
+        refuse(name, f"is a {kind.__name__}, which holds more than bits", "publish weights that are not quantised")
     if value.device.type == "meta":
-        _fail(name, "is on the meta device: its weights are elsewhere", "load them first, or turn off offloading")
+        refuse(name, "is on the meta device: its weights are elsewhere", "load them first, or turn off offloading")
     if hasattr(value, "ds_shape") and not value.numel():
-        _fail(name, "is spread over ranks by DeepSpeed", "publish inside deepspeed.zero.GatheredParameters")
+        refuse(name, "is spread over ranks by DeepSpeed", "publish inside deepspeed.zero.GatheredParameters")
     if value.layout != torch.strided:
-        _fail(name, f"is a {value.layout} tensor", "pass a dense copy: .to_dense()")
-
-
-def _fail(name: str, what: str, hint: str) -> NoReturn:
-    raise CheckpointError(f"tensor {name!r}: {what}", hint=hint)
+        refuse(name, f"is a {value.layout} tensor", "pass a dense copy: .to_dense()")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ from weightwire.engines.vllm.orders import Answer, check_place, write_answer
 from weightwire.engines.vllm.packing import relaid_out
 from weightwire.engines.weight_map import torch_dtype
 from weightwire.errors import EngineError, WeightwireError
-from weightwire.weights import Checkpoint
+from weightwire.weights import Checkpoint, as_torch_integers
 
-__all__ = ["Hello", "Order", "WeightwireEngine"]
+__all__ = ["Hello", "Order", "WeightwireEngine", "checkpoint_patches"]
 
 _log = logging.getLogger("vllm.weightwire")  # below vLLM's own, so that it is seen where vLLM's is
 
@@ -163,20 +163,9 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
 
     def _load_slowly(self, patch: Delta, staged: StagedPatch) -> None:
         """Through vLLM's own loader, which takes a whole tensor for it and has no way back."""
-        from vllm.model_executor.model_loader.checkpoint_weight_patch import (
-            CheckpointWeightPatch,
-            load_checkpoint_weight_patches,
-        )
+        from vllm.model_executor.model_loader.checkpoint_weight_patch import load_checkpoint_weight_patches
 
-        patches = []
-        for name in staged.odd:
-            entry = patch.entries[name]
-            positions, values = changes({}, patch, name)
-            bits = torch.from_numpy(np.array(values).view(f"<i{entry.dtype.unit}"))
-            dtype = torch_dtype(name, entry.dtype)
-            patches.append(
-                CheckpointWeightPatch(name, entry.shape, dtype, bits.view(dtype), torch.from_numpy(positions))
-            )
+        patches = checkpoint_patches(patch, staged.odd)
         holding = self._runtime.holding
         self._runtime.holding, self._runtime.torn = None, True
         load_checkpoint_weight_patches(self.model, patches)
@@ -230,3 +219,17 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
             write_answer(Path(order.directory), order.token, str(os.getpid()), answer)
         except OSError as error:  # whoever asked is gone
             _log.warning("weightwire: nobody is there to hear of it (%s)", error)
+
+
+def checkpoint_patches(patch: Delta, names: Iterable[str]) -> list[Any]:
+    """Some tensors of a patch in the form that vLLM's own loader takes."""
+    from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
+
+    patches = []
+    for name in names:
+        entry = patch.entries[name]
+        positions, values = changes({}, patch, name)
+        dtype = torch_dtype(name, entry.dtype)
+        new = as_torch_integers(np.array(values)).view(dtype)
+        patches.append(CheckpointWeightPatch(name, entry.shape, dtype, new, torch.from_numpy(positions)))
+    return patches
