@@ -1,12 +1,25 @@
-"""What servers are asked by, and why an address cannot be had."""
+"""The small HTTP server, and the rules for any: Host headers, and addresses that are taken."""
 
 from __future__ import annotations
 
 import errno
+import http.client
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from weightwire.system.http_server import cannot_listen, name_in
+from weightwire.errors import WeightwireError
+from weightwire.system.http_server import (
+    HttpReply,
+    HttpRequest,
+    HttpServer,
+    cannot_listen,
+    is_local_request,
+    name_in,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +54,113 @@ def test_the_name_in_a_host_header(host: str, name: str) -> None:
 def test_what_is_wrong_with_an_address(problem: Exception, said: str) -> None:
     assert str(cannot_listen("h", 80, problem)).startswith(said)
     assert "--" not in str(cannot_listen("h", 80, problem, options=""))
+
+
+@pytest.mark.parametrize("header", ["localhost", "127.0.0.1:80", "127.8.9.1", "[::1]:80", "BOX.example:80"])
+def test_a_local_request_names_this_machine(header: str) -> None:
+    assert is_local_request(header, "box.example")
+
+
+@pytest.mark.parametrize("header", ["", "evil.example", "127.0.0.1.evil.example", "10.0.0.1", "[::1]evil"])
+def test_any_other_name_is_foreign(header: str) -> None:
+    assert not is_local_request(header, "box.example")
+
+
+def echo(request: HttpRequest) -> HttpReply:
+    return HttpReply(200, "text/plain", f"{request.method} {request.path}".encode(), {"X-Own": "reply"})
+
+
+@contextmanager
+def serving(
+    answer: Callable[[HttpRequest], HttpReply] = echo, ports: Iterable[int] = (0,), **settings: Any
+) -> Iterator[HttpServer]:
+    options: dict[str, Any] = {"name": "test", "methods": ("GET", "HEAD", "POST"), "timeout": 10.0, "host": "127.0.0.1"}
+    with HttpServer(ports=ports, answer=answer, **(options | settings)) as server:
+        server.start()
+        yield server
+
+
+def ask(server: HttpServer, method: str, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+    host, _, port = server.address.rpartition(":")
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=10)
+    try:
+        connection.request(method, path, headers=headers)
+        reply = connection.getresponse()
+        return reply, reply.read()
+    finally:
+        connection.close()
+
+
+class TestServer:
+    def test_answers_without_the_query(self) -> None:
+        with serving(headers={"X-Every": "reply"}) as server:
+            reply, body = ask(server, "GET", "/a/b?c=d")
+        assert (reply.status, body) == (200, b"GET /a/b")
+        assert (reply.getheader("X-Own"), reply.getheader("X-Every")) == ("reply", "reply")
+
+    def test_head_has_a_length_but_no_body(self) -> None:
+        with serving() as server:
+            reply, body = ask(server, "HEAD", "/a")
+        assert (reply.status, reply.getheader("Content-Length"), body) == (200, "7", b"")
+
+    def test_not_modified_has_no_body_and_no_length(self) -> None:
+        with serving(lambda request: HttpReply(304, "text/plain", b"unseen")) as server:
+            reply, body = ask(server, "GET", "/a")
+        assert (reply.status, reply.getheader("Content-Length"), body) == (304, None, b"")
+
+    @pytest.mark.parametrize("method", ["POST", "HEAD", "DELETE"])
+    def test_other_methods_are_not_supported(self, method: str) -> None:
+        with serving(methods=("GET",)) as server:
+            assert ask(server, method, "/a")[0].status == 501
+
+    def test_an_answer_that_fails_is_an_error_500(self, capfd: pytest.CaptureFixture[str]) -> None:
+        def fail(request: HttpRequest) -> HttpReply:
+            raise ZeroDivisionError
+
+        with serving(fail) as server:
+            assert ask(server, "GET", "/a")[0].status == 500
+        assert capfd.readouterr() == ("", "")
+
+    @pytest.mark.parametrize(("check_host", "status"), [(True, 403), (False, 200)])
+    def test_foreign_hosts_are_rejected_where_asked_for(self, check_host: bool, status: int) -> None:
+        with serving(check_host=check_host) as server:
+            assert ask(server, "GET", "/a", Host="evil.example")[0].status == status
+            assert ask(server, "GET", "/a", Host="localhost:1")[0].status == 200
+
+    def test_any_host_may_be_named_where_others_can_connect(self) -> None:
+        with serving(host="0.0.0.0", check_host=True) as server:
+            assert ask(server, "GET", "/a", Host="box.example")[0].status == 200
+
+    def test_a_silent_client_is_disconnected(self) -> None:
+        with serving(timeout=0.05) as server:
+            host, _, port = server.address.rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=10) as connection:
+                assert connection.recv(1) == b""
+
+    def test_takes_the_first_free_port(self) -> None:
+        with serving() as first, serving(ports=[first.port, 0]) as second:
+            assert second.port not in (0, first.port)
+            assert second.address == f"127.0.0.1:{second.port}"
+
+    def test_fails_if_no_port_is_free(self) -> None:
+        with (
+            serving() as first,
+            pytest.raises(WeightwireError, match="another program listens there already"),
+            serving(ports=[first.port, first.port]),
+        ):
+            pass
+
+    def test_listens_on_ipv6(self) -> None:
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        with serving(host="::1", check_host=True) as server:
+            assert server.address == f"[::1]:{server.port}"
+            assert ask(server, "GET", "/a")[0].status == 200
+
+    def test_can_be_closed_before_it_is_started(self) -> None:
+        server = HttpServer("127.0.0.1", [0], echo, name="test", methods=("GET",), timeout=1.0)
+        server.close()
+        with serving(ports=[server.port]) as again:
+            assert again.port == server.port

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from ipaddress import ip_address
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weightwire.server.completion_api import error
-from weightwire.system import Closeable, cannot_listen, name_in
+from weightwire.system import Closeable, cannot_listen, is_local_request, is_loopback
 
 __all__ = ["Listener"]
 
@@ -37,7 +36,7 @@ class Listener(Closeable):
         place, port = self._socket.getsockname()[:2]
         self.url = f"http://[{place}]:{port}" if ":" in place else f"http://{place}:{port}"
         config = uvicorn.Config(
-            _Local(app, host) if _is_local(place) else app,
+            _Local(app, host) if is_loopback(place) else app,
             access_log=False,
             log_config=None,
             log_level="critical",
@@ -61,30 +60,19 @@ class Listener(Closeable):
 
 
 class _Local:
-    """An app that is asked by names of this machine, and by the one that it was started with.
-
-    A site whose name was made to lead here could otherwise have its scripts use the server.
-    """
+    """An app that is asked by names of this machine, and by the one that it was started with."""
 
     def __init__(self, app: ASGIApp, host: str) -> None:
         self._app = app
-        self._names = {"localhost", host.lower()}
+        self._host = host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         hosts = Headers(scope=scope).getlist("host")
-        name = name_in(hosts[0]) if len(hosts) == 1 else ""
-        if name and (name in self._names or _is_local(name)):
+        if len(hosts) == 1 and is_local_request(hosts[0], self._host):
             await self._app(scope, receive, send)
             return
         told = error(403, "this server is for this machine only: ask it as 127.0.0.1 or localhost")
         await Response(msgspec.json.encode(told), 403, media_type="application/json")(scope, receive, send)
-
-
-def _is_local(name: str) -> bool:
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:  # no address
-        return False
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -2,7 +2,14 @@
 
 from weightwire.system.closeable import Closeable
 from weightwire.system.durable_files import write_file
-from weightwire.system.http_server import cannot_listen, name_in
+from weightwire.system.http_server import (
+    HttpReply,
+    HttpRequest,
+    HttpServer,
+    cannot_listen,
+    is_local_request,
+    is_loopback,
+)
 from weightwire.system.lazy_exports import lazy_exports
 from weightwire.system.loop_thread import LoopThread
 from weightwire.system.runtime import Runtime
@@ -10,14 +17,18 @@ from weightwire.system.thread_pool import Progress, Stopped, in_order, to_the_en
 
 __all__ = [
     "Closeable",
+    "HttpReply",
+    "HttpRequest",
+    "HttpServer",
     "LoopThread",
     "Progress",
     "Runtime",
     "Stopped",
     "cannot_listen",
     "in_order",
+    "is_local_request",
+    "is_loopback",
     "lazy_exports",
-    "name_in",
     "to_the_end",
     "write_file",
 ]
