@@ -1,4 +1,4 @@
-/* The kernel: what blocks.py and digest.py specify, at memory speed. Releases the interpreter while it works.
+/* The kernel: what numpy_kernel.py specifies, at memory speed. Releases the interpreter while it works.
  *
  * Knows bytes and widths only: no file, no tensor, no dtype name. A malformed block raises ValueError with the reason.
  */
@@ -10,8 +10,8 @@
 #error "the kernel is for little-endian machines; the NumPy implementation serves elsewhere"
 #endif
 
-#include "kernel/blocks.h"
-#include "kernel/replace.h"
+#include "kernel/encodings.h"
+#include "kernel/swap.h"
 
 enum { MOST = 1 << 22 }; /* units in a block: ranks and distances need room to spare in 32 bits */
 
@@ -63,41 +63,12 @@ static PyObject *py_encode_block(PyObject *self, PyObject *args) {
     else
         result = Py_BuildValue(
             "y#nKK", out.data ? (char *)out.data : "", (Py_ssize_t)out.size, (Py_ssize_t)changed,
-            (unsigned long long)digest.lane[0], (unsigned long long)digest.lane[1]);
+            (unsigned long long)digest.sum[0], (unsigned long long)digest.sum[1]);
     scratch_free(out.data);
 done:
     if (old.obj) PyBuffer_Release(&old);
     PyBuffer_Release(&new);
     return result;
-}
-
-/* Every unit of the target becomes that of `value`, which gets the old one. */
-static inline __attribute__((always_inline)) void swap_at(
-    uint8_t *target, const uint32_t *positions, uint8_t *values, size_t changes, Indexing where, Digest *digest,
-    const unsigned unit) {
-    enum { SOON = 32 }; /* changes are too far apart for the machine to guess where the next ones are */
-    Rewritten words;
-    words.count = 0;
-    for (size_t i = 0; i < changes; i++) {
-        if (positions && i + SOON < changes) __builtin_prefetch(target + positions[i + SOON] * (size_t)unit, 1);
-        size_t at = positions ? positions[i] : i;
-        uint64_t was = load(target + at * unit, unit), to = load(values + i * unit, unit);
-        write_unit(target, at, was, to, where, &words, unit);
-        memcpy(values + i * unit, &was, unit);
-        if (words.count == BATCH) HOT(digest_all, &words, digest);
-    }
-    HOT(digest_all, &words, digest);
-}
-
-static void swap_block(
-    uint8_t *target, const uint32_t *positions, uint8_t *values, size_t changes, unsigned unit, Indexing where,
-    Digest *digest) {
-    switch (unit) {
-        case 1: swap_at(target, positions, values, changes, where, digest, 1); break;
-        case 2: swap_at(target, positions, values, changes, where, digest, 2); break;
-        case 4: swap_at(target, positions, values, changes, where, digest, 4); break;
-        default: swap_at(target, positions, values, changes, where, digest, 8); break;
-    }
 }
 
 /* What is wrong with a block at first sight, if anything. */
@@ -151,13 +122,13 @@ static PyObject *decode_block(
         PyErr_SetString(PyExc_ValueError, why);
     else if (landed->target)
         result = Py_BuildValue(
-            "OOKK", positions, values, (unsigned long long)landed->digest.lane[0],
-            (unsigned long long)landed->digest.lane[1]);
+            "OOKK", positions, values, (unsigned long long)landed->digest.sum[0],
+            (unsigned long long)landed->digest.sum[1]);
     else
         result = Py_BuildValue("OO", positions, values);
     if (!result && !why && landed->target) {
         if (is_ulp)
-            take_back(landed, k->unit);
+            put_back(landed, k->unit);
         else
             swap_block(landed->target, NULL, landed->value, count, k->unit, landed->where, &landed->digest);
     }
@@ -218,6 +189,29 @@ done:
     return result;
 }
 
+/* That a patch fits a block of `count` units, and, where that is asked for, that its positions ascend. */
+static int known_patch(
+    PyObject *given, Py_buffer *positions, const Py_buffer *values, Py_ssize_t count, unsigned unit, int ascending) {
+    if (given == Py_None) return fits(values, count, unit, "values");
+    size_t changes = (size_t)values->len / unit, good = 0;
+    if (PyObject_GetBuffer(given, positions, PyBUF_SIMPLE) < 0) return 0;
+    if (!fits(values, (Py_ssize_t)changes, unit, "values") || !fits(positions, (Py_ssize_t)changes, 4, "positions"))
+        return 0;
+    const uint32_t *at = positions->buf;
+    Py_BEGIN_ALLOW_THREADS;
+    while (good < changes && at[good] < (size_t)count && !(ascending && good && at[good] <= at[good - 1])) good++;
+    Py_END_ALLOW_THREADS;
+    if (good == changes) return 1;
+    PyErr_SetString(
+        PyExc_TypeError,
+        at[good] < (size_t)count ? "positions do not ascend" : "a position lies outside its block");
+    return 0;
+}
+
+static PyObject *digest_sums(Digest digest) {
+    return Py_BuildValue("KK", (unsigned long long)digest.sum[0], (unsigned long long)digest.sum[1]);
+}
+
 static PyObject *py_swap_block(PyObject *self, PyObject *args) {
     PyObject *positions_object, *result = NULL;
     Py_buffer target = {0}, positions = {0}, values = {0};
@@ -229,31 +223,41 @@ static PyObject *py_swap_block(PyObject *self, PyObject *args) {
         return NULL;
     where.start = start;
     if (!known_layout(&k, where.word, target.len)) goto done;
-    size_t changes = (size_t)values.len / k.unit, count = (size_t)target.len / k.unit;
-    if (positions_object == Py_None) {
-        if (!fits(&values, (Py_ssize_t)count, k.unit, "values")) goto done;
-    } else {
-        if (PyObject_GetBuffer(positions_object, &positions, PyBUF_SIMPLE) < 0 ||
-            !fits(&positions, (Py_ssize_t)changes, 4, "positions"))
-            goto done;
-        const uint32_t *at = positions.buf;
-        size_t inside = 0;
-        Py_BEGIN_ALLOW_THREADS;
-        while (inside < changes && at[inside] < count) inside++;
-        Py_END_ALLOW_THREADS;
-        if (inside < changes) {
-            PyErr_SetString(PyExc_TypeError, "a position lies outside its block");
-            goto done;
-        }
-    }
+    if (!known_patch(positions_object, &positions, &values, target.len / (Py_ssize_t)k.unit, k.unit, 0)) goto done;
     Digest digest = {{0, 0}};
+    size_t changes = (size_t)values.len / k.unit;
     Py_BEGIN_ALLOW_THREADS;
-    swap_block(target.buf, positions.obj ? positions.buf : NULL, values.buf, changes, k.unit, where, &digest);
+    swap_block(target.buf, positions.buf, values.buf, changes, k.unit, where, &digest);
     Py_END_ALLOW_THREADS;
-    result = Py_BuildValue("KK", (unsigned long long)digest.lane[0], (unsigned long long)digest.lane[1]);
+    result = digest_sums(digest);
 done:
     if (positions.obj) PyBuffer_Release(&positions);
     PyBuffer_Release(&target);
+    PyBuffer_Release(&values);
+    return result;
+}
+
+static PyObject *py_digest_change(PyObject *self, PyObject *args) {
+    PyObject *positions_object, *result = NULL;
+    Py_buffer old = {0}, positions = {0}, values = {0};
+    Classing k = {0};
+    Indexing where;
+    unsigned long long start;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*Oy*IIK", &old, &positions_object, &values, &k.unit, &where.word, &start))
+        return NULL;
+    where.start = start;
+    if (!known_layout(&k, where.word, old.len)) goto done;
+    if (!known_patch(positions_object, &positions, &values, old.len / (Py_ssize_t)k.unit, k.unit, 1)) goto done;
+    Digest digest = {{0, 0}};
+    size_t changes = (size_t)values.len / k.unit;
+    Py_BEGIN_ALLOW_THREADS;
+    digest_change(old.buf, positions.buf, values.buf, changes, k.unit, where, &digest);
+    Py_END_ALLOW_THREADS;
+    result = digest_sums(digest);
+done:
+    if (positions.obj) PyBuffer_Release(&positions);
+    PyBuffer_Release(&old);
     PyBuffer_Release(&values);
     return result;
 }
@@ -280,7 +284,7 @@ static PyObject *replace_block(uint8_t *target, const uint8_t *source, size_t co
     uint8_t *value = result ? (uint8_t *)PyByteArray_AsString(values) : NULL;
     Py_BEGIN_ALLOW_THREADS;
     if (!result) {
-        put_replaced(&replaced, target, unit);
+        put_units(target, replaced.position, replaced.value, replaced.count, unit);
     } else if (!listed) {
         replace_rest(&replaced, target, source, count, unit, value);
     } else if (replaced.count) {
@@ -330,7 +334,7 @@ static PyObject *py_digest(PyObject *self, PyObject *args) {
         Py_BEGIN_ALLOW_THREADS;
         HOT(digest, data.buf, (size_t)data.len / where.word, where, &digest);
         Py_END_ALLOW_THREADS;
-        result = Py_BuildValue("KK", (unsigned long long)digest.lane[0], (unsigned long long)digest.lane[1]);
+        result = digest_sums(digest);
     }
     PyBuffer_Release(&data);
     return result;
@@ -347,17 +351,19 @@ static PyObject *py_vectors(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"encode_block", py_encode_block, METH_VARARGS,
-     "encode_block(old|None, new, unit, exponent, mantissa, line, word, start) -> bytes, changed, digest lanes"},
+     "encode_block(old|None, new, unit, exponent, mantissa, line, word, start) -> bytes, changed, digest change"},
     {"decode_block", py_decode_block, METH_VARARGS,
      "decode_block(data, old|None, count, unit, exponent, mantissa, line) -> positions|None, values"},
     {"patch_block", py_patch_block, METH_VARARGS,
      "patch_block(data, target, fresh, unit, exponent, mantissa, line, word, start) -> positions|None, old values, "
-     "digest lanes"},
+     "digest change"},
     {"swap_block", py_swap_block, METH_VARARGS,
-     "swap_block(target, positions|None, values, unit, word, start) -> digest lanes; values become the old ones"},
+     "swap_block(target, positions|None, values, unit, word, start) -> digest change; values become the old ones"},
     {"replace_block", py_replace_block, METH_VARARGS,
      "replace_block(target, source, unit) -> positions|None, old values; the target becomes the source"},
-    {"digest", py_digest, METH_VARARGS, "digest(data, word, start) -> digest lanes"},
+    {"digest_change", py_digest_change, METH_VARARGS,
+     "digest_change(old, positions|None, values, unit, word, start) -> digest change; what a swap would do, unwritten"},
+    {"digest", py_digest, METH_VARARGS, "digest(data, word, start) -> digest"},
     {"vectors", py_vectors, METH_VARARGS, "vectors(most) -> how wide the vectors in use are from now on: 512, 256 or 0 bits"},
     {NULL, NULL, 0, NULL}};
 

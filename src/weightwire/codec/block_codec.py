@@ -1,4 +1,4 @@
-"""2 encode: one tensor's old and new bits -> bytes, and back.
+"""One tensor's old and new bits -> bytes, and back.
 
 Works on blocks of a tensor that the caller cuts out with a Layout; knows no file, no name and no bucket. The C kernel
 does the work where it was built; the NumPy implementation (`numpy_kernel`) gives the same bytes where it was not.
@@ -25,6 +25,7 @@ __all__ = [
     "apply",
     "decode",
     "digest",
+    "digest_change",
     "encode",
     "encoding",
     "has_kernel",
@@ -60,6 +61,9 @@ class Kernel(Protocol):
         self, target: Any, positions: Any, values: Any, unit: int, word: int, start: int, /
     ) -> tuple[int, int]: ...
     def replace_block(self, target: Any, source: Any, unit: int, /) -> tuple[bytes | None, bytearray]: ...
+    def digest_change(
+        self, old: Any, positions: Any, values: Any, unit: int, word: int, start: int, /
+    ) -> tuple[int, int]: ...
     def digest(self, data: Any, word: int, start: int, /) -> tuple[int, int]: ...
 
 
@@ -167,6 +171,19 @@ def swap(target: Units, patch: Patch, layout: Layout, index: int) -> Digest:
 def swap_units(target: Units, patch: Patch, word: int, start: int) -> Digest:
     """The same for units that are a whole block by themselves, the first of which is in word `start`."""
     return KERNEL.swap_block(target, patch.positions, patch.values, target.dtype.itemsize, word, start)
+
+
+def digest_change(old: Units, patch: Patch, layout: Layout, index: int) -> Digest:
+    """What a patch adds to the digest of its block, which is only read. The patch is one that `decode` made."""
+    begin, end = layout.span(index)
+    return KERNEL.digest_change(
+        old[begin:end],
+        patch.positions,
+        patch.values,
+        layout.dtype.unit,
+        layout.word,
+        layout.word_index(begin),
+    )
 
 
 def replace(target: Units, source: Units, layout: Layout, index: int) -> Patch:

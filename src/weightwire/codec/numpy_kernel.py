@@ -12,7 +12,7 @@ from weightwire.codec.digest import Words, digest_words
 from weightwire.codec.exponent_classes import Units
 from weightwire.weights import Dtype
 
-__all__ = ["decode_block", "digest", "encode_block", "patch_block", "replace_block", "swap_block"]
+__all__ = ["decode_block", "digest", "digest_change", "encode_block", "patch_block", "replace_block", "swap_block"]
 
 Buffer = bytes | bytearray | memoryview | Units
 
@@ -77,6 +77,23 @@ def swap_block(
     units[at] = incoming
     incoming[:] = outgoing
     return _less(digest_words(_words(target, word)[touched], places), removed)
+
+
+def digest_change(
+    old: Buffer, positions: Buffer | None, values: Buffer, unit: int, word: int, start: int
+) -> tuple[int, int]:
+    """What swapping these values in would add to the digest; nothing is written. Positions ascend."""
+    units, incoming = _units(old, unit), _units(values, unit)
+    at = np.arange(len(units)) if positions is None else np.frombuffer(positions, "<u4").astype(np.int64)
+    if len(at) != len(incoming) or (at[1:] <= at[:-1]).any() or (at >= len(units)).any():
+        raise TypeError("positions do not ascend, lie outside their block, or are not as many as values")
+    per_word = word // unit
+    touched = np.unique(at // per_word)
+    after = units.reshape(-1, per_word)[touched]
+    after[np.searchsorted(touched, at // per_word), at % per_word] = incoming
+    places = touched.astype(np.uint64) + np.uint64(start)
+    removed = digest_words(_words(old, word)[touched], places)
+    return _less(digest_words(_words(after, word), places), removed)
 
 
 def replace_block(target: Buffer, source: Buffer, unit: int) -> tuple[bytes | None, bytearray]:

@@ -2,12 +2,11 @@
 
 A journal can be replayed from it, and an engine that keeps no base can take it. It is made of `coo` entries, and of
 `fresh` ones where so much of a tensor changes that the whole of it is smaller. Knows weights, deltas and states; no
-file and no bucket. What it makes is proven by digests before anything is written: on copies of single blocks.
+file and no bucket. What it makes is proven by digests before anything is written.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -26,8 +25,8 @@ from weightwire.delta.decoder import (
     check_tensor,
     check_tensors,
     covered,
+    decode_job,
     jobs_of,
-    naming,
 )
 from weightwire.delta.file import Delta, Entry, Packed, pack
 from weightwire.delta.patcher import write_block
@@ -100,8 +99,8 @@ def write_absolute(weights: Weights, patch: Delta, *, threads: int | None = None
         return entry.name, reduce(add, (write_block(patch, job, weights[entry.name].bits)[1] for job in jobs), (0, 0))
 
     added = dict.fromkeys(patch.entries, (0, 0))
-    for name, lanes in in_order(work, _steps(patch), threads):
-        added[name] = add(added[name], lanes)
+    for name, change in in_order(work, _steps(patch), threads):
+        added[name] = add(added[name], change)
     return added
 
 
@@ -181,34 +180,18 @@ class _Found:
     positions: npt.NDArray[Any]
     values: Bits
     changed: int
-    lanes: Digest
-
-
-class _Room(threading.local):
-    """A block's worth of memory for every thread, used again and again."""
-
-    def __init__(self) -> None:
-        self._memory = np.zeros(0, np.uint8)
-
-    def copy_of(self, bits: Bits) -> Bits:
-        if len(self._memory) < bits.nbytes:
-            self._memory = np.empty(bits.nbytes, np.uint8)
-        copy: Bits = self._memory[: bits.nbytes].view(bits.dtype)
-        copy[:] = bits
-        return copy
+    added: Digest
 
 
 def _pack_sparse(
     weights: Weights, parts: Mapping[str, Sequence[_Part]], before: State, threads: int | None
 ) -> list[Packed]:
-    room = _Room()
-
     def steps() -> Iterator[tuple[_Part, BlockJob]]:
         for part in (part for name in parts for part in parts[name]):
             yield from ((part, job) for job in jobs_of(part.delta, {part.entry.name: part.entry}))
 
     packed: dict[str, Packed | None] = {}
-    results = in_order(lambda step: _find(weights, *step, room), steps(), threads)
+    results = in_order(lambda step: _find(weights, *step), steps(), threads)
     for name, found in groupby(results, lambda one: one.part.entry.name):
         packed[name] = _pack_found(name, parts[name], list(found), before)
     for name in parts.keys() - packed.keys():  # those with no block that changes
@@ -216,39 +199,34 @@ def _pack_sparse(
     return [one for one in packed.values() if one is not None]
 
 
-def _find(weights: Weights, part: _Part, job: BlockJob, room: _Room) -> _Found:
-    entry, index = part.entry, job.index
-    begin, end = entry.layout.span(index)
-    old = covered(weights[entry.name], entry)[begin:end]
-    alone = replace(entry.layout, count=end - begin, start=entry.layout.word_index(begin))
-    found = job.patch
-    if found is None:
-        with naming(part.delta, entry, index):
-            # Not codec.apply, which gives positions in any order.
-            found = codec.decode(part.delta.block(entry, index), None if entry.fresh else old, alone, 0)
-    new = np.frombuffer(bytes(found.values), old.dtype)
-    lanes = codec.swap(room.copy_of(old), found, alone, 0)
+def _find(weights: Weights, part: _Part, job: BlockJob) -> _Found:
+    entry, layout = part.entry, part.entry.layout
+    bits = covered(weights[entry.name], entry)
+    found = decode_job(part.delta, job, bits)
+    added = codec.digest_change(bits, found, layout, job.index)
+    begin, end = layout.span(job.index)
+    new = np.frombuffer(found.values, bits.dtype)
     if found.positions is None:
-        at = np.flatnonzero(old != new)
+        at = np.flatnonzero(bits[begin:end] != new)
         new = new[at]
     else:
         at = np.frombuffer(found.positions, "<u4")
     positions = at.astype(_positions(_whole(entry))) + (part.first + begin)
-    return _Found(part, positions, new, end - begin if entry.fresh else len(at), lanes)
+    return _Found(part, positions, new, end - begin if entry.fresh else len(at), added)
 
 
 def _pack_found(name: str, parts: Sequence[_Part], found: Sequence[_Found], before: State) -> Packed | None:
     """The entry for a tensor; none where it stays as it is."""
     changed = {id(part): 0 for part in parts}
-    lanes = before.tensors[name].digest
+    tensor = before.tensors[name].digest
     for one in found:
         changed[id(one.part)] += one.changed
-        lanes = add(lanes, one.lanes)
+        tensor = add(tensor, one.added)
     for part in parts:
-        _check_part(part, changed[id(part)], lanes)
+        _check_part(part, changed[id(part)], tensor)
     if not sum(len(one.positions) for one in found):
         return None
-    state = TensorState(parts[0].entry.dtype, parts[0].entry.shape, lanes)
+    state = TensorState(parts[0].entry.dtype, parts[0].entry.shape, tensor)
     return _pack_coo(name, state, [(0, one.positions, one.values) for one in found])
 
 
@@ -272,28 +250,28 @@ def _check_part(part: _Part, changed: int, tensor: Digest) -> None:
 def _pack_dense(old: Tensor, parts: Sequence[_Part], before: State, threads: int | None) -> Packed:
     name = parts[0].entry.name
     new = replace(old, bits=old.bits.copy())
-    lanes, counts = before.tensors[name].digest, []
+    tensor, counts = before.tensors[name].digest, []
     for part in parts:
         work = partial(_write_part, part, covered(new, part.entry))
         done = list(in_order(work, jobs_of(part.delta, {name: part.entry}), threads))
-        lanes = reduce(add, (added for added, _ in done), lanes)
+        tensor = reduce(add, (added for added, _ in done), tensor)
         counts.append(sum(changed for _, changed in done))
     for part, changed in zip(parts, counts, strict=True):
-        _check_part(part, changed, lanes)
-    return _pack_fresh(name, new, lanes, threads)
+        _check_part(part, changed, tensor)
+    return _pack_fresh(name, new, tensor, threads)
 
 
 def _write_part(part: _Part, bits: Bits, job: BlockJob) -> tuple[Digest, int]:
-    found, lanes = write_block(part.delta, job, bits)
-    return lanes, changed_by(found, bits, part.entry, job.index)
+    found, added = write_block(part.delta, job, bits)
+    return added, changed_by(found, bits, part.entry, job.index)
 
 
-def _pack_fresh(name: str, tensor: Tensor, lanes: Digest, threads: int | None) -> Packed:
+def _pack_fresh(name: str, tensor: Tensor, digest: Digest, threads: int | None) -> Packed:
     layout = Layout.of(tensor.dtype, tensor.shape)
     blocks = range(layout.blocks)
     data = list(in_order(lambda index: codec.encode(None, tensor.bits, layout, index).data, blocks, threads))
     sizes = tuple(map(len, data))
-    return Packed(Entry(name, tensor.dtype, tensor.shape, None, False, True, layout.count, sizes, lanes), data)
+    return Packed(Entry(name, tensor.dtype, tensor.shape, None, False, True, layout.count, sizes, digest), data)
 
 
 # --- merging -----------------------------------------------------------------------------------------------------

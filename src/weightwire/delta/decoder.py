@@ -1,7 +1,7 @@
 """What a delta makes of its base, block by block, with nothing written.
 
 Knows how to tell that weights are the ones a delta was made for, and where it changes them to what. Writes into no
-weights; `apply` and `absolute` do what they do with what is found here.
+weights: that is up to `patcher` and `absolute`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ __all__ = [
     "check_tensor",
     "check_tensors",
     "covered",
+    "decode_job",
     "jobs_of",
     "naming",
     "open_delta",
@@ -76,11 +77,8 @@ def changes(
     wanted = range(layout.blocks) if entry.coo else layout.blocks_of_rows(first, last)
     positions, values = [np.zeros(0, np.int64)], [np.zeros(0, f"<u{entry.dtype.unit}")]
     for job in jobs_of(opened, {name: entry}, wanted):
-        index, found = job.index, job.patch
-        if found is None:
-            with naming(opened, entry, index):
-                found = codec.decode(opened.block(entry, index), bits, layout, index)
-        begin, end = layout.span(index)
+        found = decode_job(opened, job, bits)
+        begin, end = layout.span(job.index)
         at = np.arange(end - begin) if found.positions is None else np.frombuffer(found.positions, "<u4")
         positions.append(at.astype(np.int64) + begin)
         values.append(np.frombuffer(found.values, f"<u{entry.dtype.unit}"))
@@ -132,10 +130,11 @@ def check_state(
     return state
 
 
-def check_tensor(delta: Delta, entry: Entry, changed: int, lanes: Digest) -> None:
+def check_tensor(delta: Delta, entry: Entry, changed: int, tensor: Digest) -> None:
+    """That so many units changed, and that the tensor's digest is now what the entry says."""
     if changed != entry.changed:
         delta.corrupt(f"changes {changed:,} weights, not {entry.changed:,} as it says", entry.name)
-    if lanes != entry.digest:
+    if tensor != entry.digest:
         delta.corrupt(
             "the result has another digest than it should (or its base was not what it was made for)", entry.name
         )
@@ -187,6 +186,15 @@ def naming(delta: Delta, entry: Entry, index: int) -> Iterator[None]:
         yield
     except ValueError as problem:
         delta.corrupt(f"block {index}: {problem}", entry.name)
+
+
+def decode_job(delta: Delta, job: BlockJob, bits: Bits | None) -> Patch:
+    """What a block changes, in the order of positions; `bits` are the units that its entry covers."""
+    if job.patch is not None:
+        return job.patch
+    with naming(delta, job.entry, job.index):
+        base = None if job.entry.fresh else bits
+        return codec.decode(delta.block(job.entry, job.index), base, job.entry.layout, job.index)
 
 
 def changed_by(found: Patch, bits: Bits, entry: Entry, index: int) -> int:

@@ -1,14 +1,13 @@
-/* The state digest, as in ../digest.py: a sum over (index, word) terms in two lanes. */
+/* The state digest, as in ../digest.py: two sums of terms of (index, word). */
 #ifndef WW_DIGEST_H
 #define WW_DIGEST_H
 
-#include <stdint.h>
-#include <string.h>
+#include "units.h"
 
 enum { BATCH = 256 }; /* words digested together */
 
 typedef struct {
-    uint64_t lane[2];
+    uint64_t sum[2];
 } Digest;
 
 /* How a run of units is digested: over words of 8 bytes or over its units, and the index of its first. */
@@ -16,12 +15,6 @@ typedef struct {
     unsigned word;
     uint64_t start;
 } Indexing;
-
-static inline uint64_t load(const uint8_t *p, unsigned bytes) {
-    uint64_t value = 0;
-    memcpy(&value, p, bytes);
-    return value;
-}
 
 /* A word is 8 bytes or a unit: sizes that the compiler knows, where a variable one would be a call of memcpy. */
 static inline uint64_t load_word(const uint8_t *p, uint64_t index, unsigned word, unsigned unit) {

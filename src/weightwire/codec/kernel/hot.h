@@ -2,12 +2,14 @@
 #ifndef WW_HOT_H
 #define WW_HOT_H
 
-#include "exponent_classes.h"
+#include "landing.h"
+#include "replace.h"
+#include "scan.h"
 
 #define NAME(x) x##_portable
 #define TARGET
 #define VECTORS 0
-#include "scan.h"
+#include "hot_loops.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -15,12 +17,12 @@
 #define NAME(x) x##_256
 #define TARGET __attribute__((target("avx2,bmi,bmi2,popcnt,lzcnt")))
 #define VECTORS 256
-#include "scan.h"
+#include "hot_loops.h"
 
 #define NAME(x) x##_512
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq,avx2,bmi,bmi2,popcnt,lzcnt")))
 #define VECTORS 512
-#include "scan.h"
+#include "hot_loops.h"
 
 /* The widest vectors that this machine has. */
 static int widest_vectors(void) {

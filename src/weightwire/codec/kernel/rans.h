@@ -2,7 +2,7 @@
 #ifndef WW_RANS_H
 #define WW_RANS_H
 
-#include "tables.h"
+#include "frequency_tables.h"
 
 #define RANS_LOW (UINT32_C(1) << 16)
 

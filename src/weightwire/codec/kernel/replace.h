@@ -2,25 +2,36 @@
 #ifndef WW_REPLACE_H
 #define WW_REPLACE_H
 
-#include "hot.h"
+#include "groups.h"
+#include "scratch.h"
+
+/* A target that becomes its source: what differed so far, and what was there before. */
+typedef struct {
+    uint32_t *position;
+    uint8_t *value;
+    size_t count, room;
+    size_t reached; /* units of the target that are those of the source */
+} Replaced;
+
+static int replaced_reserve(Replaced *t, size_t more, unsigned unit) {
+    if (t->count + more <= t->room) return 1;
+    size_t room = 2 * t->room + 2 * CHUNK;
+    uint32_t *position = scratch_grow(t->position, room * sizeof *position);
+    if (position) t->position = position;
+    uint8_t *value = scratch_grow(t->value, room * unit);
+    if (value) t->value = value;
+    if (!position || !value) return 0;
+    t->room = room;
+    return 1;
+}
+
+static void replaced_free(Replaced *t) {
+    scratch_free(t->position);
+    scratch_free(t->value);
+}
 
 /* So many changes are listed: with more, all units take less room than some of them and their positions. */
 static size_t replaced_most(size_t count, unsigned unit) { return count * unit / (unit + sizeof(uint32_t)); }
-
-static inline __attribute__((always_inline)) void put_units(const Replaced *t, uint8_t *target, const unsigned unit) {
-    for (size_t i = 0; i < t->count; i++)
-        memcpy(target + (size_t)t->position[i] * unit, t->value + i * unit, unit);
-}
-
-/* Writes what has been replaced into a copy of where it was replaced from, or back. */
-static void put_replaced(const Replaced *t, uint8_t *target, unsigned unit) {
-    switch (unit) {
-        case 1: put_units(t, target, 1); break;
-        case 2: put_units(t, target, 2); break;
-        case 4: put_units(t, target, 4); break;
-        default: put_units(t, target, 8); break;
-    }
-}
 
 /* Goes on where there were too many changes to list: `values` get all units that the target had. */
 static void replace_rest(
@@ -28,7 +39,7 @@ static void replace_rest(
     enum { PIECE = 4096 }; /* bytes */
     size_t size = count * unit, begin = t->reached * unit;
     memcpy(values, target, begin);
-    put_replaced(t, values, unit);
+    put_units(values, t->position, t->value, t->count, unit);
     for (size_t at = begin; at < size; at += PIECE) {
         size_t here = size - at < PIECE ? size - at : PIECE;
         memcpy(values + at, target + at, here);

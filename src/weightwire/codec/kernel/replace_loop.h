@@ -1,4 +1,4 @@
-/* The hot loop of replace.h: a part of scan.h, once per instruction set. */
+/* Finds what differs and replaces it, for replace.h. A part of hot_loops.h. */
 
 /* A chunk of the target becomes that of the source. 0 where there is no memory for what was there before. So little is
  * done here that fetching ahead, which helps the others, takes a quarter longer. */

@@ -1,6 +1,6 @@
-/* Bits in and out, as in ../bits.py. A reader that runs out says so in `failed` and gives zeros. */
-#ifndef WW_BITS_H
-#define WW_BITS_H
+/* Bits in and out, as in ../bit_stream.py. A reader that runs out says so in `failed` and gives zeros. */
+#ifndef WW_BIT_STREAM_H
+#define WW_BIT_STREAM_H
 
 #include "scratch.h"
 

@@ -1,9 +1,9 @@
-/* Blocks: old and new bits -> the shortest bytes, as in ../blocks.py. */
-#ifndef WW_BLOCKS_H
-#define WW_BLOCKS_H
+/* Blocks: old and new bits -> the shortest bytes, as in ../encodings.py. */
+#ifndef WW_ENCODINGS_H
+#define WW_ENCODINGS_H
 
-#include "planes.h"
-#include "ulp.h"
+#include "plane_encodings.h"
+#include "ulp_encoding.h"
 
 /* The shortest encoding of a block; nothing where nothing changed. `lines` counts lines that may be skipped, or 0. */
 static int encode_block(

@@ -1,8 +1,8 @@
-/* The `ulp` encoding, as in ../ulp.py. */
-#ifndef WW_ULP_H
-#define WW_ULP_H
+/* The `ulp` encoding, as in ../ulp_encoding.py. */
+#ifndef WW_ULP_ENCODING_H
+#define WW_ULP_ENCODING_H
 
-#include "frame.h"
+#include "block_frame.h"
 #include "hot.h"
 
 enum { FIRST_J = 20 };
@@ -406,9 +406,8 @@ static void lines_to_scan(const Reading *g, size_t count, size_t lines, uint32_t
 }
 
 /* Puts back what was overwritten. */
-static void take_back(const Landed *landed, unsigned unit) {
-    for (size_t i = 0; landed->target && i < landed->count; i++)
-        memcpy(landed->target + (size_t)landed->position[i] * unit, landed->value + i * unit, unit);
+static void put_back(const Landed *landed, unsigned unit) {
+    if (landed->target) put_units(landed->target, landed->position, landed->value, landed->count, unit);
 }
 
 /* Lands what was read. `out` has room for all its steps. */
@@ -431,7 +430,7 @@ static const char *land_marks(
         if (*cursors[i].distance != FAR) why = "it marks a weight past the end of its class";
         else if (cursors[i].step != cursors[i].step_end) why = "it has another number of steps than of changes";
     }
-    if (why) take_back(out, k->unit);
+    if (why) put_back(out, k->unit);
     return why;
 }
 

@@ -1,6 +1,6 @@
-/* The start of every block, as in ../frame.py. */
-#ifndef WW_FRAME_H
-#define WW_FRAME_H
+/* The start of every block, as in ../block_frame.py. */
+#ifndef WW_BLOCK_FRAME_H
+#define WW_BLOCK_FRAME_H
 
 #include "rans.h"
 

@@ -1,8 +1,8 @@
-/* Symbol frequencies, as in ../tables.py. */
-#ifndef WW_TABLES_H
-#define WW_TABLES_H
+/* Symbol frequencies, as in ../frequency_tables.py. */
+#ifndef WW_FREQUENCY_TABLES_H
+#define WW_FREQUENCY_TABLES_H
 
-#include "bits.h"
+#include "bit_stream.h"
 
 enum { SCALE_BITS = 12, SCALE = 1 << SCALE_BITS, GAP_TABLES = 13, TOP_LEVEL = 40, SYMBOLS = 256, BALANCED = 128 };
 

@@ -1,9 +1,9 @@
-/* The `dense` and `full` encodings, as in ../planes.py. */
-#ifndef WW_PLANES_H
-#define WW_PLANES_H
+/* The `dense` and `full` encodings, as in ../plane_encodings.py. */
+#ifndef WW_PLANE_ENCODINGS_H
+#define WW_PLANE_ENCODINGS_H
 
+#include "block_frame.h"
 #include "exponent_classes.h"
-#include "frame.h"
 
 enum { PER_BYTE = 1024 };
 

@@ -1,0 +1,36 @@
+/* Digests of words, many at a time. A part of hot_loops.h. */
+
+/* Brings a digest up to date, and forgets the words. */
+INLINE void NAME(digest_rewritten)(Rewritten *words, Digest *digest) {
+    uint64_t a = 0, b = 0;
+    for (size_t i = 0; i < words->count; i++) {
+        a += digest_a(words->index[i], words->after[i]) - digest_a(words->index[i], words->before[i]);
+        b += digest_b(words->index[i], words->after[i]) - digest_b(words->index[i], words->before[i]);
+    }
+    digest->sum[0] += a;
+    digest->sum[1] += b;
+    words->count = 0;
+}
+
+/* The digest of a run of words. Two plain sums: the compiler makes vectors of them. */
+INLINE void NAME(digest_words)(
+    const uint8_t *p, size_t count, uint64_t start, Digest *out, const unsigned word) {
+    uint64_t a = 0, b = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t bits = load(p + i * word, word);
+        a += digest_a(start + i, bits);
+        b += digest_b(start + i, bits);
+    }
+    *out = (Digest){{a, b}};
+}
+
+TARGET static void NAME(digest_all)(Rewritten *words, Digest *digest) { NAME(digest_rewritten)(words, digest); }
+
+TARGET static void NAME(digest)(const uint8_t *p, size_t count, Indexing where, Digest *out) {
+    switch (where.word) {
+        case 1: NAME(digest_words)(p, count, where.start, out, 1); break;
+        case 2: NAME(digest_words)(p, count, where.start, out, 2); break;
+        case 4: NAME(digest_words)(p, count, where.start, out, 4); break;
+        default: NAME(digest_words)(p, count, where.start, out, 8); break;
+    }
+}

@@ -1,0 +1,34 @@
+/* What is to land on the weights of a block, and what has landed: for landing_loop.h. */
+#ifndef WW_LANDING_H
+#define WW_LANDING_H
+
+#include "bit_stream.h"
+#include "digest.h"
+#include "groups.h"
+
+#define FAR (UINT32_C(1) << 31) /* more than a block has weights */
+
+typedef struct {
+    const uint32_t *listed; /* NULL: all */
+    size_t count, length;
+} Lines;
+
+typedef struct {
+    uint8_t class;
+    int complement;
+    const uint32_t *distance; /* members before the first mark, then from mark to mark, then FAR */
+    uint64_t left;            /* members before the next mark */
+    const uint64_t *step, *step_end;
+} Cursor;
+
+/* What has landed where. With a target, the changes are written into it, and `value` holds what was there before. */
+typedef struct {
+    uint32_t *position;
+    uint8_t *value;
+    size_t count;
+    uint8_t *target;
+    Indexing where;
+    Digest digest; /* what the changes add to it */
+} Landed;
+
+#endif

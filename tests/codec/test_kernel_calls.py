@@ -1,0 +1,143 @@
+"""Calls of the C kernel: mistakes of ours are refused, buffers are released, and nothing leaks."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from weightwire.codec import _kernel
+
+LENT = bytearray(100)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: _kernel.encode_block(b"12", b"123", 1, 0, 0, 0, 1, 0),  # different lengths
+        lambda: _kernel.encode_block(b"", b"", 1, 0, 0, 0, 1, 0),  # nothing
+        lambda: _kernel.encode_block(None, bytes((1 << 22) + 1), 1, 0, 0, 0, 1, 0),  # too many units
+        lambda: _kernel.encode_block(None, b"123456", 3, 0, 0, 0, 3, 0),  # no such width
+        lambda: _kernel.encode_block(None, b"12345678", 4, 8, 22, 0, 4, 0),  # bits that do not add up
+        lambda: _kernel.encode_block(None, b"1234", 2, 0, 0, 0, 8, 0),  # half a word
+        lambda: _kernel.encode_block(None, b"1234", 2, 0, 0, 0, 4, 0),  # a word that is neither 8 bytes nor a unit
+        lambda: _kernel.encode_block(b"1234", b"1235", 1, 0, 0, 3, 1, 0),  # lines that do not fill the block
+        lambda: _kernel.encode_block(b"1234", b"1235", 1, 0, 0, -2, 1, 0),
+        lambda: _kernel.decode_block(b"", None, 1, 1, 0, 0, 0),
+        lambda: _kernel.decode_block(b"\3", None, 0, 1, 0, 0, 0),
+        lambda: _kernel.decode_block(b"\3", None, -1, 1, 0, 0, 0),
+        lambda: _kernel.decode_block(b"\1", b"123", 4, 1, 0, 0, 0),
+        lambda: _kernel.patch_block(b"\3", bytearray(4), True, 1, 0, 0, 3, 1, 0),
+        lambda: _kernel.patch_block(b"\3", bytearray(), True, 1, 0, 0, 0, 1, 0),
+        lambda: _kernel.patch_block(b"\3", bytearray(3), True, 2, 0, 0, 0, 2, 0),
+        lambda: _kernel.patch_block(b"\3", bytearray(4), True, 0, 0, 0, 0, 1, 0),
+        lambda: _kernel.patch_block(b"\3", bytearray(4), True, 2, 0, 0, 0, 8, 0),
+        lambda: _kernel.patch_block(b"\3", b"read", True, 1, 0, 0, 0, 1, 0),
+        lambda: _kernel.patch_block(b"", bytearray(4), True, 1, 0, 0, 0, 1, 0),
+        lambda: _kernel.swap_block(bytearray(4), b"\4\0\0\0", bytearray(1), 1, 1, 0),  # outside
+        lambda: _kernel.swap_block(bytearray(4), b"\0\0\0\0", bytearray(2), 1, 1, 0),  # one position, two values
+        lambda: _kernel.swap_block(bytearray(4), None, bytearray(3), 1, 1, 0),
+        lambda: _kernel.swap_block(b"read", None, bytearray(4), 1, 1, 0),  # read-only
+        lambda: _kernel.swap_block(bytearray(4), b"\0\0\0\0", bytearray(3), 2, 2, 0),  # half a unit
+        lambda: _kernel.digest_change(bytes(4), b"\4\0\0\0", bytes(1), 1, 1, 0),  # outside
+        lambda: _kernel.digest_change(bytes(4), b"\0\0\0\0", bytes(2), 1, 1, 0),  # one position, two values
+        lambda: _kernel.digest_change(bytes(4), b"\1\0\0\0\0\0\0\0", bytes(2), 1, 1, 0),  # not in order
+        lambda: _kernel.digest_change(bytes(4), b"\1\0\0\0\1\0\0\0", bytes(2), 1, 1, 0),  # the same twice
+        lambda: _kernel.digest_change(bytes(4), None, bytes(3), 1, 1, 0),
+        lambda: _kernel.digest_change(bytes(4), None, bytes(4), 1, 8, 0),  # half a word
+        lambda: _kernel.replace_block(bytearray(4), bytes(5), 1),  # different lengths
+        lambda: _kernel.replace_block(bytearray(4), bytes(3), 1),
+        lambda: _kernel.replace_block(bytearray(5), bytes(5), 2),  # half a unit
+        lambda: _kernel.replace_block(bytearray(6), bytes(6), 3),  # no such width
+        lambda: _kernel.replace_block(bytearray(6), bytes(6), 0),
+        lambda: _kernel.replace_block(b"read", bytes(4), 1),  # read-only
+        lambda: _kernel.replace_block(bytearray((1 << 22) + 1), bytes((1 << 22) + 1), 1),  # too many units
+        lambda: _kernel.replace_block(LENT, LENT, 1),  # itself
+        lambda: _kernel.replace_block(memoryview(LENT)[:50], memoryview(LENT)[49:99], 1),
+        lambda: _kernel.replace_block(memoryview(LENT)[49:99], memoryview(LENT)[:50], 1),
+        lambda: _kernel.digest(b"123", 2, 0),
+        lambda: _kernel.digest(b"123", 3, 0),
+    ],
+)
+def test_a_call_with_arguments_that_do_not_fit_is_refused(call: Callable[[], object]) -> None:
+    with pytest.raises((TypeError, BufferError)):
+        call()
+
+
+def test_buffers_are_released() -> None:
+    """A bytearray that is still lent to someone cannot be resized."""
+    old, new = bytearray(range(100)), bytearray(range(1, 101))
+    data = bytearray(_kernel.encode_block(old, new, 1, 0, 0, 0, 1, 0)[0])
+    positions, values = _kernel.decode_block(data, old, 100, 1, 0, 0, 0)
+    with pytest.raises(ValueError, match="unknown encoding"):
+        _kernel.decode_block(bytearray(b"\xff"), old, 100, 1, 0, 0, 0)
+    with pytest.raises(TypeError):
+        _kernel.decode_block(data, old, 99, 1, 0, 0, 0)
+    _kernel.digest_change(old, positions, values, 1, 1, 0)
+    with pytest.raises(TypeError):
+        _kernel.digest_change(old, positions, values[:-1], 1, 1, 0)
+    _kernel.swap_block(old, positions, values, 1, 1, 0)
+    _kernel.swap_block(old, positions, values, 1, 1, 0)
+    _kernel.patch_block(data, old, False, 1, 0, 0, 0, 1, 0)
+    with pytest.raises(ValueError, match="unknown encoding"):
+        _kernel.patch_block(b"\xff", old, False, 1, 0, 0, 0, 1, 0)
+    _kernel.digest(old, 1, 0)
+    _kernel.replace_block(old, bytearray(100), 1)
+    with pytest.raises(TypeError):
+        _kernel.replace_block(old, old, 1)
+    for lent in (old, new, data, values):
+        lent.append(0)
+
+
+LEAK = """
+import resource
+import numpy as np
+from weightwire.codec import _kernel
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+old = np.arange(50_000, dtype="<u2")
+new = old + (np.arange(50_000) % 3 == 0).astype("<u2")
+blocks = []
+for base, line in ((old, 0), (old, 1000), (None, 0)):
+    good = _kernel.encode_block(base, new, 2, 8, 7, line, 8, 0)[0]
+    # Wrong in its tag, its words, its bits, and in its length.
+    bad = [bytes([good[0] ^ 4]) + good[1:], good[:-1], good + b"\\0", good[:9] + good[10:], good[:40] + b"\\xff" * 99]
+    blocks += [(base, line, good)] + [(base, line, one) for one in bad]
+
+def round():
+    refused = 0
+    for base, line, data in blocks:
+        try:
+            positions, values = _kernel.decode_block(data, base, 50_000, 2, 8, 7, line)
+            _kernel.digest_change(old, positions, values, 2, 8, 0)
+            _kernel.swap_block(old.copy(), positions, values, 2, 8, 0)
+            _kernel.patch_block(data, old.copy(), base is None, 2, 8, 7, line, 8, 0)
+        except ValueError:
+            refused += 1
+        _kernel.encode_block(base, new, 2, 8, 7, line, 8, 0)
+        for source in (new, old ^ 1, old):
+            _kernel.replace_block(old.copy(), source, 2)
+    return refused
+
+for _ in range(10):
+    refused = round()
+before = resident()
+for _ in range(40):
+    round()
+print(refused, resident() - before)
+"""
+
+
+def test_memory_does_not_grow_over_good_and_bad_blocks() -> None:
+    """Good and bad blocks in a process of its own: a leak of one buffer a round would be 4 MB."""
+    gc.collect()
+    output = subprocess.run([sys.executable, "-c", LEAK], capture_output=True, text=True, check=True).stdout
+    refused, grown = map(int, output.split())
+    assert refused >= 9
+    assert grown < 2_000_000
