@@ -51,7 +51,7 @@ from whole import run_whole
 import weightwire
 from weightwire.bucket.registry import open_bucket
 from weightwire.publisher.publisher import Publisher
-from weightwire.telemetry.events import Event
+from weightwire.telemetry import Event, stage_names
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from support.stores import SeaweedFS, running
@@ -68,7 +68,7 @@ JUDGED_FROM = 1e9
 TIMES_FASTER = Bar(10.0, at_least=True)
 TIMES_CODEC, BEYOND_CODEC = 2.0, 0.3
 
-STAGES = ["capture", "encode", "upload", "commit", "discover", "fetch", "verify", "apply"]
+STAGES = stage_names("publisher", "follower")
 PIECE = 8 << 20
 PROBE = 128 << 20
 

@@ -21,6 +21,7 @@ from weightwire.page import export_page
 from weightwire.page.page_server import PageServer
 from weightwire.publisher.publisher import Publisher
 from weightwire.telemetry.events import Event
+from weightwire.telemetry.stages import STAGES
 
 pytestmark = pytest.mark.slow
 
@@ -157,6 +158,20 @@ class TestNumbers:
         assert plot["swap"]["y"] == [2, 2, 3, 3, 3]
         assert shown.evaluate("document.querySelectorAll('#timeline .ytick').length") == 4
         assert {"fetch", "verify", "apply"} <= set(plot)
+        assert shown.text("#timeline .legend").splitlines() == [
+            stage.label for stage in STAGES if stage.name in plot and stage.name != "commit"
+        ]
+
+    def test_a_stage_that_is_new_in_the_table_is_drawn(self, tab: Callable[[str], Tab], exported: str) -> None:
+        shown = tab(exported)
+        shown.evaluate("""
+            picture.stages.push({ name: "warmup", side: "engine", label: "warm up" });
+            picture.replicas[0].spans.push({ ...picture.replicas[0].spans[0], stage: "warmup", nbytes: 7 });
+            pictures();
+        """)
+        assert shown.text("#timeline .legend").splitlines()[-1] == "warm up"
+        assert [nbytes for _, _, nbytes in shown.plot("timeline")["warmup"]["customdata"]] == [7]
+        assert shown.evaluate("colours().warmup === colours().faint")
 
     def test_the_pause_is_red(self, shown: Tab) -> None:
         assert shown.plot("timeline")["swap"]["marker"]["color"] == "rgb(209, 37, 63)"
@@ -392,8 +407,10 @@ const spans = (stages) => many(300 * stages.length, (index) => ({
   stage: stages[index % stages.length], version: 1700 + Math.floor(index / stages.length),
   start: 1.7e9 + 1700 + index / stages.length, seconds: 0.05, nbytes: 5,
 }));
-picture.spans = spans(PUBLISHING);
-picture.replicas = many(8, (index) => ({ ...picture.replicas[0], name: `r${index}`, spans: spans(FOLLOWING) }));
+const on = (...sides) => picture.stages.filter((one) => sides.includes(one.side)).map((one) => one.name);
+picture.spans = spans(on("publisher"));
+const passed = spans(on("follower", "engine"));
+picture.replicas = many(8, (index) => ({ ...picture.replicas[0], name: `r${index}`, spans: passed }));
 const began = performance.now();
 show(picture);
 performance.now() - began;

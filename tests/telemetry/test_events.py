@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from weightwire.telemetry.events import STAGES, Event, log_event
+from weightwire.telemetry.events import Event, log_event
+from weightwire.telemetry.stages import STAGES
 
 
 def test_a_stage_is_a_line_for_who_wants_to_know(caplog: pytest.LogCaptureFixture) -> None:
@@ -29,5 +30,5 @@ def test_a_warning_is_one(caplog: pytest.LogCaptureFixture) -> None:
 def test_nothing_is_said_where_all_is_well(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "weightwire"):
         for stage in STAGES:
-            log_event(Event(stage, 1))
+            log_event(Event(stage.name, 1))
     assert not caplog.records

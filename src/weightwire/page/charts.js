@@ -3,11 +3,7 @@
 // Each function returns { traces, layout, caption }, or { empty } with what to say where there is nothing to draw.
 "use strict";
 
-const PUBLISHING = ["capture", "encode", "upload"];
-const FOLLOWING = ["discover", "fetch", "verify", "apply", "stage", "swap"];
-const STAGES = [...PUBLISHING, ...FOLLOWING];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
-const MANY_SPANS = 4000; // more than this is drawn only within the window
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 
 // --- what all of them share --------------------------------------------------------------------------------------
@@ -75,86 +71,6 @@ function lookOf(index, theme) {
 
 function weightsOf(versions) {
   return versions.filter((one) => one.kind === "delta" || one.kind === "anchor");
-}
-
-// --- the timeline ------------------------------------------------------------------------------------------------
-
-/** All spans, each with its lane: 0 the trainer, 1 the bucket, then the replicas. */
-function lanesOf(picture) {
-  const own = picture.spans.map((span) => ({ ...span, lane: span.stage === "upload" ? 1 : 0 }));
-  return own.concat(...picture.replicas.map((one, index) => one.spans.map((span) => ({ ...span, lane: index + 2 }))));
-}
-
-/** From when to when, in seconds: some of the newest versions, a minute, or all there is. */
-function windowOf(picture, spans, choice) {
-  const dated = picture.versions.filter((one) => one.time !== null);
-  const ends = spans.map((one) => one.start + one.seconds).concat(dated.map((one) => one.time));
-  const last = Math.max(...ends);
-  const known = [...new Set(spans.map((one) => one.version))].sort((a, b) => a - b);
-  let first = Math.min(...spans.map((one) => one.start), last);
-  if (choice === "minute") first = last - 60;
-  if (choice === "one" || choice === "ten") {
-    const since = known[Math.max(0, known.length - (choice === "one" ? 1 : 10))];
-    first = Math.min(...spans.filter((one) => one.version >= since && one.stage !== "discover").map((one) => one.start));
-  }
-  const pad = Math.max((last - first) * 0.03, 0.005);
-  return [first - pad, last + pad];
-}
-
-function timeline(picture, theme, choice) {
-  const spans = lanesOf(picture);
-  const dated = picture.versions.filter((one) => one.time !== null);
-  if (!spans.length) return { empty: "No stage times yet: they come with the first version that is published." };
-  const [from, to] = windowOf(picture, spans, choice);
-  const near = (one) => one.start + one.seconds >= from && one.start <= to;
-  const drawn = spans.length > MANY_SPANS ? spans.filter(near) : spans;
-  const names = ["trainer", "bucket", ...picture.replicas.map((one) => one.name)];
-  const traces = STAGES.filter((stage) => drawn.some((one) => one.stage === stage)).map((stage) => {
-    const own = drawn.filter((one) => one.stage === stage);
-    return {
-      type: "bar", orientation: "h", name: stage,
-      y: own.map((one) => one.lane), base: own.map((one) => place(one.start)), x: own.map((one) => one.seconds * 1000),
-      width: stage === "swap" ? 0.78 : stage === "discover" ? 0.14 : 0.46,
-      // The outline is what keeps a few milliseconds visible in a minute.
-      marker: { color: theme[stage], line: { width: stage === "discover" ? 0 : 1.2, color: theme[stage] } },
-      customdata: own.map((one) => [one.version, one.seconds, one.nbytes]),
-      hoverinfo: "text",
-      hovertext: own.map((one) => lines(
-        `<b>${stage === "swap" ? "swap: the pause" : stage}</b> of version ${one.version}, ${label(names[one.lane])}`,
-        `${duration(one.seconds)}${one.nbytes ? `, ${bytes(one.nbytes)}` : ""}`, clock(one.start),
-      )),
-    };
-  });
-  const commits = dated.slice(-300);
-  const numbered = commits.filter((one) => one.time >= from && one.time <= to).length <= (theme.narrow ? 5 : 16);
-  traces.push({
-    type: "scatter", mode: "markers+text", name: "commit",
-    text: commits.map((one) => (numbered ? `\u2002${one.version}` : "")), textposition: "middle right", textfont: { size: 11, color: theme.faint },
-    x: commits.map((one) => place(one.time)), y: commits.map(() => 1),
-    marker: {
-      size: commits.map((one) => (one.kind === "delta" ? 8 : 11)), color: theme.ink,
-      symbol: commits.map((one) => ({ delta: "diamond", fence: "line-ns-open" })[one.kind] ?? "diamond-wide"),
-      line: { width: commits.map((one) => (one.kind === "fence" ? 2 : 1)), color: theme.card },
-    },
-    customdata: commits.map((one) => one.version), hoverinfo: "text",
-    hovertext: commits.map((one) => lines(`<b>commit</b> of version ${one.version} (${one.kind})`, clock(one.time))),
-  });
-  const wide = Math.max(...names.map((name) => Array.from(plain(name, 18)).length));
-  return {
-    traces,
-    caption: "Each by the clock of its own machine. The diamonds are commits: from then on a version exists.",
-    layout: layoutOf(theme, 74 + names.length * (names.length > 8 ? 30 : 46), {
-      barmode: "overlay", bargap: 0, margin: { l: Math.min(150, 20 + wide * 7.2), b: 32 }, uirevision: choice,
-      xaxis: { ...byTime, range: [place(from), place(to)], nticks: theme.narrow ? 3 : 9 },
-      yaxis: {
-        range: [names.length - 0.45, -0.55], tickmode: "array", tickvals: names.map((_, index) => index),
-        ticktext: names.map((name) => label(name, 18)), fixedrange: true, showgrid: false, tickfont: { size: 13, color: theme.ink },
-      },
-      shapes: names.slice(1).map((_, index) => ({
-        type: "line", xref: "paper", x0: 0, x1: 1, y0: index + 0.5, y1: index + 0.5, line: { color: theme.grid, width: 1 },
-      })),
-    }),
-  };
 }
 
 // --- versions over time ------------------------------------------------------------------------------------------
@@ -405,91 +321,4 @@ function shortened(names) {
   while (names.length > 1 && same < first.length - 1 && names.every((name) => name.split(".").length > same + 1 && name.split(".")[same] === first[same])) same++;
   const cut = names.map((name) => name.split(".").slice(same).join("."));
   return cut.map((name) => plain(/^model\./.test(name) ? name.slice(6) : name, 26));
-}
-
-// --- the chain ---------------------------------------------------------------------------------------------------
-
-function chain(picture, theme, choice) {
-  const versions = picture.versions;
-  if (!versions.length) return { empty: "No version yet." };
-  const head = versions[versions.length - 1].version;
-  const first = choice === "all" ? versions[0].version : Math.max(versions[0].version, head - (theme.narrow ? 24 : 60));
-  const span = Math.max(head - first, 4);
-  const size = span <= 80 ? 10 : span <= 400 ? 6 : 4;
-  const at = (kind) => versions.filter((one) => one.kind === kind && one.version >= first);
-  const node = (kind, symbol, color, scale, text) => ({
-    type: "scatter", mode: "markers", name: kind, x: at(kind).map((one) => one.version), y: at(kind).map(() => 1),
-    marker: { symbol, size: size * scale, color, line: { width: symbol === "line-ns-open" ? 2.5 : 1, color: symbol === "line-ns-open" ? color : theme.card } },
-    hoverinfo: "text",
-    hovertext: at(kind).map((one) => lines(
-      `<b>version ${one.version}</b>, ${text}`, one.nbytes ? bytes(one.nbytes) : "", one.time === null ? "" : clock(one.time),
-    )),
-  });
-  const there = picture.anchors.filter((one) => one.version >= versions[0].version);
-  const traces = [
-    { type: "scatter", mode: "lines", name: "chain", x: [versions[0].version, head], y: [1, 1], hoverinfo: "skip", line: { width: 2, color: theme.line } },
-    {
-      type: "scatter", mode: "lines", name: "ways", hoverinfo: "skip", line: { width: 1, color: theme.faint, dash: "dot" },
-      x: there.flatMap((one) => [one.version, one.version, null]), y: there.flatMap(() => [1, 2, null]),
-    },
-    node("delta", "circle", theme.accent, 0.8, "a delta"),
-    node("base", "square", theme.ink, 1.2, "the base that followers have already"),
-    node("anchor", "diamond", theme.ink, 1.4, "an anchor: all weights"),
-    node("fence", "line-ns-open", theme.pause, 1.6, "a fence: a publisher took over"),
-    {
-      type: "scatter", mode: "markers", name: "beside", x: there.map((one) => one.version), y: there.map(() => 2),
-      marker: {
-        symbol: there.map((one) => (one.kind === "anchor" ? "diamond" : "triangle-right") + (one.there ? "" : "-open")),
-        size: Math.max(size, 6) * 1.3, color: theme.ink, line: { width: 1, color: theme.ink },
-      },
-      hoverinfo: "text",
-      hovertext: there.map((one) => lines(
-        `<b>${label(one.kind)}</b> of version ${one.version}, ${bytes(one.nbytes)}`, one.there ? "" : "its data is no longer in the bucket",
-      )),
-    },
-  ];
-  const pins = pinsOf(picture, first, head, span);
-  const depth = Math.max(0, ...pins.map((pin) => pin.level));
-  for (const pin of pins) {
-    const look = lookOf(pin.index, theme), y = 0.2 - pin.level * 0.62;
-    traces.push({
-      type: "scatter", mode: "lines+markers+text", name: label(pin.name), x: [pin.shown, pin.shown], y: [0.86, y],
-      text: ["", label(pin.shown < pin.version || pin.shown > pin.version ? `${pin.name} (${pin.version})` : pin.name, 32)],
-      textposition: pin.shown > first + span / 2 ? "middle left" : "middle right", textfont: { size: 12, color: look.color },
-      line: { width: 1.4, color: look.color }, marker: { size: [0, 9], symbol: "circle", color: look.color }, cliponaxis: false,
-      customdata: [pin.version, pin.version], hoverinfo: "text",
-      hovertext: ["", `<b>${label(pin.name)}</b> is at version ${pin.version}${pin.version < head ? `, ${head - pin.version} behind` : ""}`],
-    });
-  }
-  const low = (pins.length ? 0.2 - depth * 0.62 : 1) - 0.5;
-  const gone = picture.below > versions[0].version;
-  return {
-    traces,
-    caption: "Diamonds are anchors, dots deltas, bars fences. Anchors on the upper line lie beside the chain, for those who start from nothing. Replicas are pinned where they stand.",
-    layout: layoutOf(theme, 118 + (pins.length ? 30 + depth * 27 : 0), {
-      uirevision: `chain ${choice}`, margin: { l: theme.narrow ? 14 : 20, r: 16, t: 8 },
-      xaxis: { ...versionAxis(versions, theme), range: [first - span * 0.02 - 0.4, head + span * 0.02 + 0.4] },
-      yaxis: { range: [low, 2.5], visible: false, fixedrange: true },
-      shapes: gone ? [{
-        type: "rect", layer: "below", x0: versions[0].version - 0.5, x1: picture.below - 0.5, yref: "paper", y0: 0, y1: 1,
-        fillcolor: theme.grid, line: { width: 0 },
-      }] : [],
-      annotations: gone && picture.below > first ? [{
-        x: (Math.max(first, versions[0].version) + picture.below - 1) / 2, y: 2.42, yanchor: "top", showarrow: false,
-        text: "data may be gone", font: { size: 12, color: theme.faint },
-      }] : [],
-    }),
-  };
-}
-
-/** Where replicas stand, lower ones under higher ones where their names would meet. Off the edge: at the edge. */
-function pinsOf(picture, first, head, span) {
-  const pins = picture.replicas.map((one, index) => ({ name: one.name, version: one.reached, index, level: 0 }));
-  const placed = [];
-  for (const pin of pins.filter((one) => one.version >= 0)) {
-    pin.shown = Math.min(head, Math.max(first, pin.version));
-    while (placed.some((one) => one.level === pin.level && Math.abs(one.shown - pin.shown) < span * 0.3)) pin.level++;
-    placed.push(pin);
-  }
-  return placed;
 }

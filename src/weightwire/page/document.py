@@ -16,7 +16,7 @@ from weightwire.errors import WeightwireError
 
 __all__ = ["LIVE_POLICY", "SCRIPTS", "exported", "live", "part", "plotly", "plotly_gzipped"]
 
-SCRIPTS = ("format.js", "charts.js", "page.js")
+SCRIPTS = ("format.js", "charts.js", "timeline.js", "chain.js", "page.js")
 
 # Plotly sets styles on what it draws, and draws heat maps as images that it makes itself.
 _LOOKS = "style-src 'self' 'unsafe-inline'; img-src data: blob:"

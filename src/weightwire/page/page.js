@@ -4,7 +4,6 @@
 "use strict";
 
 const LOOK_EVERY = 1000; // milliseconds
-const STAGE_NAMES = { stage: "stage: got ready for the engine", swap: "swap: the pause" };
 const find = (selector) => document.querySelector(selector);
 
 const embedded = find("#picture");
@@ -73,12 +72,13 @@ function colours() {
   const probe = element("span");
   document.body.append(probe);
   const read = (name) => {
-    probe.style.color = `var(--${name})`;
+    probe.style.color = `var(--${name}, var(--faint))`; // a stage may have no colour of its own
     return getComputedStyle(probe).color;
   };
   const faded = (colour, alpha) => colour.replace(/^rgb\((.*)\)$/, `rgba($1, ${alpha})`);
   const theme = {};
-  for (const name of ["ink", "soft", "faint", "line", "grid", "card", "accent", "pause", ...STAGES]) theme[name] = read(name);
+  for (const name of ["ink", "soft", "faint", "line", "grid", "card", "accent", "pause"]) theme[name] = read(name);
+  for (const { name } of picture.stages) theme[name] = read(name);
   theme.replicas = ["r0", "r1", "r2", "r3", "r4", "r5"].map(read);
   theme.scale = ["h0", "h1", "h2", "h3", "h4"].map((name, index) => [index / 4, read(name)]);
   theme.wash = faded(theme.accent, 0.1);
@@ -253,10 +253,9 @@ function draw(id, made) {
 }
 
 function legend() {
-  const spans = lanesOf(picture);
-  const stages = STAGES.filter((stage) => spans.some((one) => one.stage === stage));
-  fill(find("#timeline .legend"), stages.map((stage) => {
-    return element("li", {}, element("i", { style: `background: var(--${stage})` }), STAGE_NAMES[stage] ?? stage);
+  const stages = stagesIn(picture, lanesOf(picture));
+  fill(find("#timeline .legend"), stages.map(({ name, label: called }) => {
+    return element("li", {}, element("i", { style: `background: var(--${name}, var(--faint))` }), called);
   }));
 }
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from weightwire.chain import Commit, Epoch, Heartbeat, PassedVersion, Run, Shortcut, StageTiming
 from weightwire.page.layers import Row
+from weightwire.telemetry import STAGES, Stage, stage_names
 
 __all__ = [
     "AnchorView",
@@ -32,8 +33,8 @@ __all__ = [
     "sampled",
 ]
 
-PUBLISHING = ("capture", "encode", "upload")
-FOLLOWING = ("discover", "fetch", "verify", "apply", "stage", "swap")
+_PUBLISHING = stage_names("publisher")
+_FOLLOWING = stage_names("follower", "engine")
 
 _COLUMNS = 200  # of the heat map
 _DETAILED = 300  # versions of which the stages are shown
@@ -139,6 +140,7 @@ class RunView:
     replicas: tuple[ReplicaView, ...] = ()
     unshown: int = 0  # replicas that there are besides
     heat: HeatMap = field(default_factory=HeatMap)
+    stages: tuple[Stage, ...] = STAGES  # all that a span may have, in the order of a version's way
     notes: tuple[str, ...] = ()
     trouble: str = ""  # why this is not what the bucket holds now
 
@@ -212,7 +214,7 @@ def _published(commit: Commit) -> list[StageSpan]:
     """Where a stage does not say when it ended, it ended as the next one began, and the last with the commit."""
     spans: list[StageSpan] = []
     ended = commit.time
-    for name in reversed(PUBLISHING):
+    for name in reversed(_PUBLISHING):
         stage = commit.stages.get(name)
         span = stage and _span(name, commit.version, stage, stage.at or ended)
         if span:
@@ -227,7 +229,7 @@ def _passed(passed: PassedVersion) -> list[StageSpan]:
 
 
 def _known(stages: Mapping[str, StageTiming]) -> list[tuple[str, StageTiming]]:
-    return [(name, stages[name]) for name in FOLLOWING if name in stages]
+    return [(name, stages[name]) for name in _FOLLOWING if name in stages]
 
 
 def _span(name: str, version: int, stage: StageTiming, ended: float) -> StageSpan | None:

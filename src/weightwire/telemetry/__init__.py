@@ -2,5 +2,6 @@
 
 from weightwire.telemetry.events import Event, Listener, careful, log_event
 from weightwire.telemetry.metrics import Metrics
+from weightwire.telemetry.stages import STAGES, Side, Stage, stage_names
 
-__all__ = ["Event", "Listener", "Metrics", "careful", "log_event"]
+__all__ = ["STAGES", "Event", "Listener", "Metrics", "Side", "Stage", "careful", "log_event", "stage_names"]

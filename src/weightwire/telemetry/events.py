@@ -9,16 +9,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["STAGES", "Event", "Listener", "careful", "log_event"]
-
-STAGES = ("capture", "encode", "upload", "commit", "discover", "fetch", "verify", "apply", "stage", "swap")
+__all__ = ["Event", "Listener", "careful", "log_event"]
 
 _log = logging.getLogger("weightwire")
 
 
 @dataclass(frozen=True)
 class Event:
-    """A stage that ended, or (`stage` is "warning") something that went wrong and is being dealt with."""
+    """A stage that ended; or a warning (`stage` is "warning"), or the end of one ("recovered")."""
 
     stage: str
     version: int | None = None

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from weightwire.telemetry.events import STAGES, Event
+from weightwire.telemetry.events import Event
+from weightwire.telemetry.stages import STAGES
 
 __all__ = ["Metrics"]
 
 # Seconds: from a delta applied in place to an anchor of a large model over a slow line.
 _BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+
+
+_STAGES = frozenset(stage.name for stage in STAGES)
 
 
 class Metrics:
@@ -47,7 +51,7 @@ class Metrics:
     def __call__(self, event: Event) -> None:
         if event.stage == "warning":
             self._warnings.labels(self._role).inc()
-        if event.stage not in STAGES:
+        if event.stage not in _STAGES:
             return
         self._seconds.labels(self._role, event.stage).observe(event.seconds)
         self._bytes.labels(self._role, event.stage).inc(event.nbytes)
