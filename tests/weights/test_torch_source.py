@@ -1,4 +1,4 @@
-"""Reading from a trainer: names, ties, dtypes, and tensors that are not simply bits in memory."""
+"""What a trainer publishes: modules, state dicts and iterators, their names, ties, and the shards of ranks."""
 
 from __future__ import annotations
 
@@ -11,235 +11,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from support.published import run_in, version_in
-from support.troubled import Troubled, in_memory
-from weightwire import DTYPES, Follower, Publisher, digest
-from weightwire.errors import CheckpointError, SchemaChanged, WeightwireError
+from support.torch_weights import AS_IT_IS, bits_of, model, raw, read, tied_model
+from weightwire.errors import CheckpointError
+from weightwire.weights.dtypes import DTYPES
 from weightwire.weights.source import read_weights
-from weightwire.weights.tensor import Tensor, Weights
 from weightwire.weights.torch_source import Casting, read_live, untie
-from weightwire.weights.torch_tensor import LiveTensor
 
-BF16, F32 = DTYPES["BF16"], DTYPES["F32"]
-AS_IT_IS = Casting(None)
-
-
-def read(source: Any, casting: Casting = AS_IT_IS, **options: Any) -> Weights:
-    return read_live(source, casting, **options)[0]
-
-
-def one(value: Any, casting: Casting = AS_IT_IS) -> Tensor:
-    """What becomes of one tensor called x."""
-    return read({"x": value}, casting)["x"]
-
-
-def raw(tensor: Tensor) -> bytes:
-    """All of it, copied in two parts that are not even."""
-    out = np.zeros(tensor.count, f"<u{tensor.dtype.unit}")
-    cut = tensor.count // 3
-    tensor.copy_to(0, cut, out[:cut])
-    tensor.copy_to(cut, tensor.count, out[cut:])
-    return out.tobytes()
-
-
-def bits_of(value: Any) -> bytes:
-    """Those of a torch tensor, in order."""
-    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
-
-
-def state_of(weights: dict[str, Any]) -> Any:
-    return digest({name: value.detach().contiguous() for name, value in weights.items()})
-
-
-def model() -> Any:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 10, bias=False))
-
-
-def every_float() -> Any:
-    """float32 of every exponent and of all kinds: NaNs of many payloads, infinities, denormals, ties."""
-    generator = torch.Generator().manual_seed(1)
-    some = torch.randint(-(2**31), 2**31 - 1, (1 << 18,), generator=generator, dtype=torch.int64).to(torch.int32)
-    special = [0, 1, 0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0x3F808000, 0x3F818000, 0x7F7FFFFF]
-    signed = [x - 2**32 if x >= 2**31 else x for y in special for x in (y, y | 1 << 31)]
-    return torch.cat([torch.tensor(signed, dtype=torch.int32), some]).view(torch.float32)
-
-
-@pytest.fixture
-def bucket() -> Troubled:
-    return in_memory()
-
-
-class TestMasters:
-    def test_are_cast_to_bfloat16(self) -> None:
-        weights = read(model(), Casting())
-        assert {name: tensor.dtype.name for name, tensor in weights.items()} == {
-            "0.weight": "BF16",
-            "0.bias": "BF16",
-            "1.weight": "BF16",
-            "1.bias": "BF16",
-            "1.running_mean": "BF16",
-            "1.running_var": "BF16",
-            "1.num_batches_tracked": "I64",
-            "2.weight": "BF16",
-        }
-        assert raw(weights["0.weight"]) == bits_of(model()[0].weight.to(torch.bfloat16))
-
-    @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "float32"])
-    def test_are_cast_as_torch_casts_them(self, dtype: str) -> None:
-        masters = every_float()
-        assert raw(one(masters, Casting.of(dtype, None))) == bits_of(masters.to(getattr(torch, dtype)))
-
-    @pytest.mark.parametrize(
-        "value",
-        [
-            every_float()[::3],
-            every_float()[: 1 << 18].reshape(512, 512).T,
-            every_float()[: 1 << 18].reshape(64, 64, 64).permute(1, 2, 0),
-            every_float()[: 1 << 18].reshape(512, 512)[:, ::2],
-            every_float()[3],
-        ],
-        ids=["strided", "transposed", "permuted", "columns", "scalar"],
-    )
-    def test_are_cast_as_torch_casts_them_however_they_lie(self, value: Any) -> None:
-        assert raw(one(value, Casting())) == bits_of(value.to(torch.bfloat16))
-
-    def test_stay_as_they_are_if_one_says_so(self) -> None:
-        assert one(torch.ones(3), Casting.of(None, None)).dtype == F32
-
-    def test_may_each_have_a_dtype_by_name(self) -> None:
-        casting = Casting.of("bfloat16", {"1.*": "float32", "*.weight": torch.float16})
-        names = {name: tensor.dtype.name for name, tensor in read(model(), casting).items()}
-        assert (names["0.weight"], names["0.bias"], names["1.weight"]) == ("F16", "BF16", "F32")
-
-    def test_are_float32_and_nothing_else(self) -> None:
-        for dtype in (torch.float64, torch.float16, torch.int32, torch.bool, torch.float8_e4m3fn):
-            value = torch.ones(3).to(dtype)
-            assert raw(one(value, Casting())) == bits_of(value)
-
-    def test_get_the_dtype_that_the_run_has(self) -> None:
-        given = {"a": torch.ones(3), "b": torch.ones(3, dtype=torch.bfloat16), "c": torch.ones(3), "d": torch.ones(3)}
-        run = {"a": DTYPES["F16"], "b": F32, "c": DTYPES["I32"]}
-        weights = read(given, Casting.of("bfloat16", {"a": "float64"}), run=run)
-        # What cannot be cast is told later, with the run's URL.
-        assert [tensor.dtype.name for tensor in weights.values()] == ["F16", "F32", "F32", "BF16"]
-
-    @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", "bf16", 3])
-    def test_cannot_be_cast_to_what_is_no_such_float(self, dtype: Any) -> None:
-        with pytest.raises(WeightwireError, match=f"cannot be cast to {dtype}") as caught:
-            Casting.of(dtype, None)
-        assert "bfloat16" in str(caught.value.hint)
-
-    def test_of_numpy_are_not_masters(self) -> None:
-        assert one(np.ones(3, np.float32), Casting()).dtype == F32
-        both = read({"torch": torch.ones(3), "numpy": np.ones(3, np.float32)}, Casting())
-        assert [tensor.dtype.name for tensor in both.values()] == ["BF16", "F32"]
-
-
-class TestTensors:
-    def test_that_are_bits_in_memory_are_not_copied(self) -> None:
-        value = torch.ones(4, 3, dtype=torch.bfloat16)
-        tensor = one(torch.nn.Parameter(value), Casting())
-        assert not isinstance(tensor, LiveTensor)
-        assert tensor.bits.ctypes.data == value.data_ptr()
-
-    @pytest.mark.parametrize(
-        "value",
-        [
-            torch.arange(12.0).reshape(3, 4).T,
-            torch.arange(12.0)[::2],
-            torch.arange(3.0).expand(4, 3),
-            torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1),
-            torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).T,
-            torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj(),
-            torch.tensor(1 + 2j, dtype=torch.complex64).conj(),
-            torch.arange(12, dtype=torch.uint8).reshape(3, 4).view(torch.float8_e5m2).T,
-            torch.tensor([True, False, True])[::2],
-            torch.tensor(1.5),
-            torch.empty(0, 3),
-            torch.empty(3, 0).T,
-        ],
-        ids=lambda value: f"{value.dtype}-{list(value.shape)}-{value.stride()}",
-    )
-    def test_of_any_layout(self, value: Any) -> None:
-        tensor = one(value)
-        assert tensor.shape == tuple(value.shape)
-        assert raw(tensor) == bits_of(value)
-        assert (tensor.count, tensor.nbytes) == (value.numel(), value.numel() * value.element_size())
-
-    def test_that_are_negated_by_a_flag(self) -> None:
-        value = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj().imag
-        assert value.is_neg()
-        assert raw(one(value)) == bits_of(value)
-        assert raw(one(value, Casting())) == bits_of(value.to(torch.bfloat16))
-
-    def test_that_are_packed(self) -> None:
-        value = torch.arange(12, dtype=torch.uint8).reshape(3, 4).view(torch.float4_e2m1fn_x2)
-        assert (one(value).dtype.name, one(value).shape) == ("F4", (3, 8))
-        assert raw(one(value)) == bytes(range(12))
-
-    def test_that_nobody_may_change(self) -> None:
-        with torch.inference_mode():
-            value = torch.arange(6.0).reshape(2, 3)
-        assert raw(one(value, Casting())) == bits_of(value.to(torch.bfloat16))
-        assert raw(one(value)) == bits_of(value)
-
-    def test_are_read_when_they_are_copied(self) -> None:
-        value = torch.zeros(5)
-        tensor = one(value, Casting())
-        value += 1
-        assert raw(tensor) == bits_of(torch.ones(5, dtype=torch.bfloat16))
-
-    def test_of_more_than_a_piece(self) -> None:
-        value = torch.arange((1 << 22) + 100, dtype=torch.int32).view(torch.float32)
-        assert raw(one(value, Casting())) == bits_of(value.to(torch.bfloat16))
-        tall = value[: 1 << 22].reshape(1 << 11, 1 << 11).T
-        assert raw(one(tall, Casting())) == bits_of(tall.to(torch.bfloat16))
-
-    def test_can_be_seen_as_bits_all_at_once(self) -> None:
-        tensor = one(torch.tensor([1.0, 2.0]), Casting())
-        assert tensor.bits.tolist() == [0x3F80, 0x4000]
-        assert repr(tensor) == "LiveTensor(BF16 [2] on cpu)"
-
-    @pytest.mark.parametrize(
-        ("value", "message"),
-        [
-            (torch.ones(3, device="meta"), "is on the meta device"),
-            (torch.ones(3).to_sparse(), "is a torch.sparse_coo tensor"),
-            (torch.ones(3, dtype=torch.complex128), "unknown dtype complex128"),
-            (None, "is a NoneType"),
-            ({"weight": 1}, "is a dict"),
-        ],
-    )
-    def test_that_cannot_be_published(self, value: Any, message: str) -> None:
-        with pytest.raises(CheckpointError, match=f"tensor 'x': {message}") as caught:
-            read({"other": torch.ones(1), "x": value})
-        assert caught.value.hint
-
-    def test_that_hold_more_than_bits(self) -> None:
-        """As torchao's and bitsandbytes' quantised weights do."""
-
-        class Quantised(torch.Tensor):  # type: ignore[misc]
-            @classmethod
-            def __torch_dispatch__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-                return NotImplemented
-
-        Params4bit = type("Params4bit", (torch.nn.Parameter,), {"__module__": "bitsandbytes.nn.modules"})
-        for value in (torch.ones(3).as_subclass(Quantised), Params4bit(torch.ones(3))):
-            with pytest.raises(CheckpointError, match="which holds more than bits") as caught:
-                one(value)
-            assert "not quantised" in str(caught.value.hint)
-
-    def test_that_are_not_there_yet(self) -> None:
-        with pytest.raises(CheckpointError, match="has no shape yet"):
-            read(torch.nn.LazyLinear(3))
-
-    def test_that_deepspeed_has_spread(self) -> None:
-        value = torch.nn.Parameter(torch.empty(0))
-        value.ds_shape = (3, 4)
-        with pytest.raises(CheckpointError, match="by DeepSpeed"):
-            one(value)
+F32 = DTYPES["F32"]
 
 
 class TestSources:
@@ -342,17 +120,12 @@ class TestNames:
 
 
 class TestTies:
-    def tied(self) -> Any:
-        layers = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5, bias=False))
-        layers[1].weight = layers[0].weight
-        return layers
-
     def test_are_listed_once(self) -> None:
-        weights, aliases = read_live(self.tied(), Casting())
+        weights, aliases = read_live(tied_model(), Casting())
         assert (list(weights), aliases) == (["0.weight"], {"1.weight": "0.weight"})
 
     def test_have_the_name_that_the_run_knows(self) -> None:
-        weights, aliases = read_live(self.tied(), Casting(), {"1.weight": F32})
+        weights, aliases = read_live(tied_model(), Casting(), {"1.weight": F32})
         assert (list(weights), aliases) == (["1.weight"], {"0.weight": "1.weight"})
         assert weights["1.weight"].dtype == F32
 
@@ -476,87 +249,3 @@ class TestShards:
         with pytest.raises(CheckpointError, match="is sharded over 3 ranks") as caught:
             read({"x": self.rows((6, 4))})
         assert "Ranks()" in str(caught.value.hint)
-
-
-class TestPublished:
-    """What a follower holds in the end."""
-
-    @pytest.mark.parametrize("blocking", [False, True])
-    def test_masters(self, bucket: Troubled, blocking: bool) -> None:
-        module = model()
-        with Publisher(bucket, blocking=blocking) as publisher:
-            for step in range(3):
-                publisher.publish(module, step=step).wait()
-                expected = {
-                    name: value.to(torch.bfloat16) if value.is_floating_point() else value
-                    for name, value in module.state_dict().items()
-                }
-                assert version_in(bucket) == state_of(expected)
-                with torch.no_grad():
-                    for parameter in module.parameters():
-                        parameter += 0.01 * torch.randn_like(parameter)
-            assert publisher.weights == sum(value.numel() for value in module.state_dict().values())
-
-    @pytest.mark.parametrize("blocking", [False, True])
-    def test_tensors_of_several_blocks_and_any_layout(self, bucket: Troubled, blocking: bool) -> None:
-        weights = {
-            "long": torch.randn((1 << 22) + 5),
-            "turned": torch.randn(1100, 2000, dtype=torch.bfloat16).T,
-            "columns": torch.randn(300, 70)[:, 3:],
-            "scalar": torch.tensor(2.5),
-        }
-        with Publisher(bucket, blocking=blocking) as publisher:
-            for _ in range(2):
-                publisher.publish(iter(weights.items())).wait()
-                assert version_in(bucket) == state_of({n: value.to(torch.bfloat16) for n, value in weights.items()})
-                weights["turned"][7, 9] += 1
-                weights["long"][1 << 22 :] *= 2
-
-    def test_a_capture_is_whole_when_publish_returns(self, bucket: Troubled) -> None:
-        weights = {"x": torch.zeros(1 << 20)}
-        with Publisher(bucket) as publisher:
-            publisher.publish(weights).wait()
-            for step in range(5):
-                weights["x"].fill_(step + 1)
-                published = publisher.publish(weights)
-                weights["x"].fill_(-1)
-                published.wait()
-                assert version_in(bucket) == state_of({"x": torch.full((1 << 20,), step + 1, dtype=torch.bfloat16)})
-
-    def test_a_restart_keeps_dtypes_and_names(self, bucket: Troubled) -> None:
-        tied = TestTies().tied()
-        with Publisher(bucket, dtypes={"0.*": "float32"}) as publisher:
-            publisher.publish(tied)
-        assert run_in(bucket).tensors == {"0.weight": ("F32", (5, 4))}
-        assert run_in(bucket).aliases == {"1.weight": "0.weight"}
-        with Publisher(bucket) as publisher:
-            publisher.publish(tied)
-            publisher.publish(tied.to(torch.bfloat16))  # whatever the trainer does
-        assert version_in(bucket) == state_of({"0.weight": tied[0].weight.float()})
-
-    def test_a_base_decides_too(self, bucket: Troubled) -> None:
-        module = model()
-        base = {name: value.clone() for name, value in module.state_dict().items()}
-        with Publisher(bucket, base=base, files={}) as publisher:
-            with torch.no_grad():
-                module[0].weight[3] += 1
-            publisher.publish(module)
-        assert version_in(bucket, base=base) == state_of(module.state_dict())
-
-    def test_another_kind_of_tensor_is_told(self, bucket: Troubled) -> None:
-        with Publisher(bucket) as publisher:
-            publisher.publish({"x": torch.ones(3)})
-            with pytest.raises(SchemaChanged, match="is I64"):
-                publisher.publish({"x": torch.ones(3, dtype=torch.int64)})
-
-    def test_a_follower_gets_them_as_a_checkpoint(self, tmp_path: Path) -> None:
-        module = torch.compile(model())
-        with Publisher(tmp_path / "run", dtypes={"1.*": "float32"}) as publisher:
-            publisher.publish(module)
-        with Follower(tmp_path / "run", into=tmp_path / "replica") as follower:
-            follower.once()
-            held = safetensors.torch.load_file(follower.checkpoint() / "model.safetensors")
-        for name, value in model().state_dict().items():
-            expected = value.to(torch.bfloat16) if value.is_floating_point() and name[0] != "1" else value
-            assert held[name].dtype == expected.dtype
-            assert bits_of(held[name]) == bits_of(expected)
