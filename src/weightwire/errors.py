@@ -26,6 +26,7 @@ __all__ = [
     "ReplicaError",
     "RunError",
     "SchemaChanged",
+    "Truncated",
     "Unavailable",
     "UnsafeBucket",
     "UnsupportedFormat",
@@ -76,6 +77,10 @@ class NotFound(BucketError):
 
 class NoBucket(NotFound):
     """Not the object is missing but the whole bucket."""
+
+
+class Truncated(BucketError):
+    """An object that is shorter than its record says."""
 
 
 class AlreadyExists(BucketError):

@@ -15,8 +15,8 @@ from support.records import a_run, grow, shortcut_to
 from support.troubled import Troubled, in_memory
 from weightwire import DTYPES, Delta, Tensor, anchor, diff, digest
 from weightwire.catchup.fetch import Fetcher
+from weightwire.catchup.plan import ChainPath
 from weightwire.catchup.restore import apply_version, copy_weights, restore_weights, schema_of
-from weightwire.chain.reader import Path as Way
 from weightwire.chain.records import Commit, DataFile, Sealed, data_path
 from weightwire.delta.state import State
 from weightwire.errors import CheckpointError, CorruptDelta, SchemaChanged, WrongBase
@@ -59,10 +59,10 @@ class Scene:
     async def upload(self, kind: str, version: int, made: Delta, rank: int = 0) -> DataFile:
         return await uploaded(self.bucket, kind, version, made, rank)
 
-    def way(self, start: int = 1) -> Way:
-        return Way(self.commits[start].record, self.commits[start], tuple(self.commits[start + 1 :]))
+    def way(self, start: int = 1) -> ChainPath:
+        return ChainPath(self.commits[start].record, self.commits[start], tuple(self.commits[start + 1 :]))
 
-    def restore_weights(self, way: Way, targets: Arrays, **given: Any) -> State:
+    def restore_weights(self, way: ChainPath, targets: Arrays, **given: Any) -> State:
         runtime = Runtime()
         return asyncio.run(restore_weights(way, Fetcher(self.bucket, runtime), read_weights(targets), runtime, **given))
 
@@ -99,7 +99,7 @@ class TestFromAnAnchor:
         scene, held = Scene(6), room()
         file = asyncio.run(scene.upload("anchor", 4, anchor(weights(4))))
         shortcut = shortcut_to(scene.commits[4], files=(file,))
-        way = Way(shortcut, scene.commits[4], tuple(scene.commits[5:]))
+        way = ChainPath(shortcut, scene.commits[4], tuple(scene.commits[5:]))
         assert scene.restore_weights(way, held) == digest(weights(6))
         assert same(held, 6)
 
@@ -116,7 +116,7 @@ class TestFromAnAnchor:
         commits = scene.commits[:1]
         grow(commits, "anchor", after=digest(weights(1)).hex, files=(file,))
         with pytest.raises(CorruptDelta, match="leads to another state"):
-            scene.restore_weights(Way(commits[1].record, commits[1], ()), room())
+            scene.restore_weights(ChainPath(commits[1].record, commits[1], ()), room())
 
     def test_whose_delta_leads_elsewhere(self) -> None:
         scene = Scene(2)
@@ -142,7 +142,7 @@ class TestFromAnAnchor:
     def test_not_from_where_one_is(self) -> None:
         scene = Scene(2)
         with pytest.raises(ValueError, match="does not begin from nothing"):
-            scene.restore_weights(Way(None, scene.commits[1], (scene.commits[2],)), room())
+            scene.restore_weights(ChainPath(None, scene.commits[1], (scene.commits[2],)), room())
 
 
 class TestFromABase:

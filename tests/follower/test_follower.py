@@ -1271,7 +1271,6 @@ class TestAKeyThatMayNotList:
         check(follower, trainer.bits, 14)
         assert bucket.count("read_into", "anchors/11/") == 1
 
-    @pytest.mark.xfail(raises=PermissionDenied, reason="a 403 for data counts as a lack of rights")
     def test_gets_past_data_that_is_gone(self, bucket: Troubled, follower: Follower) -> None:
         trainer = Trainer(bucket.inner, anchor_every=4)
         trainer.publish()

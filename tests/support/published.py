@@ -9,6 +9,7 @@ from typing import Any
 from weightwire import State, Tensor, digest
 from weightwire.bucket.port import Bucket
 from weightwire.catchup.fetch import Fetcher
+from weightwire.catchup.plan import plan
 from weightwire.catchup.restore import restore_weights, schema_of
 from weightwire.chain.reader import ChainReader, read_run
 from weightwire.chain.records import Commit, Run, Sealed
@@ -45,7 +46,7 @@ async def _commits(bucket: Bucket) -> list[Sealed[Commit]]:
 async def _restored(bucket: Bucket, version: int | None, base: Mapping[str, Any] | None) -> dict[str, Tensor]:
     run = await read_run(bucket)
     commits = await _commits(bucket)
-    path = await ChainReader(bucket, run).plan(commits[-1 if version is None else version], None)
+    path = await plan(ChainReader(bucket, run), commits[-1 if version is None else version])
     room: HostCopies[None] = HostCopies(schema_of(run), single=True)
     given = None if base is None else read_weights(base)
     state = await restore_weights(path, Fetcher(bucket, Runtime()), room.published, Runtime(), base=given)

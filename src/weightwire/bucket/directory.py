@@ -19,7 +19,7 @@ from pathlib import Path
 from weightwire.bucket.concurrency import each, flat, in_thread, pieces
 from weightwire.bucket.paths import PARTIAL, check_path, check_prefix, is_path
 from weightwire.bucket.port import ObjectInfo
-from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Unavailable
+from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Truncated, Unavailable
 
 __all__ = ["DirectoryBucket"]
 
@@ -225,7 +225,7 @@ def _fill(path: Path, view: memoryview, start: int) -> None:
         while view:
             count = os.preadv(file.fileno(), [view], start)
             if count == 0:
-                raise BucketError(
+                raise Truncated(
                     f"{path}: has only {size:,} bytes where {start + wanted:,} were expected",
                     hint="it was cut off, or is not the file it should be",
                 )

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING
 from weightwire.bucket.concurrency import flat, in_thread, pieces
 from weightwire.bucket.paths import check_path, check_prefix
 from weightwire.bucket.port import ObjectInfo
-from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Unavailable, WeightwireError
+from weightwire.errors import (
+    AlreadyExists,
+    BucketError,
+    NotFound,
+    PermissionDenied,
+    Truncated,
+    Unavailable,
+    WeightwireError,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import BucketFile, HfApi
@@ -181,7 +189,7 @@ class HuggingFaceBucket:
     def _read(self, key: str, view: memoryview, start: int) -> None:
         found = self._look(key)
         if found.size < start + len(view):
-            raise BucketError(
+            raise Truncated(
                 f"{self._url_of(key)}: ends at byte {found.size:,}, not at {start + len(view):,} or later",
                 hint="it was cut off, or is not the object it should be",
             )

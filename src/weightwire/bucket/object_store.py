@@ -24,7 +24,7 @@ from weightwire.bucket.concurrency import each, flat, in_thread, pieces
 from weightwire.bucket.paths import check_path, check_prefix
 from weightwire.bucket.port import ObjectInfo
 from weightwire.bucket.store_errors import explain, explain_settings
-from weightwire.errors import BucketError, NotFound, PermissionDenied, Unavailable
+from weightwire.errors import BucketError, NotFound, PermissionDenied, Truncated, Unavailable
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -179,7 +179,7 @@ class ObjectStoreBucket:
         end = start + len(view)
         result = await obstore.get_async(self._data, self._key(path), options={"range": (start, end)})
         if result.range != (start, end):
-            raise BucketError(
+            raise Truncated(
                 f"{self.url}/{path}: ends at byte {result.range[1]:,}, not at {end:,} or later",
                 hint="it was cut off, or is not the object it should be",
             )

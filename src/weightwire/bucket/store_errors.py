@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from weightwire.errors import AlreadyExists, BucketError, NoBucket, NotFound, PermissionDenied, Unavailable
+from weightwire.errors import AlreadyExists, BucketError, NoBucket, NotFound, PermissionDenied, Truncated, Unavailable
 
 __all__ = ["explain", "explain_settings"]
 
@@ -95,7 +95,7 @@ def _explain_rest(what: str, text: str, code: str, status: str) -> BucketError:
     if code in _ELSEWHERE or "incorrectly configured region" in text:
         return BucketError(what, hint="set AWS_REGION to the region of the bucket")
     if status.startswith("416") or "Invalid range" in text:
-        return BucketError(what, hint="the object is shorter than expected: it is not the one it should be")
+        return Truncated(what, hint="the object is shorter than expected: it is not the one it should be")
     if status.startswith("4") and status[:3] not in ("408", "409", "412", "425"):
         return BucketError(what, hint="the store does not take such a request: check the URL and its endpoint")
     return Unavailable(what, hint=_WAIT)

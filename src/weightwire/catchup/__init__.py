@@ -1,16 +1,25 @@
-"""Catch up: the way to a version, what it takes from the bucket, and the weights rebuilt from it."""
+"""Catch up: plan the way to a version, fetch its files, restore its weights, and get past what is lost."""
 
+from weightwire.catchup.detour import around_lost_data
 from weightwire.catchup.fetch import Fetched, Fetcher, Heard, fetch_side_files
+from weightwire.catchup.plan import ChainPath, NoWay, Start, find_anchors, plan, plan_newest
 from weightwire.catchup.restore import apply_version, copy_weights, load_anchor, restore_weights, schema_of
 
 __all__ = [
+    "ChainPath",
     "Fetched",
     "Fetcher",
     "Heard",
+    "NoWay",
+    "Start",
     "apply_version",
+    "around_lost_data",
     "copy_weights",
     "fetch_side_files",
+    "find_anchors",
     "load_anchor",
+    "plan",
+    "plan_newest",
     "restore_weights",
     "schema_of",
 ]

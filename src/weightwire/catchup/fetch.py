@@ -10,17 +10,21 @@ import hashlib
 import os
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from weightwire.bucket import Bucket
-from weightwire.chain import Commit, DataFile, Run, Sealed
+from weightwire.chain import Commit, DataFile, Run, Sealed, denied_means_missing
 from weightwire.delta import Delta
-from weightwire.errors import BucketError, CorruptDelta, NotFound, OutputError
+from weightwire.errors import BucketError, CorruptDelta, NoBucket, NotFound, OutputError, Truncated, WeightwireError
 from weightwire.system import Runtime
 
-__all__ = ["Fetched", "Fetcher", "Heard", "fetch_side_files"]
+__all__ = ["LOST", "Fetched", "Fetcher", "Heard", "fetch_side_files"]
+
+LOST = (NotFound, Truncated, CorruptDelta)
+"""What is said of a file that is gone or damaged. Another way may lead past it."""
 
 Heard = Callable[[str, int, int, float], None]
 """Hears of each file: the stage ("fetch", "verify"), the version, bytes and seconds."""
@@ -55,19 +59,19 @@ class Fetcher:
         self._runtime = runtime
         self._spool = spool
         self._buffers: list[bytearray] = []
-        self.lost: set[str] = set()  # files that are gone, or are not what was published
+        self.lost: dict[str, WeightwireError] = {}  # files that are gone or damaged, and what was said of them
 
     async def fetch(self, files: Sequence[DataFile], kind: str | None = None) -> Fetched:
         """All files of a version, which must be deltas or anchors: `kind`.
 
-        Raises NotFound if one is gone, CorruptDelta if one is not what it should be; it is `lost` then.
+        Raises NotFound if one is gone, CorruptDelta or Truncated if one is damaged; it is `lost` then.
         """
         deltas: list[Delta] = []
         buffers: list[bytearray] = []
         spooled: list[BinaryIO] = []
         for file in files:
             where = f"{self._bucket.url}/{file.path}"
-            try:
+            with self.noting_lost((file,)):
                 if file.size <= _IN_MEMORY:
                     buffers.append(self._take(file.size))
                     deltas.append(await self._to_memory(file, where, memoryview(buffers[-1])[: file.size]))
@@ -76,10 +80,18 @@ class Fetcher:
                     deltas.append(await self._runtime.run_in_thread(_open_spooled, spooled[-1], where))
                 if kind is not None and deltas[-1].kind != kind:
                     deltas[-1].corrupt(f"is no {kind}")
-            except (NotFound, CorruptDelta):
-                self.lost.add(file.path)
-                raise
         return Fetched(deltas, buffers, spooled)
+
+    @contextmanager
+    def noting_lost(self, files: Iterable[DataFile]) -> Iterator[None]:
+        """Files that cannot be fetched, or do not lead to the state that their record names, are lost."""
+        try:
+            yield
+        except NoBucket:
+            raise  # of the files themselves this says nothing
+        except LOST as problem:
+            self.lost.update((file.path, problem) for file in files)
+            raise
 
     async def in_turn(self, commits: Sequence[Sealed[Commit]]) -> AsyncIterator[tuple[Sealed[Commit], Fetched]]:
         """The files of some versions, in order; the next ones are fetched while the first are dealt with."""
@@ -116,12 +128,16 @@ class Fetcher:
     async def _to_memory(self, file: DataFile, where: str, view: memoryview) -> Delta:
         clock = self._runtime.clock
         began = clock()
-        await self._bucket.read_into(file.path, view)
+        await self._read(file, view)
         fetched = clock()
         await self._runtime.run_in_thread(_check_bytes, view, file, where)
         self._heard("fetch", file.version, file.size, fetched - began)
         self._heard("verify", file.version, file.size, clock() - fetched)
         return await self._runtime.run_in_thread(Delta.from_bytes, view, where)
+
+    async def _read(self, file: DataFile, view: memoryview, begin: int = 0) -> None:
+        async with denied_means_missing(self._bucket, file.path):
+            await self._bucket.read_into(file.path, view, begin)
 
     async def _to_file(self, file: DataFile, where: str) -> BinaryIO:
         try:
@@ -135,7 +151,7 @@ class Fetcher:
         for begin in range(0, file.size, _PIECE):
             piece = buffer[: min(_PIECE, file.size - begin)]
             asked = clock()
-            await self._bucket.read_into(file.path, piece, begin)
+            await self._read(file, piece, begin)
             fetching += clock() - asked
             await self._runtime.run_in_thread(_keep, spool, piece, whole, where)
         await self._runtime.run_in_thread(_check_hash, whole, file, where)
@@ -148,7 +164,8 @@ async def fetch_side_files(bucket: Bucket, run: Run) -> dict[str, bytes]:
     """What a run's checkpoints hold besides weights, by name, and verified."""
     found: dict[str, bytes] = {}
     for file in run.files:
-        data = found[file.name] = await bucket.get(file.path)
+        async with denied_means_missing(bucket, file.path):
+            data = found[file.name] = await bucket.get(file.path)
         if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
             raise _not_as_published(f"{bucket.url}/{file.path}")
     return found

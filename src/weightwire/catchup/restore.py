@@ -10,7 +10,8 @@ import os
 from collections.abc import Callable, Sequence
 
 from weightwire.catchup.fetch import Fetcher
-from weightwire.chain import ANCHOR, BASE, Commit, Path, Run, Start
+from weightwire.catchup.plan import ChainPath, Start
+from weightwire.chain import ANCHOR, BASE, Commit, Run
 from weightwire.delta import Delta, State, apply_in_place, digest
 from weightwire.errors import CheckpointError, CorruptDelta, SchemaChanged, WrongBase
 from weightwire.system import Runtime
@@ -27,7 +28,7 @@ def schema_of(run: Run) -> Schema:
 
 
 async def restore_weights(
-    path: Path,
+    path: ChainPath,
     fetcher: Fetcher,
     targets: Weights,
     runtime: Runtime,
@@ -43,7 +44,9 @@ async def restore_weights(
     if told:
         told(path.origin.record.version)
     async for commit, fetched in fetcher.in_turn(path.commits):
-        state = await runtime.run_in_thread(apply_version, targets, fetched.deltas, state, commit.record.after, threads)
+        record = commit.record
+        with fetcher.noting_lost(record.files):
+            state = await runtime.run_in_thread(apply_version, targets, fetched.deltas, state, record.after, threads)
         if told:
             told(commit.record.version)
     return state
@@ -56,7 +59,8 @@ async def _begin(
         return await runtime.run_in_thread(_begin_with_base, start, targets, base, threads)
     fetched = await fetcher.fetch(start.files, ANCHOR)
     try:
-        return await runtime.run_in_thread(_begin_with_anchor, targets, fetched.deltas, start.after, threads)
+        with fetcher.noting_lost(start.files):
+            return await runtime.run_in_thread(_begin_with_anchor, targets, fetched.deltas, start.after, threads)
     finally:
         fetcher.release(fetched)
 

@@ -1,6 +1,7 @@
 """Record: the commit chain of a run, its records, the rules they obey, and how they are read and written."""
 
-from weightwire.chain.reader import ChainReader, Path, Start, read_run
+from weightwire.chain.absence import denied_means_missing
+from weightwire.chain.reader import ChainReader, read_run
 from weightwire.chain.records import (
     ANCHOR,
     BASE,
@@ -49,20 +50,19 @@ __all__ = [
     "Gc",
     "Heartbeat",
     "PassedVersion",
-    "Path",
     "Record",
     "Run",
     "Sealed",
     "Shortcut",
     "SideFile",
     "StageTiming",
-    "Start",
     "Warn",
     "back_versions",
     "backoff",
     "begin_run",
     "commit_path",
     "data_path",
+    "denied_means_missing",
     "epoch_path",
     "gc_path",
     "heartbeat_path",

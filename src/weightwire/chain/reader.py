@@ -6,16 +6,13 @@ Shared by publisher, follower and upkeep. Reads only, and only records: no weigh
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from weightwire.bucket import Bucket, ObjectInfo, each
+from weightwire.chain.absence import denied_means_missing
 from weightwire.chain.records import (
-    ANCHOR,
-    BASE,
     DAMAGED,
     HEAD,
     RUN,
@@ -38,46 +35,20 @@ from weightwire.chain.records import (
 from weightwire.chain.rules import check_first, check_follows, check_run, hop
 from weightwire.errors import (
     BrokenChain,
-    DataGone,
     NoBucket,
     NoRun,
     NotFound,
-    PermissionDenied,
     RunError,
     UnsupportedFormat,
     WeightwireError,
 )
 
-__all__ = ["ChainReader", "Path", "Start", "read_run"]
+__all__ = ["ChainReader", "read_run"]
 
 _AHEAD = 16  # how many records are asked for at the same time
-_ENOUGH = 4  # anchors to choose from
 _KEPT = 1024  # how many commits are remembered
-_SHORTCUT = re.compile(r"shortcuts/([0-9]{1,19})/anchor-[0-9a-f]{16}\.json")
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
-Start = Shortcut | Commit
-"""Where a path from nothing begins: an anchor beside the chain, or a commit of kind anchor or base."""
-
-
-@dataclass(frozen=True)
-class Path:
-    """How to get to a version: from `start` (None: from where one is), then by these commits in turn.
-
-    `origin` is the commit of the version that the first of them builds on.
-    """
-
-    start: Start | None
-    origin: Sealed[Commit]
-    commits: tuple[Sealed[Commit], ...]
-
-    @property
-    def target(self) -> Sealed[Commit]:
-        return self.commits[-1] if self.commits else self.origin
-
-    @property
-    def nbytes(self) -> int:
-        return (self.start.nbytes if self.start else 0) + sum(commit.record.nbytes for commit in self.commits)
 
 
 async def read_run(bucket: Bucket) -> Run:
@@ -271,84 +242,13 @@ class ChainReader:
             parent = commit
         return accepted
 
-    # Ways to a version
-
-    async def anchors(self, most: int, lost: Container[str] = ()) -> dict[int, Shortcut]:
-        """The newest anchors beside the chain that lead to version `most` or before, by version."""
-        try:
-            paths = [one.path for one in await self.bucket.list("shortcuts/")]
-        except PermissionDenied:  # a key that may not list: the hint is all there is
-            hint = await self.read_hint()
-            paths = [hint.anchor] if hint and hint.anchor else []
-        dated = [(version, path) for path in paths if (version := _version_of(path)) is not None and version <= most]
-        found: dict[int, Shortcut] = {}
-        for version, path in sorted(dated, reverse=True):
-            shortcut = await self.read_shortcut(path) if version not in found else None
-            if shortcut is not None and not _is_lost(shortcut, lost):
-                found[version] = shortcut
-            if len(found) == _ENOUGH:
-                break
-        return found
-
-    async def read_shortcut(self, path: str) -> Shortcut | None:
-        """A shortcut; None if it cannot be read, which is no reason to stop."""
-        sealed = await self.read_valid(path, Shortcut)
-        return sealed.record if sealed is not None and shortcut_path(sealed) == path else None
-
-    async def plan(self, target: Sealed[Commit], at: Sealed[Commit] | None, lost: Container[str] = ()) -> Path:
-        """The cheaper way to `target`: on from `at`, or from the newest anchor or base. What is `lost` is no way.
-
-        All commits on the way are checked against the one before; that its beginning belongs to the chain is proven.
-        """
-        anchors = await self.anchors(target.record.version, lost)
-        commits: list[Sealed[Commit]] = []  # newest first
-        best: Path | None = None
-        cost, commit = 0, target
-        while True:
-            version = commit.record.version
-            if at is not None and version == at.record.version:
-                self._check_same(at, commit)
-                return Path(None, at, tuple(reversed(commits)))
-            start = self._start(commit.record, anchors, lost)
-            if start is not None and (best is None or cost + start.nbytes < best.nbytes):
-                best = Path(start, commit, tuple(reversed(commits)))
-            if commit.record.kind in (ANCHOR, BASE) or version == 0 or _is_lost(commit.record, lost):
-                break
-            cost += commit.record.nbytes
-            if best is not None and (at is None or version < at.record.version or cost >= best.nbytes):
-                break
-            commits.append(commit)
-            commit = await self._read_parent(commit)
-        if best is None:
-            raise DataGone(
-                f"{self.bucket.url}: no anchor leads to version {target.record.version}",
-                hint="publish a new anchor, or a checkpoint as a new run under another URL",
-            )
-        if best.origin.record.version:
-            await self._read_parent(best.origin)
-            await self.read_linked(0, await self.prove(best.origin, 0))
-        return best
-
-    async def _read_parent(self, commit: Sealed[Commit]) -> Sealed[Commit]:
+    async def read_parent(self, commit: Sealed[Commit]) -> Sealed[Commit]:
+        """The commit before one, which must follow from it. Some more are fetched at the same time."""
         version = commit.record.version - 1
         await self._read_ahead(version)
         parent = await self.read_linked(version, commit.record.parent)
         self.check_follows(parent, commit)
         return parent
-
-    def _check_same(self, at: Sealed[Commit], commit: Sealed[Commit]) -> None:
-        if commit.sha256 != at.sha256:
-            version = at.record.version
-            raise BrokenChain(
-                f"{self.where(commit_path(version))}: is another version {version} than the one held here",
-                hint="the bucket was rolled back or replaced: follow it into a new directory",
-            )
-
-    def _start(self, commit: Commit, anchors: dict[int, Shortcut], lost: Container[str]) -> Start | None:
-        shortcut = anchors.get(commit.version)
-        if shortcut is not None and shortcut.after == commit.after:
-            return shortcut
-        return commit if commit.kind in (ANCHOR, BASE) and not _is_lost(commit, lost) else None
 
     async def _read_ahead(self, version: int) -> None:
         """Fetches some commits before a version at the same time; what they are worth is seen when they are needed."""
@@ -359,25 +259,30 @@ class ChainReader:
             if isinstance(commit, Sealed):
                 self.remember(commit)
 
+    async def read_shortcut(self, path: str) -> Shortcut | None:
+        """A shortcut; None if it cannot be read, which is no reason to stop."""
+        sealed = await self.read_valid(path, Shortcut)
+        return sealed.record if sealed is not None and shortcut_path(sealed) == path else None
+
     # Bytes
 
     async def _get(self, path: str) -> bytes | None:
         try:
-            return await self.bucket.get(path)
+            async with denied_means_missing(self.bucket, path):
+                return await self.bucket.get(path)
         except NoBucket:
             raise
         except NotFound:
             return None
-        except PermissionDenied:
-            # S3 says so of a missing object, to a key that may not list. One that is there tells which it is.
-            await self.bucket.get(RUN)
-            return None
 
     async def _exists(self, version: int) -> bool:
+        path = commit_path(version)
         try:
-            return await self.bucket.find(commit_path(version)) is not None
-        except PermissionDenied:
-            await self.bucket.get(RUN)
+            async with denied_means_missing(self.bucket, path):
+                return await self.bucket.find(path) is not None
+        except NoBucket:
+            raise
+        except NotFound:
             return False
 
     def unseal(self, data: bytes, kind: type[AnyRecord], path: str) -> Sealed[AnyRecord]:
@@ -385,13 +290,3 @@ class ChainReader:
         sealed = unseal(data, kind, self.where(path))
         check_run(sealed.record, self.run.run, self.where(path))
         return sealed
-
-
-def _is_lost(start: Start, lost: Container[str]) -> bool:
-    return any(file.path in lost for file in start.files)
-
-
-def _version_of(path: str) -> int | None:
-    """Of the path of a shortcut."""
-    found = _SHORTCUT.fullmatch(path)
-    return int(found[1]) if found else None

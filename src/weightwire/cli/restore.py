@@ -12,18 +12,29 @@ from typing import Annotated, Any
 import typer
 
 from weightwire.bucket import Bucket
-from weightwire.catchup import Fetcher, fetch_side_files, schema_of
-from weightwire.catchup import restore_weights as restore_weights
-from weightwire.chain import ChainReader, Commit, Sealed, Start, read_run
-from weightwire.chain import Path as Way
+from weightwire.catchup import (
+    ChainPath,
+    Fetcher,
+    Start,
+    around_lost_data,
+    fetch_side_files,
+    find_anchors,
+    plan,
+    plan_newest,
+    restore_weights,
+    schema_of,
+)
+from weightwire.chain import ChainReader, Commit, Sealed, read_run
 from weightwire.cli.shared.bucket_command import Url, with_bucket
 from weightwire.cli.shared.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, write_json
 from weightwire.delta import digest
-from weightwire.errors import CorruptDelta, DataGone, NoRun, NotFound, RunError, WeightwireError
+from weightwire.errors import CorruptDelta, DataGone, NoRun, RunError, Truncated, WeightwireError
 from weightwire.system import Runtime
 from weightwire.weights import Checkpoint, CheckpointWriter
 
 __all__ = ["restore"]
+
+_NONE = "no version can be restored: run `weightwire verify`, and publish an anchor"
 
 
 def restore(
@@ -91,7 +102,14 @@ async def _restore(bucket: Bucket, version: int | None, out: Path, base: Path | 
         number = target.record.version
         raise DataGone(
             f"{bucket.url}: the data of version {number} is no longer there",
-            hint=await _available(chain, head, number, work.fetcher.lost),
+            hint=await _alternatives(chain, head, target, work.fetcher.lost),
+        ) from problem
+    except (CorruptDelta, Truncated) as problem:
+        if not work.fetcher.lost:  # it is a side file, which every version needs
+            raise
+        others = await _alternatives(chain, head, target, work.fetcher.lost)
+        raise type(problem)(
+            problem.message, hint=f"`weightwire verify` lists all that is damaged; {others}"
         ) from problem
 
 
@@ -99,12 +117,12 @@ async def _find(chain: ChainReader, head: Sealed[Commit], version: int) -> Seale
     """The commit of a version, proven to be of the same chain as the newest."""
     newest = head.record.version
     if version > newest:
-        raise RunError(f"{chain.bucket.url}: has no version {version}", hint=await _available(chain, head))
+        raise RunError(f"{chain.bucket.url}: has no version {version}", hint=await _available(chain, head) or _NONE)
     commit = head if version == newest else await chain.read_linked(version, await chain.prove(head, version))
     if not commit.record.after:
         raise RunError(
             f"{chain.bucket.url}: version {version} holds no weights, it is from before the first",
-            hint=await _available(chain, head),
+            hint=await _available(chain, head) or _NONE,
         )
     return commit
 
@@ -125,17 +143,13 @@ class _Work:
     async def restore(self, target: Sealed[Commit]) -> _Restored:
         files = await fetch_side_files(self._bucket, self._chain.run)
         files["weightwire.json"] = _about(target)
-        while True:
-            path = await self._chain.plan(target, None, self.fetcher.lost)
-            lost = len(self.fetcher.lost)
-            try:
-                return await self._write(path, files)
-            except NotFound:
-                if len(self.fetcher.lost) == lost:
-                    raise
-                # Of another way nothing is known to be gone, until it has been tried.
 
-    async def _write(self, path: Way, files: dict[str, bytes]) -> _Restored:
+        async def attempt() -> _Restored:
+            return await self._write(await plan(self._chain, target, lost=self.fetcher.lost), files)
+
+        return await around_lost_data(self.fetcher, attempt, lambda message: say(f"warning: {message}"))
+
+    async def _write(self, path: ChainPath, files: dict[str, bytes]) -> _Restored:
         schema, runtime = schema_of(self._chain.run), Runtime()
         with CheckpointWriter(self._out, schema=schema, files=files) as writer:
             targets = {name: writer[name] for name in schema}
@@ -160,7 +174,7 @@ class _Work:
         return _Restored(self._bucket.url, path.target.record, self._chain.run.nbytes, path.nbytes)
 
 
-def _telling(path: Way, progress: Callable[[int], None]) -> Callable[[int], None]:
+def _telling(path: ChainPath, progress: Callable[[int], None]) -> Callable[[int], None]:
     sizes = {commit.record.version: commit.record.nbytes for commit in path.commits}
     if path.start is not None:
         sizes[path.origin.record.version] = path.start.nbytes
@@ -175,11 +189,11 @@ def _about(target: Sealed[Commit]) -> bytes:
 
 
 async def _available(chain: ChainReader, head: Sealed[Commit], above: int = 0, lost: Container[str] = ()) -> str:
-    """Which versions can be restored, as a hint: all from the oldest that one can start from. It lies `above` one."""
+    """Which versions above one can be restored: all from the oldest that one can start from. Empty if none can."""
     newest = head.record.version
     try:
-        found = {(await chain.plan(head, None, lost)).origin.record.version}
-        starts: list[Start] = [*(await chain.anchors(newest)).values()]
+        found = {(await plan(chain, head, lost=lost)).origin.record.version}
+        starts: list[Start] = [*(await find_anchors(chain, newest)).values()]
         if newest > 1:
             starts.append((await chain.read_linked(1, await chain.prove(head, 1))).record)
         for start in starts:
@@ -190,5 +204,22 @@ async def _available(chain: ChainReader, head: Sealed[Commit], above: int = 0, l
             ):
                 found.add(start.version)
     except WeightwireError:
-        return "no version can be restored: run `weightwire verify`, and publish an anchor"
-    return f"versions {min(found)} to {newest} can be restored"
+        return ""
+    return f"{_range(min(found), newest)} can be restored"
+
+
+async def _alternatives(chain: ChainReader, head: Sealed[Commit], target: Sealed[Commit], lost: Container[str]) -> str:
+    """What can be restored where a version cannot: the newest one before it, and those after it."""
+    found = []
+    try:
+        older = (await plan_newest(chain, target, lost=lost)).target.record.version
+        found.append(f"version {older} can be restored: --version {older}")
+    except WeightwireError:
+        pass  # none before it
+    if target.sha256 != head.sha256:
+        found.append(await _available(chain, head, target.record.version, lost))
+    return "; ".join(filter(None, found)) or _NONE
+
+
+def _range(first: int, last: int) -> str:
+    return f"version {first}" if first == last else f"versions {first} to {last}"

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from weightwire.bucket import Bucket
-from weightwire.catchup import Fetched, Fetcher, fetch_side_files, restore_weights, schema_of
-from weightwire.chain import Commit, Path, Run, Sealed
+from weightwire.catchup import ChainPath, Fetched, Fetcher, fetch_side_files, restore_weights, schema_of
+from weightwire.chain import Commit, Run, Sealed
 from weightwire.follower.patch_queue import PatchQueue
 from weightwire.follower.standing import Standing
 from weightwire.replica import Position, Replica
@@ -58,14 +58,15 @@ class ReplicaUpdater:
         began = self._runtime.clock()
         position = Position(commit.record.run, commit.record.version, commit.sha256)
         async with self.using:
-            patch = await self._runtime.run_in_thread(
-                self._replica.advance, fetched.deltas, position, commit.record.after
-            )
+            with self._fetcher.noting_lost(commit.record.files):
+                patch = await self._runtime.run_in_thread(
+                    self._replica.advance, fetched.deltas, position, commit.record.after
+                )
             self._standing.advance(commit)
             await self._patches.add(patch)
         self._reached(commit, fetched.nbytes, self._runtime.clock() - began)
 
-    async def rebuild(self, run: Run, path: Path) -> None:
+    async def rebuild(self, run: Run, path: ChainPath) -> None:
         """All weights from the bucket, beside the old ones; then in their place, all at once."""
         began = self._runtime.clock()
         files = await fetch_side_files(self._bucket, run)

@@ -4,8 +4,8 @@ to one history."""
 from __future__ import annotations
 
 from weightwire.bucket import Bucket
-from weightwire.catchup import schema_of
-from weightwire.chain import RUN, ChainReader, Commit, Path, Run, Sealed, read_run
+from weightwire.catchup import ChainPath, schema_of
+from weightwire.chain import RUN, ChainReader, Commit, Run, Sealed, read_run
 from weightwire.errors import BrokenChain
 from weightwire.replica import Position, Replica
 from weightwire.system import Runtime
@@ -110,7 +110,14 @@ class Standing:
             self.close()
             await self.open()
 
-    async def check_history(self, chain: ChainReader, path: Path) -> None:
+    def leads_on(self, path: ChainPath) -> bool:
+        """Whether a path leads past the version held, and not back behind one that was reached before."""
+        version = path.target.record.version
+        if self.commit is not None:
+            return version > self.commit.record.version
+        return self._reached is None or version >= self._reached.record.version
+
+    async def check_history(self, chain: ChainReader, path: ChainPath) -> None:
         """That a path from nothing leads to what follows from the version that was reached before."""
         reached = self._reached
         if path.start is None or reached is None:

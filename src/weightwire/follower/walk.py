@@ -1,12 +1,10 @@
-"""The way to the newest version: discover -> plan -> fetch -> verify -> apply, around data that is gone."""
+"""The way to the newest version: discover -> plan -> fetch -> verify -> apply, around data that is lost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from weightwire.catchup import Fetcher, Heard
+from weightwire.catchup import ChainPath, Fetcher, Heard, NoWay, around_lost_data, plan, plan_newest
 from weightwire.chain import ChainReader, Commit, Run, Sealed
-from weightwire.errors import CorruptDelta, DataGone, ForeignRun, NotFound, WeightwireError
+from weightwire.errors import ForeignRun, WeightwireError
 from weightwire.follower.patch_queue import PatchQueue
 from weightwire.follower.replica_updater import ReplicaUpdater
 from weightwire.follower.standing import Standing
@@ -16,7 +14,6 @@ from weightwire.telemetry import Event, Listener
 __all__ = ["Walk"]
 
 _NEAR = 64  # versions that are simply read one after the other
-_PATIENCE = 16  # how often a way is planned anew before data counts as gone
 
 
 class Walk:
@@ -43,51 +40,48 @@ class Walk:
         self._settled = True  # `current` is as new as it should be
 
     async def look(self) -> bool:
-        """Discovers what is new and applies all of it. Returns whether there was anything."""
+        """Discovers what is new and applies all of it. Returns whether there was anything.
+
+        Where not all of it can be rebuilt, it goes as far as it can, and then raises what keeps it from going on.
+        """
         try:
             chain = await self._standing.open()
             if self._standing.is_outdated:
                 self._patches.drop()
                 chain = await self._standing.reopen()
-            moved = await self._go_on(chain)
+            held = self._standing.commit
+            try:
+                await self._go_on(chain)
+            except WeightwireError:
+                await self._settle(held)
+                raise
         except ForeignRun:
             self._standing.close()
             raise
+        return await self._settle(held)
+
+    async def _settle(self, before: Sealed[Commit] | None) -> bool:
+        moved = self._standing.commit not in (None, before)
         self._settled = self._settled and not moved
         if not self._settled:
             await self._updater.settle()
             self._settled = True
         return moved
 
-    async def _go_on(self, chain: ChainReader) -> bool:
-        """As far as the bucket goes, planning again around each file that turns out to be lost."""
+    async def _go_on(self, chain: ChainReader) -> None:
+        """As far as the bucket goes, around each file that turns out to be lost."""
         self._fetcher.lost.clear()  # what was gone may be back
-        moved = False
-        trouble: WeightwireError | None = None
-        passed: list[str] = []
-        for _ in range(_PATIENCE):
-            lost = len(self._fetcher.lost)
-            try:
-                while await self._advance(chain):
-                    moved = True
-                self._tell_passed(passed)
-                return moved
-            except DataGone as problem:
-                raise trouble or problem from problem
-            except (NotFound, CorruptDelta) as problem:
-                if len(self._fetcher.lost) == lost:
-                    raise
-                trouble = trouble or _gone(problem)
-                passed.append(problem.message)
-        assert trouble is not None
-        raise trouble
 
-    def _tell_passed(self, passed: Iterable[str]) -> None:
-        """Data that is gone, and that there was a way round: said once."""
-        for message in passed:
-            if message not in self._told:
-                self._told.add(message)
-                self._emit(Event("warning", self._standing.version, message=f"{message}; there was another way"))
+        async def advance_to_the_end() -> None:
+            while await self._advance(chain):
+                pass
+
+        await around_lost_data(self._fetcher, advance_to_the_end, self._warn_once)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            self._emit(Event("warning", self._standing.version, message=message))
 
     async def _advance(self, chain: ChainReader) -> bool:
         """Some versions further, by the cheapest way."""
@@ -106,7 +100,7 @@ class Walk:
         if head is None or not head.record.after or (held and head.sha256 == held.sha256):
             return False
         self._standing.head = head.record.version
-        path = await chain.plan(head, held, self._fetcher.lost)
+        path = await self._plan(chain, head)
         await self._standing.check_history(chain, path)
         self._heard("discover", head.record.version, 0, self._runtime.clock() - began)
         if path.start is None:
@@ -115,14 +109,19 @@ class Walk:
             await self._updater.rebuild(chain.run, path)
         return True
 
+    async def _plan(self, chain: ChainReader, head: Sealed[Commit]) -> ChainPath:
+        """The way to the newest version. Where none is left, to the newest one that can be rebuilt, if that is new."""
+        held, lost = self._standing.commit, self._fetcher.lost
+        try:
+            return await plan(chain, head, held, lost)
+        except NoWay:
+            path = await plan_newest(chain, head, held, lost)
+            if not self._standing.leads_on(path):
+                raise
+            return path
+
     def _is_cheap(self, commits: list[Sealed[Commit]], run: Run) -> bool:
         """That going on is surely cheaper than any anchor, without asking what anchors there are."""
         files = [file for commit in commits for file in commit.record.files]
         whole = not any(file.path in self._fetcher.lost for file in files)
         return whole and len(commits) < _NEAR and sum(file.size for file in files) * 2 <= run.nbytes
-
-
-def _gone(problem: NotFound | CorruptDelta) -> WeightwireError:
-    if isinstance(problem, CorruptDelta):
-        return problem
-    return DataGone(f"{problem.message}, and no anchor leads past it", hint="publish a new anchor, or a new run")

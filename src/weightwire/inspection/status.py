@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weightwire.bucket import Bucket, ObjectInfo, each
+from weightwire.catchup import Start, find_anchors
 from weightwire.chain import (
     ANCHOR,
     DELTA,
@@ -18,7 +19,6 @@ from weightwire.chain import (
     Heartbeat,
     Run,
     StageTiming,
-    Start,
     commit_path,
     heartbeat_path,
     read_run,
@@ -187,7 +187,7 @@ async def _newest_anchor(chain: ChainReader, head: int) -> AnchorStatus | None:
     """An object alone is no anchor: a record must name it."""
     listed = {one.path for one in await chain.bucket.list("anchors/")}
     versions = {version for path in listed if (version := version_of(path)) is not None}
-    shortcuts = await chain.anchors(head)
+    shortcuts = await find_anchors(chain, head)
     for version in sorted((one for one in versions if one <= head), reverse=True):
         commit, shortcut = await chain.read(version), shortcuts.get(version)
         if commit is None:

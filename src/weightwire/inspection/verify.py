@@ -13,8 +13,8 @@ from contextlib import aclosing
 import numpy as np
 
 from weightwire.bucket import Bucket
-from weightwire.catchup import Fetched, Fetcher, apply_version, load_anchor, restore_weights, schema_of
-from weightwire.chain import ANCHOR, BASE, DELTA, Path, Run, read_run
+from weightwire.catchup import ChainPath, Fetched, Fetcher, apply_version, load_anchor, restore_weights, schema_of
+from weightwire.chain import ANCHOR, BASE, DELTA, Run, read_run
 from weightwire.delta import Delta, State
 from weightwire.errors import BucketError, CorruptDelta, NotFound, UnsupportedFormat, WeightwireError
 from weightwire.inspection.chain_walk import ChainWalk, Problem, Progress, Verification, Way
@@ -158,7 +158,7 @@ class _Rebuilding:
     async def _begin_with_base(self, version: int) -> State | None:
         auditing = self._auditing
         commit = await auditing.chain.read_linked(version, auditing.hashes[version])
-        path = Path(commit.record, commit, ())
+        path = ChainPath(commit.record, commit, ())
         try:
             return await restore_weights(
                 path, self._fetcher, self._targets, auditing.runtime, base=self._base, threads=self._threads

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any, BinaryIO, TypeVar
 
 from weightwire.bucket import Bucket
-from weightwire.catchup import copy_weights
+from weightwire.catchup import ChainPath, copy_weights
 from weightwire.chain import (
     ANCHOR,
     DELTA,
@@ -30,7 +30,6 @@ from weightwire.chain import (
     shortcut_path,
     unseal,
 )
-from weightwire.chain import Path as ChainPath
 from weightwire.delta import Delta, State, anchor
 from weightwire.errors import BucketError, CheckpointError, Fenced, RankFailed, WeightwireError
 from weightwire.publisher.host_copies import HostCopies

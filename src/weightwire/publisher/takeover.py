@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from weightwire.bucket import Bucket, probe_bucket
-from weightwire.catchup import Fetcher, copy_weights, restore_weights, schema_of
+from weightwire.catchup import ChainPath, Fetcher, around_lost_data, copy_weights, plan, restore_weights, schema_of
 from weightwire.chain import BASE, ChainWriter, Run, SideFile, begin_run, read_run, side_path
-from weightwire.chain import Path as ChainPath
 from weightwire.delta import State, digest
 from weightwire.errors import (
     BucketError,
@@ -22,8 +21,8 @@ from weightwire.errors import (
     CorruptDelta,
     DataGone,
     NoRun,
-    NotFound,
     SchemaChanged,
+    Truncated,
     UnsafeBucket,
     WeightwireError,
 )
@@ -35,7 +34,6 @@ from weightwire.weights import Schema, Weights, schema_of_weights
 __all__ = ["Opened", "PublisherSettings", "Takeover", "check_schema"]
 
 _OURS = {"anchors", "commits", "deltas", "epochs", "files", "gc", "probe", "replicas", "shortcuts", "HEAD.json"}
-_PATIENCE = 4  # how often a way is planned anew before data counts as gone
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,7 @@ class Takeover:
             return await self._begin_with_base(writer, copies, self._settings.base)
         state = await self._given(copies, writer.head.record.after)
         if state is not None:
-            return Opened(writer, copies, state, await writer.chain.plan(writer.head, None))
+            return Opened(writer, copies, state, await plan(writer.chain, writer.head))
         return await self._restore(writer, copies)
 
     async def _given(self, copies: HostCopies[Publication], after: str) -> State | None:
@@ -177,27 +175,24 @@ class Takeover:
         return None
 
     async def _restore(self, writer: ChainWriter, copies: HostCopies[Publication]) -> Opened:
-        assert writer.head is not None
+        """From the bucket. Where that is damaged beyond repair, the next version must be an anchor, which heals it."""
+        head = writer.head
+        assert head is not None
         fetcher = Fetcher(self._bucket, self._runtime)
         base, threads = self._settings.base, self._settings.threads
-        trouble: WeightwireError | None = None
-        for attempt in range(1, _PATIENCE + 1):
-            try:
-                path = await writer.chain.plan(writer.head, None, fetcher.lost)
-            except DataGone as problem:
-                raise trouble or problem from problem
-            try:
-                state = await restore_weights(
-                    path, fetcher, copies.published, self._runtime, base=base, threads=threads
-                )
-            except (NotFound, CorruptDelta) as problem:
-                trouble = trouble or problem
-                if attempt == _PATIENCE:
-                    raise
-                self._warn(f"{problem.message}; looking for another way")
-            else:
-                break
-        return Opened(writer, copies, state, path)
+
+        async def attempt() -> Opened:
+            path = await plan(writer.chain, head, lost=fetcher.lost)
+            state = await restore_weights(path, fetcher, copies.published, self._runtime, base=base, threads=threads)
+            return Opened(writer, copies, state, path)
+
+        try:
+            return await around_lost_data(fetcher, attempt, self._warn)
+        except (DataGone, CorruptDelta, Truncated) as problem:
+            self._warn(
+                f"{problem.message}; the next version will be an anchor, with all weights, which does not need it"
+            )
+            return Opened(writer, copies)
 
     async def _begin_with_base(self, writer: ChainWriter, copies: HostCopies[Publication], base: Weights) -> Opened:
         state = await self._runtime.run_in_thread(digest, base, threads=self._settings.threads)

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from weightwire.bucket import Bucket
-from weightwire.catchup import schema_of
+from weightwire.catchup import plan, schema_of
 from weightwire.chain import BASE, ChainWriter, Run
 from weightwire.codec import Digest
 from weightwire.delta import State, TensorState, add, digest
@@ -235,7 +235,7 @@ class Joining(PublishLoop):
         assert self.writer is not None
         assert self.writer.head is not None
         try:
-            self._count_from(await self.writer.chain.plan(self.writer.head, None))
+            self._count_from(await plan(self.writer.chain, self.writer.head))
         except WeightwireError as problem:
             self._warn(f"{problem.message}; the next anchor comes when it comes")
 

@@ -1,0 +1,51 @@
+"""The one loop that gets past lost data: plan, try, and plan again without what turned out to be gone or damaged.
+
+Followers, publishers and `weightwire restore` all use it, so that they get past the same damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from weightwire.catchup.fetch import LOST, Fetcher
+from weightwire.catchup.plan import NoWay
+from weightwire.errors import DataGone, NotFound, WeightwireError
+
+__all__ = ["around_lost_data"]
+
+Result = TypeVar("Result")
+
+
+async def around_lost_data(
+    fetcher: Fetcher, attempt: Callable[[], Awaitable[Result]], warn: Callable[[str], None]
+) -> Result:
+    """Repeats an attempt that plans a way without `fetcher.lost` and takes it, until one succeeds.
+
+    Each failure must add a lost file, so this ends. What was lost on the way to success is passed to `warn`. Where no
+    way is left, raises what is wrong with the file that blocks it.
+    """
+    passed: list[str] = []
+    while True:
+        known = len(fetcher.lost)
+        try:
+            result = await attempt()
+        except NoWay as problem:
+            raise _explain(problem, fetcher) from problem
+        except LOST as problem:
+            if len(fetcher.lost) == known:
+                raise
+            passed.append(problem.message)
+        else:
+            for message in passed:
+                warn(f"{message}; there was another way")
+            return result
+
+
+def _explain(problem: NoWay, fetcher: Fetcher) -> WeightwireError:
+    lost = fetcher.lost.get(problem.blocked_by)
+    if lost is None:
+        return DataGone(problem.message, hint=problem.hint)
+    if isinstance(lost, NotFound):
+        return DataGone(f"{lost.message}, and no anchor leads past it", hint="publish a new anchor, or a new run")
+    return type(lost)(lost.message, hint=lost.hint)
