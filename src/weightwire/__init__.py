@@ -2,20 +2,28 @@
 
 A `Publisher` publishes versions of the weights, a `Follower` rebuilds them bit for bit. Below them, `diff` makes the
 smallest exact delta between two sets of weights, `patch` applies it, and `digest` proves that two places hold the same.
+Every error has a stable `code`, and `WeightwireError` is the root of all.
 """
 
-from weightwire.delta import Delta, Entry, State, TensorState, anchor, diff, digest, patch
+from weightwire.bucket import Bucket, ObjectInfo, open_bucket
+from weightwire.delta import Delta, State, anchor, diff, digest, patch
 from weightwire.errors import (
+    AlreadyExists,
     BrokenChain,
     BucketError,
     CheckpointError,
     CorruptDelta,
     DataGone,
+    EngineError,
+    EngineGone,
     Fenced,
     ForeignRun,
+    NoBucket,
     NoRun,
+    NotFound,
     OutputError,
     PermissionDenied,
+    ProcessFailed,
     RankFailed,
     ReplicaError,
     RunError,
@@ -29,25 +37,30 @@ from weightwire.errors import (
 from weightwire.follower import Follower, Update
 from weightwire.publisher import Publication, Publisher
 from weightwire.telemetry import Event
-from weightwire.weights import DTYPES, Dtype, Tensor
+from weightwire.weights import Tensor
 
 __all__ = [
-    "DTYPES",
+    "AlreadyExists",
     "BrokenChain",
+    "Bucket",
     "BucketError",
     "CheckpointError",
     "CorruptDelta",
     "DataGone",
     "Delta",
-    "Dtype",
-    "Entry",
+    "EngineError",
+    "EngineGone",
     "Event",
     "Fenced",
     "Follower",
     "ForeignRun",
+    "NoBucket",
     "NoRun",
+    "NotFound",
+    "ObjectInfo",
     "OutputError",
     "PermissionDenied",
+    "ProcessFailed",
     "Publication",
     "Publisher",
     "RankFailed",
@@ -56,7 +69,6 @@ __all__ = [
     "SchemaChanged",
     "State",
     "Tensor",
-    "TensorState",
     "Unavailable",
     "UnsafeBucket",
     "UnsupportedFormat",
@@ -66,6 +78,7 @@ __all__ = [
     "anchor",
     "diff",
     "digest",
+    "open_bucket",
     "patch",
 ]
 

@@ -18,13 +18,14 @@ from faults.kills import read_commits
 from faults.proxy import Proxy, deny_missing, lose_request
 from support.stores import SeaweedFS, environment, running, use
 from support.story import bits_of
-from weightwire import DTYPES, Tensor, digest
+from weightwire import Tensor, digest
 from weightwire.bucket.port import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import PermissionDenied, Unavailable
 from weightwire.follower.follower import Follower
 from weightwire.publisher.publisher import Publisher
 from weightwire.telemetry.events import Event
+from weightwire.weights import DTYPES
 
 SEED = 5
 fresh = itertools.count()

@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from support.records import a_run, grow, shortcut_to
 from support.troubled import Troubled, in_memory
-from weightwire import DTYPES, Delta, Tensor, anchor, diff, digest
+from weightwire import Delta, Tensor, anchor, diff, digest
 from weightwire.catchup.fetch import Fetcher
 from weightwire.catchup.plan import ChainPath
 from weightwire.catchup.restore import apply_version, copy_weights, restore_weights, schema_of
@@ -21,6 +21,7 @@ from weightwire.chain.records import Commit, DataFile, Sealed, data_path
 from weightwire.delta.state import State
 from weightwire.errors import CheckpointError, CorruptDelta, SchemaChanged, WrongBase
 from weightwire.system.runtime import Runtime
+from weightwire.weights import DTYPES
 from weightwire.weights.source import read_weights
 from weightwire.weights.tensor import Weights
 

@@ -18,8 +18,9 @@ import safetensors
 import weightwire
 from support.crafted import Header, packed_entry, put_together, taken_apart
 from support.samples import base, change
-from weightwire import CorruptDelta, Delta, Entry, Tensor, UnsupportedFormat, WeightwireError, WrongBase
+from weightwire import CorruptDelta, Delta, Tensor, UnsupportedFormat, WeightwireError, WrongBase
 from weightwire.codec.block_layout import BLOCK, Layout
+from weightwire.delta import Entry
 from weightwire.delta.file import Packed, pack
 from weightwire.weights.dtypes import DTYPES
 

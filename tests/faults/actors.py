@@ -24,12 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from weightwire import DTYPES, Tensor, digest, patch
+from weightwire import Tensor, digest, patch
 from weightwire.errors import BucketError, WeightwireError
 from weightwire.follower.follower import Follower
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publisher import Publisher
 from weightwire.telemetry.events import Event
+from weightwire.weights import DTYPES
 from weightwire.weights.source import read_weights
 
 __all__ = ["Actor", "Journal", "Line", "bits_at", "weights_at"]

@@ -18,7 +18,7 @@ from support.records import sha
 from support.samples import base as bits_for
 from support.story import Bits, bits_of
 from support.troubled import Act, Trouble, Troubled, denied, failed
-from weightwire import DTYPES, Update, digest, patch
+from weightwire import Update, digest, patch
 from weightwire.chain.records import (
     HEAD,
     RUN,
@@ -41,6 +41,7 @@ from weightwire.publisher.publish_loop import PublishLoop
 from weightwire.publisher.takeover import PublisherSettings
 from weightwire.replica.replica import Replica
 from weightwire.telemetry.events import Event
+from weightwire.weights import DTYPES
 from weightwire.weights.source import read_weights
 
 Arrays = dict[str, Any]

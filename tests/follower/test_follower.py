@@ -26,7 +26,7 @@ from support.records import sha, token
 from support.samples import base as bits_for
 from support.story import Bits, bits_of
 from support.troubled import Act, Troubled, denied, failed, in_memory, slow
-from weightwire import DTYPES, Follower, Publisher, Update, diff, digest, patch
+from weightwire import Follower, Publisher, Update, diff, digest, patch
 from weightwire.bucket.port import Bucket
 from weightwire.chain.records import (
     HEAD,
@@ -60,6 +60,7 @@ from weightwire.follower import heartbeat, polling, replica_updater
 from weightwire.follower.follow_loop import FollowLoop
 from weightwire.follower.wakeups import WakeupServer
 from weightwire.telemetry.events import Event
+from weightwire.weights import DTYPES
 
 Arrays = dict[str, Any]
 ALWAYS = 10**9

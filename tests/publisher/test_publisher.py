@@ -22,13 +22,14 @@ from support.published import commits_in, run_in, version_in
 from support.samples import base as bits_of
 from support.samples import change
 from support.troubled import Act, Troubled, denied, failed, in_memory, slow
-from weightwire import DTYPES, digest
+from weightwire import digest
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.records import Heartbeat, heartbeat_path, seal
 from weightwire.errors import Fenced, PermissionDenied, SchemaChanged, UnsafeBucket, WeightwireError, WrongBase
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publisher import Publisher
 from weightwire.telemetry.events import Event
+from weightwire.weights import DTYPES
 
 Arrays = dict[str, Any]
 F16 = DTYPES["F16"]

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from weightwire import Delta, Entry
+from weightwire import Delta
 from weightwire.codec import rans
 from weightwire.codec.bit_stream import BitReader, BitWriter, read_uvarint, unzigzag, uvarint, zigzag
 from weightwire.codec.frequency_tables import Shares, gap_table, read_levels, shares, split, write_levels
+from weightwire.delta import Entry
 
 TOKENS = {1: 31, 2: 63, 4: 79, 8: 111}
 BALANCED = 128

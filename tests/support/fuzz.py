@@ -101,6 +101,7 @@ from support.samples import Units, vector_widths, vectors_of  # noqa: E402
 from weightwire import Delta, WeightwireError  # noqa: E402
 from weightwire.codec import _kernel, numpy_kernel  # noqa: E402
 from weightwire.codec.frequency_tables import gap_table  # noqa: E402
+from weightwire.delta import Entry  # noqa: E402
 from weightwire.weights.dtypes import DTYPES, Dtype  # noqa: E402
 from weightwire.weights.source import read_weights  # noqa: E402
 
@@ -403,7 +404,7 @@ def damage_file(file: File, rng: random.Random, other: File) -> bytes:
     return put_together(header, data)
 
 
-def lie_in_entry(entry: weightwire.Entry, rng: random.Random) -> dict[str, Any]:
+def lie_in_entry(entry: Entry, rng: random.Random) -> dict[str, Any]:
     number = rng.choice((0, 1, 2, 127, 128, 1 << 22, 1 << 32, 1 << 40, (1 << 63) - 1, (1 << 64) - 1))
     at = rng.randrange(max(1, len(entry.shape)))
     index = rng.randrange(max(1, len(entry.blocks)))

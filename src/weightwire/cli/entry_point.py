@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from weightwire import WeightwireError, __version__
 from weightwire.cli import demo, diff, follow, gc, log, page, patch, publish, restore, serve, show, status, verify
-from weightwire.cli.shared.terminal import fail
+from weightwire.cli.shared.terminal import fail, write_json_line
 
 __all__ = ["app", "main", "script"]
 
@@ -30,20 +32,45 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class _Command(TyperCommand):
+    """A command whose errors also go to stdout where it was called with --json."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return self._invoke(ctx)
+        except WeightwireError as problem:
+            if ctx.params.get("as_json"):
+                write_json_line({"error": {"code": problem.code, "message": problem.message, "hint": problem.hint}})
+            raise
+
+    def _invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MemoryError as problem:
+            hint = "try fewer --threads, or a machine with more memory"
+            raise WeightwireError("out of memory", hint=hint) from problem
+
+
+def _add(command: Callable[..., None], usage: str = "[OPTIONS]", *, needs_arguments: bool = True) -> None:
+    app.command(cls=_Command, no_args_is_help=needs_arguments, options_metavar=usage)(command)
+
+
 # The demo first; a run, as one comes to need them; then what works on files alone.
-app.command()(demo.demo)
-app.command(no_args_is_help=True)(publish.publish)
-app.command(no_args_is_help=True, options_metavar="[OPTIONS] --into DIR")(follow.follow)
-app.command(no_args_is_help=True, options_metavar="[OPTIONS] --follow URL")(serve.serve)
-app.command(no_args_is_help=True, options_metavar="[OPTIONS] -o DIR")(restore.restore)
-app.command(no_args_is_help=True)(status.status)
-app.command(no_args_is_help=True)(log.log)
-app.command(no_args_is_help=True)(page.page)
-app.command(no_args_is_help=True)(verify.verify)
-app.command(no_args_is_help=True)(gc.gc)
-app.command(no_args_is_help=True, options_metavar="[OPTIONS] -o DELTA")(diff.diff)
-app.command(no_args_is_help=True, options_metavar="[OPTIONS] -o OUT")(patch.patch)
-app.command(no_args_is_help=True)(show.show)
+_add(demo.demo, needs_arguments=False)
+_add(publish.publish)
+_add(follow.follow, "[OPTIONS] --into DIR")
+_add(serve.serve, "[OPTIONS] --follow URL")
+_add(restore.restore, "[OPTIONS] -o DIR")
+_add(status.status)
+_add(log.log)
+_add(page.page)
+_add(verify.verify)
+_add(gc.gc)
+_add(diff.diff, "[OPTIONS] -o DELTA")
+_add(patch.patch, "[OPTIONS] -o OUT")
+_add(show.show)
 
 
 def _show_version(wanted: bool) -> None:
@@ -90,8 +117,6 @@ def main() -> None:
             print(end="", flush=True)
     except WeightwireError as problem:
         fail(problem.message, problem.hint)
-    except MemoryError:
-        fail("out of memory", "try fewer --threads, or a machine with more memory")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -14,7 +13,16 @@ import typer
 from weightwire.cli.shared.bucket_command import Url
 from weightwire.cli.shared.follow_output import FollowListener, check_name, find_run, tell, wait_for_run
 from weightwire.cli.shared.stop_signal import stop_on_signal
-from weightwire.cli.shared.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, write_json
+from weightwire.cli.shared.terminal import (
+    AsJson,
+    Threads,
+    byte_size,
+    note_if_slow,
+    progress_bar,
+    say,
+    write_json,
+    write_json_line,
+)
 from weightwire.engines.version_keeper import Keeper
 from weightwire.engines.vllm.client import VllmEngine
 from weightwire.errors import EngineError, EngineGone
@@ -155,7 +163,7 @@ def _tell(update: Update, ear: FollowListener, as_json: bool) -> None:
             "metrics": dict(update.metrics),
             "pause_seconds": {engine: round(seconds, 6) for engine, seconds in pauses.items()},
         }
-        print(json.dumps(line), flush=True)
+        write_json_line(line)
 
 
 def _name(version: int | None) -> str:

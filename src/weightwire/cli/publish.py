@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from weightwire.cli.shared.terminal import (
     progress_bar,
     say,
     write_json,
+    write_json_line,
 )
 from weightwire.delta import digest
 from weightwire.errors import BucketError, CheckpointError, NoRun, SchemaChanged, Unavailable, WeightwireError
@@ -82,7 +82,7 @@ def publish(
     if watch and step is not None:
         raise typer.BadParameter("is taken from each checkpoint with --watch", param_hint="--step")
     note_if_slow()
-    write = (_write_line if watch else write_json) if as_json else _write_nothing
+    write = (write_json_line if watch else write_json) if as_json else _write_nothing
     desk = _Desk(url, base, source, anchor_every, insist, threads, write)
     if watch:
         _watch(desk, directory)
@@ -377,10 +377,6 @@ def _warn(message: str, hint: str | None = None) -> None:
     say(f"warning: {message}")
     if hint:
         say(f"hint: {hint}")
-
-
-def _write_line(value: Mapping[str, Any]) -> None:
-    print(json.dumps(value), flush=True)
 
 
 def _write_nothing(value: Mapping[str, Any]) -> None:

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from weightwire import Delta, Entry
+from weightwire import Delta
 from weightwire.cli.shared.terminal import AsJson, byte_size, counted, percent, printable, write_json
 from weightwire.codec import encoding
-from weightwire.delta import FORMAT
+from weightwire.delta import FORMAT, Entry
 
 __all__ = ["show"]
 

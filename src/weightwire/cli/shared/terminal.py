@@ -44,6 +44,7 @@ __all__ = [
     "say",
     "stdout_is_watched",
     "write_json",
+    "write_json_line",
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write the figures to stdout, as JSON.")]
@@ -77,6 +78,11 @@ def note_if_slow() -> None:
 def write_json(value: Mapping[str, Any]) -> None:
     """Data, on stdout."""
     print(json.dumps(value, indent=2))
+
+
+def write_json_line(value: Mapping[str, Any]) -> None:
+    """Data on one line of stdout, at once: for commands that go on, and for errors."""
+    print(json.dumps(value), flush=True)
 
 
 def stdout_is_watched() -> bool:
