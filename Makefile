@@ -2,6 +2,10 @@
 
 PYTHON ?= python3
 
+# Compiled files are kept: without them every process that a test starts compiles all of weightwire, and pytest rewrites
+# every assertion again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check

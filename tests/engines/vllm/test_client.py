@@ -326,6 +326,7 @@ def test_a_server_that_dies_and_one_that_takes_its_place(vllm: VLLM, tiny: Path,
         assert vllm.checksums() == checksums
 
 
+@pytest.mark.slow  # it starts a server of its own
 def test_a_server_that_is_not_made_for_it(tiny: Path, tmp_path: Path) -> None:
     server = VLLM(_new(tmp_path / "server"), tiny, backend=None, env={"VLLM_SERVER_DEV_MODE": "0"})
     with running(server):
