@@ -1,0 +1,75 @@
+"""Deltas of some rows, as the ranks of a trainer make them, applied to rows and to whole tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from support.patching import bytes_of, shard
+from support.samples import words
+from weightwire import (
+    CheckpointError,
+    Delta,
+    WrongBase,
+    anchor,
+    diff,
+    patch,
+)
+from weightwire.delta.patcher import apply_in_place
+
+
+def test_shards_are_applied_to_shards(ranks: tuple[npt.NDArray[Any], npt.NDArray[Any], list[Delta]]) -> None:
+    old, new, deltas = ranks
+    for rows, delta in zip(((0, 50), (50, 100)), deltas, strict=True):
+        held = shard(old.copy(), *rows)
+        patch(held, delta)
+        assert held["x"].bits.tobytes() == new[slice(*rows)].tobytes()
+
+
+def test_shards_are_applied_to_the_whole(ranks: tuple[npt.NDArray[Any], npt.NDArray[Any], list[Delta]]) -> None:
+    old, new, deltas = ranks
+    for copy in (True, False):
+        weights: Any = {"x": old.copy()}
+        for delta in deltas:
+            weights = patch(weights, delta, copy=copy)
+        assert bytes_of(weights) == {"x": new.tobytes()}
+
+
+def test_shards_are_applied_to_larger_shards(ranks: tuple[npt.NDArray[Any], npt.NDArray[Any], list[Delta]]) -> None:
+    old, new, deltas = ranks
+    held = shard(old.copy(), 40, 100)
+    patch(held, deltas[1])
+    assert held["x"].bits.tobytes() == np.concatenate([old[40:50], new[50:]]).tobytes()
+
+
+def test_rows_that_the_base_lacks_are_refused(ranks: tuple[npt.NDArray[Any], npt.NDArray[Any], list[Delta]]) -> None:
+    old, new, deltas = ranks
+    for held in (shard(old, 0, 50), shard(old, 60, 100)):
+        with pytest.raises(WrongBase, match="lacks some of its rows"):
+            patch(held, deltas[1], copy=True)
+    with pytest.raises(WrongBase, match="lacks some of its rows"):
+        patch(shard(old, 0, 50), diff({"x": old}, {"x": new}), copy=True)
+
+
+def test_rows_of_a_new_tensor_need_a_tensor_to_go_into() -> None:
+    made = anchor(shard(words(1, 1600).view(np.uint16).reshape(100, 64), 10, 20))
+    with pytest.raises(CheckpointError, match="rows 10 to 20 of a new tensor only"):
+        patch({}, made, copy=True)
+    held = shard(np.zeros((100, 64), np.uint16), 10, 20)
+    patch(held, made)
+    assert held["x"].bits.tobytes() == words(1, 1600).view(np.uint16).reshape(100, 64)[10:20].tobytes()
+
+
+def test_an_anchor_of_several_ranks_is_applied_file_by_file() -> None:
+    """One file of every rank: rows of some tensors, and the whole of others."""
+    new = {"x": words(1, 1600).view(np.uint16).reshape(100, 64), "y": np.arange(9, dtype=np.uint16)}
+    files = [anchor({**shard(new["x"], 0, 40), "y": new["y"]}), anchor(shard(new["x"], 40, 100))]
+    held = {"x": np.zeros((100, 64), np.uint16), "y": np.zeros(9, np.uint16)}
+    for file in files:
+        apply_in_place(held, file, keep=False)
+    assert bytes_of(held) == bytes_of(new)
+    with pytest.raises(CheckpointError, match="added, removed or reshaped"):
+        apply_in_place(shard(new["x"], 0, 50), files[1])
