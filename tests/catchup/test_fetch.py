@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,21 @@ import numpy as np
 import pytest
 
 from support.records import grow
-from support.troubled import Act, Troubled, failed, in_memory, slow
+from support.troubled import Act, Troubled, denied, failed, in_memory, slow
 from weightwire import Delta, anchor, diff, digest, patch
 from weightwire.catchup import fetch
 from weightwire.catchup.fetch import Fetcher
 from weightwire.chain.records import Commit, DataFile, Sealed, data_path
-from weightwire.errors import BucketError, CorruptDelta, NotFound, OutputError, Unavailable
+from weightwire.errors import (
+    BucketError,
+    CorruptDelta,
+    NoBucket,
+    NotFound,
+    OutputError,
+    PermissionDenied,
+    Truncated,
+    Unavailable,
+)
 from weightwire.system.runtime import Runtime
 
 Arrays = dict[str, Any]
@@ -109,6 +118,54 @@ class TestAFile:
             return set(fetcher.lost)
 
         assert len(asyncio.run(scene())) == 1
+
+    @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:-1] + b"?"])
+    def test_that_is_damaged_is_remembered(self, change: Callable[[bytes], bytes]) -> None:
+        async def scene() -> None:
+            bucket = in_memory()
+            file = await uploaded(bucket, "delta", 2, delta_to(2))
+            await bucket.inner.put(file.path, change(await bucket.inner.get(file.path)))
+            fetcher = Fetcher(bucket, Runtime())
+            with pytest.raises((Truncated, CorruptDelta)) as caught:
+                await fetcher.fetch([file])
+            assert fetcher.lost == {file.path: caught.value}
+
+        asyncio.run(scene())
+
+    def test_that_is_denied_is_gone_where_run_json_can_be_read(self) -> None:
+        """S3 says so of a missing object, to a key without list permission."""
+
+        async def scene() -> None:
+            bucket = in_memory()
+            file = await uploaded(bucket, "delta", 2, delta_to(2))
+            bucket.trouble("read_into", "", denied)
+            fetcher = Fetcher(bucket, Runtime())
+            await bucket.inner.put("run.json", b"{}")
+            with pytest.raises(NotFound, match="is not there"):
+                await fetcher.fetch([file])
+            assert set(fetcher.lost) == {file.path}
+            bucket.trouble("read_into get", "", denied, times=2)
+            fetcher.lost.clear()
+            with pytest.raises(PermissionDenied):
+                await fetcher.fetch([file])
+            assert not fetcher.lost
+
+        asyncio.run(scene())
+
+    def test_in_a_bucket_that_is_gone_is_not_lost(self) -> None:
+        async def missing(act: Act) -> Any:
+            raise NoBucket("there is no such bucket")
+
+        async def scene() -> set[str]:
+            bucket = in_memory()
+            file = await uploaded(bucket, "delta", 2, delta_to(2))
+            bucket.trouble("read_into", "", missing)
+            fetcher = Fetcher(bucket, Runtime())
+            with pytest.raises(NoBucket):
+                await fetcher.fetch([file])
+            return set(fetcher.lost)
+
+        assert not asyncio.run(scene())
 
     def test_that_cannot_be_reached_is_not_lost(self) -> None:
         async def scene() -> set[str]:

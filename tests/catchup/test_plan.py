@@ -11,7 +11,7 @@ from support.chains import ChainBucket, Commits, forged, versions
 from support.records import chain_of, grow, sha, shortcut_to, store, token
 from support.troubled import failed
 from weightwire.bucket.registry import open_bucket
-from weightwire.catchup.plan import ChainPath, find_anchors, plan
+from weightwire.catchup.plan import ChainPath, NoWay, find_anchors, plan, plan_newest
 from weightwire.chain.reader import ChainReader, read_run
 from weightwire.chain.records import commit_path, seal, shortcut_path
 from weightwire.errors import BrokenChain, DataGone, Unavailable
@@ -158,6 +158,78 @@ class TestPlan:
         bucket.add(shortcut_to(commits[28], size=50))
         bucket.put_now(commit_path(20), b"rotten")
         assert self.plan(bucket, commits).origin == commits[28]
+
+
+class TestTheNewestThatCanBeReached:
+    """Version 1 is an anchor; all others but those that are named are deltas."""
+
+    def plan(self, bucket: ChainBucket, commits: Commits, lost: set[str], at: int | None = None) -> ChainPath:
+        return run(plan_newest(bucket.chain, commits[-1], None if at is None else commits[at], lost))
+
+    def lost(self, commits: Commits, *versions: int) -> set[str]:
+        return {commits[version].record.files[0].path for version in versions}
+
+    def test_is_the_newest_where_nothing_is_lost(self) -> None:
+        commits = chain_of(9)
+        assert self.plan(ChainBucket(commits), commits, set()).target == commits[8]
+
+    def test_is_the_one_before_a_lost_delta(self) -> None:
+        commits = chain_of(9)
+        path = self.plan(ChainBucket(commits), commits, self.lost(commits, 6))
+        assert (path.start, path.target) == (commits[1].record, commits[5])
+
+    def test_is_the_one_before_the_first_of_several_that_are_lost(self) -> None:
+        commits = chain_of(9)
+        assert self.plan(ChainBucket(commits), commits, self.lost(commits, 4, 6, 7)).target == commits[3]
+
+    def test_is_reached_from_an_anchor_between_what_is_lost(self) -> None:
+        commits = chain_of(9)
+        bucket = ChainBucket(commits)
+        bucket.add(shortcut_to(commits[5]))
+        path = self.plan(bucket, commits, self.lost(commits, 4, 7))
+        assert (path.start, path.target) == (shortcut_to(commits[5]), commits[6])
+
+    def test_may_be_far_before_more_anchors_than_are_looked_at(self) -> None:
+        """All of the newest anchors are lost with the deltas beside them."""
+        commits = chain_of(40)
+        bucket = ChainBucket(commits)
+        lost = self.lost(commits, *range(20, 40))
+        for version in (15, *range(20, 40)):
+            shortcut = shortcut_to(commits[version])
+            bucket.add(shortcut)
+            lost |= {file.path for file in shortcut.files} if version >= 20 else set()
+        path = self.plan(bucket, commits, lost)
+        assert (path.start, path.target) == (shortcut_to(commits[15]), commits[19])
+
+    def test_is_before_an_anchor_in_the_chain_that_is_lost(self) -> None:
+        commits = chain_of(5)
+        grow(commits, "anchor")
+        grow(commits)
+        assert self.plan(ChainBucket(commits), commits, self.lost(commits, 5)).target == commits[4]
+
+    def test_is_reached_from_the_version_held(self) -> None:
+        commits = chain_of(9)
+        path = self.plan(ChainBucket(commits), commits, self.lost(commits, 1, 7), at=3)
+        assert (path.start, path.origin, path.target) == (None, commits[3], commits[6])
+
+    def test_is_never_before_the_version_held(self) -> None:
+        commits = chain_of(9)
+        path = self.plan(ChainBucket(commits), commits, self.lost(commits, 3, 6), at=5)
+        assert (path.start, path.target, path.commits) == (None, commits[5], ())
+
+    def test_is_none_where_the_first_anchor_is_lost(self) -> None:
+        commits = chain_of(9)
+        lost = self.lost(commits, 1)
+        with pytest.raises(NoWay, match="no anchor leads to version 8") as caught:
+            self.plan(ChainBucket(commits), commits, lost)
+        assert {caught.value.blocked_by} == lost
+
+    def test_what_blocks_the_way_is_named(self) -> None:
+        commits = chain_of(9)
+        lost = self.lost(commits, 6)
+        with pytest.raises(NoWay) as caught:
+            run(plan(ChainBucket(commits).chain, commits[8], lost=lost))
+        assert {caught.value.blocked_by} == lost
 
 
 class TestShortcuts:

@@ -8,15 +8,18 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from support.commands import Running, Training, bits_of, state_of, versions_in, weightwire
+from support.damage import HARMS, put_back, remove, snapshot
 from support.stores import SeaweedFS, use
 from weightwire.bucket.directory import DirectoryBucket
+from weightwire.bucket.port import Bucket
+from weightwire.bucket.registry import open_bucket
 from weightwire.errors import PermissionDenied
 from weightwire.publisher.publisher import Publisher
 from weightwire.telemetry.events import Event
@@ -276,6 +279,25 @@ class TestCorrupted:
 
         weightwire("follow", trainer.bucket, "--into", replica, "--once").check_failed("anchor")
         assert held(replica) == 1
+
+    @pytest.mark.parametrize("harm", HARMS)
+    def test_a_fresh_replica_holds_the_version_before_a_damaged_delta(
+        self, trainer: Trainer, replica: Path, harm: Callable[[Bucket, str], None]
+    ) -> None:
+        before = trainer.publish()
+        after = trainer.publish()
+        bucket = open_bucket(trainer.bucket)
+        objects = snapshot(bucket)
+        remove(bucket, "anchors/2/")
+        harm(bucket, "deltas/2/")
+
+        weightwire("follow", trainer.bucket, "--into", replica, "--once").check_failed(
+            "this replica stays at version 1"
+        )
+        assert bits_of(replica / "current") == bits_of(before)
+        put_back(bucket, objects)
+        assert weightwire("follow", trainer.bucket, "--into", replica, "--once").code == 0
+        assert bits_of(replica / "current") == bits_of(after)
 
     def test_bucket_that_was_rolled_back(self, trainer: Trainer, replica: Path) -> None:
         trainer.publish()

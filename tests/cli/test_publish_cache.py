@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from support.commands import Training, bits_of, state_of, tree
+from support.commands import Training, bits_of, state_of, tree, versions_in, weightwire
+from support.damage import HARMS
+from weightwire.bucket.port import Bucket
+from weightwire.bucket.registry import open_bucket
 from weightwire.cli.shared import publish_cache
 from weightwire.delta.state import digest
 from weightwire.errors import WeightwireError
@@ -178,3 +182,24 @@ def test_errors_of_weights_are_caught(training: Training, monkeypatch: pytest.Mo
     monkeypatch.setattr(publish_cache, "Checkpoint", fail)
 
     assert publish_cache.load(training.parent, RUN, state) is None
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_without_it_a_damaged_run_is_healed_by_an_anchor(
+    training: Training, tmp_path: Path, harm: Callable[[Bucket, str], None]
+) -> None:
+    url = tmp_path / "bucket"
+    for number in (1, 2):
+        assert weightwire("publish", training.save(f"checkpoint-{number}"), url).code == 0
+    harm(open_bucket(url), "deltas/")
+    shutil.rmtree(training.parent / ".weightwire")
+
+    path = training.save("checkpoint-3")
+    ran = weightwire("publish", path, url)
+
+    assert ran.code == 0, ran.err
+    assert "warning: " in ran.err
+    assert "the next version will be an anchor, with all weights" in ran.err
+    assert [commit["kind"] for commit in versions_in(url)] == ["fence", "anchor", "fence", "delta", "fence", "anchor"]
+    assert weightwire("restore", url, "-o", tmp_path / "r").code == 0
+    assert bits_of(tmp_path / "r") == bits_of(path)

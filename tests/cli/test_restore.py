@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from support.commands import Running, Training, bits_of, state_of, tree, versions_in, weightwire
+from support.damage import HARMS, flip
+from weightwire.bucket.port import Bucket
+from weightwire.bucket.registry import open_bucket
 from weightwire.publisher.publisher import Publisher
 from weightwire.telemetry.events import Event
 from weightwire.weights.checkpoint import Checkpoint
+
+Harm = Callable[[Bucket, str], None]
 
 
 def _nothing(event: Event) -> None:
@@ -111,6 +117,17 @@ class TestRestore:
         assert ran.code == 0, ran.err
         assert bits_of(here / "r") == bits_of(here / "out" / "checkpoint-6")
 
+    @pytest.mark.parametrize("harm", HARMS)
+    def test_gets_past_a_damaged_anchor(self, here: Path, harm: Harm) -> None:
+        harm(open_bucket(here / "bucket"), "anchors/6/")
+
+        ran = weightwire("restore", here / "bucket", "-o", here / "r")
+
+        assert ran.code == 0, ran.err
+        assert "warning: " in ran.err
+        assert "there was another way" in ran.err
+        assert bits_of(here / "r") == bits_of(here / "out" / "checkpoint-6")
+
     def test_from_a_base(self, here: Path) -> None:
         base, path = here / "out" / "checkpoint-1", here / "out" / "checkpoint-2"
         assert weightwire("publish", path, here / "based", "--base", base, "--source", "elsewhere").code == 0
@@ -157,6 +174,32 @@ class TestErrors:
             "the data of version 6 is no longer there", "no version can be restored"
         )
         assert nothing_left(here)
+
+    @pytest.mark.parametrize("harm", HARMS)
+    def test_a_newest_version_that_is_damaged_is_not_replaced_by_another(self, here: Path, harm: Harm) -> None:
+        bucket = open_bucket(here / "bucket")
+        for folder in ("anchors/6/", "deltas/6/"):
+            harm(bucket, folder)
+
+        weightwire("restore", here / "bucket", "-o", here / "r").check_failed("version 5 can be restored: --version 5")
+        assert nothing_left(here)
+        assert weightwire("restore", here / "bucket", "-o", here / "r", "--version", 5).code == 0
+        assert bits_of(here / "r") == bits_of(here / "out" / "checkpoint-5")
+
+    def test_what_can_be_restored_before_and_after_a_damaged_version(self, here: Path) -> None:
+        flip(open_bucket(here / "bucket"), "deltas/5/")
+
+        weightwire("restore", here / "bucket", "-o", here / "r", "--version", 5).check_failed(
+            "not those that were published", "version 4 can be restored: --version 4; version 6 can be restored"
+        )
+        assert nothing_left(here)
+
+    def test_damaged_side_files_are_not_blamed_on_the_version(self, here: Path) -> None:
+        flip(open_bucket(here / "bucket"), "files/")
+
+        ran = weightwire("restore", here / "bucket", "-o", here / "r")
+        ran.check_failed("not those that were published")
+        assert "can be restored" not in ran.err
 
     @pytest.mark.parametrize("what", ["anchors", "deltas", "files"])
     def test_data_that_is_damaged(self, here: Path, what: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.damage import HARMS, flip, paths
 from support.published import commits_in, version_in
 from support.troubled import Troubled, in_memory
 from weightwire import Publisher, digest
@@ -32,27 +32,6 @@ def publish(bucket: Troubled, steps: range, **settings: Any) -> list[str]:
     return [event.message for event in heard if event.stage == "warning"]
 
 
-def paths(bucket: Troubled, folder: str) -> list[str]:
-    return [one.path for one in asyncio.run(bucket.inner.list(folder))]
-
-
-def damage(bucket: Troubled, folder: str) -> None:
-    for path in paths(bucket, folder):
-        data = bytearray(asyncio.run(bucket.inner.get(path)))
-        data[-1] ^= 1
-        asyncio.run(bucket.inner.put(path, bytes(data)))
-
-
-def remove(bucket: Troubled, folder: str) -> None:
-    for path in paths(bucket, folder):
-        asyncio.run(bucket.inner.delete(path))
-
-
-def cut(bucket: Troubled, folder: str) -> None:
-    for path in paths(bucket, folder):
-        asyncio.run(bucket.inner.put(path, asyncio.run(bucket.inner.get(path))[:-1]))
-
-
 def kinds(bucket: Troubled) -> list[str]:
     return [commit.kind for commit in commits_in(bucket)]
 
@@ -67,11 +46,11 @@ def bucket() -> Troubled:
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-@pytest.mark.parametrize("harm", [damage, remove, cut])
+@pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("folder", ["deltas/3/", "anchors/1/"])
 def test_an_anchor_heals_a_run_that_cannot_be_rebuilt(bucket: Troubled, blocking: bool, harm: Any, folder: str) -> None:
-    [path] = paths(bucket, folder)
-    harm(bucket, folder)
+    [path] = paths(bucket.inner, folder)
+    harm(bucket.inner, folder)
 
     [warning] = publish(bucket, range(4, 6), anchor_every=100, blocking=blocking)
 
@@ -83,7 +62,7 @@ def test_an_anchor_heals_a_run_that_cannot_be_rebuilt(bucket: Troubled, blocking
 
 
 def test_a_healed_run_is_continued_without_another_anchor(bucket: Troubled) -> None:
-    damage(bucket, "deltas/3/")
+    flip(bucket.inner, "deltas/3/")
     publish(bucket, range(4, 5), anchor_every=100)
 
     assert not publish(bucket, range(5, 6), anchor_every=100)
@@ -92,7 +71,7 @@ def test_a_healed_run_is_continued_without_another_anchor(bucket: Troubled) -> N
 
 
 def test_what_was_published_last_is_used_where_it_is_at_hand(bucket: Troubled) -> None:
-    damage(bucket, "deltas/3/")
+    flip(bucket.inner, "deltas/3/")
 
     assert not publish(bucket, range(4, 5), anchor_every=100, published=weights_at(3))
     assert kinds(bucket)[4:] == ["fence", "delta"]
@@ -100,7 +79,7 @@ def test_what_was_published_last_is_used_where_it_is_at_hand(bucket: Troubled) -
 
 def test_a_damaged_anchor_is_passed_by(bucket: Troubled) -> None:
     publish(bucket, range(4, 6), anchor_every=1)
-    damage(bucket, "anchors/6/")
+    flip(bucket.inner, "anchors/6/")
 
     [warning] = publish(bucket, range(6, 7), anchor_every=100)
 

@@ -14,6 +14,8 @@ from weightwire.errors import DataGone, NotFound, WeightwireError
 
 __all__ = ["around_lost_data"]
 
+_NEXT_ANCHOR = "anchor_every=1 makes one of the next version"
+
 Result = TypeVar("Result")
 
 
@@ -46,6 +48,7 @@ def _explain(problem: NoWay, fetcher: Fetcher) -> WeightwireError:
     lost = fetcher.lost.get(problem.blocked_by)
     if lost is None:
         return DataGone(problem.message, hint=problem.hint)
+    message = f"{lost.message}, and no anchor leads past it"
     if isinstance(lost, NotFound):
-        return DataGone(f"{lost.message}, and no anchor leads past it", hint="publish a new anchor, or a new run")
-    return type(lost)(lost.message, hint=lost.hint)
+        return DataGone(message, hint=f"publish a new anchor, or a new run ({_NEXT_ANCHOR})")
+    return type(lost)(message, hint=f"run `weightwire verify`, and publish a new anchor ({_NEXT_ANCHOR})")

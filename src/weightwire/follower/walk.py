@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weightwire.catchup import ChainPath, Fetcher, Heard, NoWay, around_lost_data, plan, plan_newest
 from weightwire.chain import ChainReader, Commit, Run, Sealed
-from weightwire.errors import ForeignRun, WeightwireError
+from weightwire.errors import CorruptDelta, DataGone, ForeignRun, Truncated, WeightwireError
 from weightwire.follower.patch_queue import PatchQueue
 from weightwire.follower.replica_updater import ReplicaUpdater
 from weightwire.follower.standing import Standing
@@ -76,7 +76,14 @@ class Walk:
             while await self._advance(chain):
                 pass
 
-        await around_lost_data(self._fetcher, advance_to_the_end, self._warn_once)
+        try:
+            await around_lost_data(self._fetcher, advance_to_the_end, self._warn_once)
+        except (DataGone, CorruptDelta, Truncated) as problem:
+            if (version := self._standing.version) is None:
+                raise
+            raise type(problem)(
+                f"{problem.message}; this replica stays at version {version}", hint=problem.hint
+            ) from problem
 
     def _warn_once(self, message: str) -> None:
         if message not in self._told:

@@ -189,9 +189,7 @@ class Takeover:
         try:
             return await around_lost_data(fetcher, attempt, self._warn)
         except (DataGone, CorruptDelta, Truncated) as problem:
-            self._warn(
-                f"{problem.message}; the next version will be an anchor, with all weights, which does not need it"
-            )
+            self._warn(f"{problem.message}; the next version will be an anchor, with all weights")
             return Opened(writer, copies)
 
     async def _begin_with_base(self, writer: ChainWriter, copies: HostCopies[Publication], base: Weights) -> Opened:
