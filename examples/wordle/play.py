@@ -26,8 +26,7 @@ from websockets.exceptions import WebSocketException
 
 from game import LETTERS
 from policy import OPENING, guess_of, marked
-from weightwire.engines.vllm.client import served_version
-from weightwire.engines.vllm.sample_versions import oldest_version
+from weightwire.engines.vllm import oldest_version, served_version
 from weightwire.errors import WeightwireError
 
 __all__ = ["EnvironmentGone", "Group", "Player", "Sample", "playing"]

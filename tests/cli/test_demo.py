@@ -175,4 +175,4 @@ class TestBadInput:
     def test_an_engine_that_is_none(self) -> None:
         ran = subprocess.run([*DEMO, "--engine", "sglang"], capture_output=True, text=True)
         assert ran.returncode == 2
-        assert "'sglang' is none: write torch or vllm" in ran.stderr
+        assert "unknown engine 'sglang'; choose one of torch, vllm" in " ".join(ran.stderr.split())

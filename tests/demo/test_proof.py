@@ -11,8 +11,9 @@ import safetensors.numpy
 
 from support.stores import NOWHERE
 from weightwire.delta.state import digest
-from weightwire.demo.programs import Command, ReplicaProgram
+from weightwire.demo.programs import ReplicaProgram
 from weightwire.demo.proof import prove
+from weightwire.engines.registry import Command
 from weightwire.errors import EngineError, EngineGone
 
 

@@ -32,7 +32,7 @@ from starlette.routing import Route
 from support.serving import tiny_model
 from support.stores import NOWHERE, answers, environment, free_ports
 from weightwire import Publisher
-from weightwire.engines.vllm.client import served_version
+from weightwire.engines.vllm import served_version
 from weightwire.engines.vllm.sample_versions import oldest_version
 from weightwire.weights.source import read_weights
 

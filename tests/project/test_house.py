@@ -51,6 +51,7 @@ TORCH = {"engines", "server", "trainers"}
 
 # Slow to import, and not needed to diff, patch or follow.
 HEAVY = {
+    "httpx",
     "huggingface_hub",
     "ml_dtypes",
     "obstore",
@@ -64,6 +65,7 @@ HEAVY = {
     "transformers",
     "typer",
     "uvicorn",
+    "vllm",
 }
 
 
@@ -119,9 +121,17 @@ def test_nothing_is_called_utils() -> None:
     assert not found
 
 
-def test_importing_weightwire_is_cheap() -> None:
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import weightwire",
+        "import weightwire.engines",
+        "from weightwire.engines.vllm import oldest_version, served_version",
+    ],
+)
+def test_importing_weightwire_is_cheap(statement: str) -> None:
     code = (
-        "import sys, time; start = time.perf_counter(); import weightwire;"
+        f"import sys, time; start = time.perf_counter(); {statement};"
         "print(time.perf_counter() - start, *sorted({name.split('.')[0] for name in sys.modules}))"
     )
     runs = [subprocess.check_output([sys.executable, "-c", code], text=True).split() for _ in range(3)]

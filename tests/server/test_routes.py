@@ -23,7 +23,7 @@ from support.commands import versions_in
 from weightwire import Publisher
 from weightwire.delta.state import digest
 from weightwire.engines.version_keeper import Keeper
-from weightwire.engines.vllm.client import served_version
+from weightwire.engines.vllm import served_version
 from weightwire.engines.vllm.sample_versions import spans_of
 from weightwire.follower.follower import Follower
 from weightwire.server.generation import Task

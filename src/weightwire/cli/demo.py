@@ -18,9 +18,10 @@ from weightwire.chain import FENCE
 from weightwire.cli.shared.bucket_command import check_installed
 from weightwire.cli.shared.demo_board import beside_bytes, board, changed, fifths, full_bytes, sent_bytes
 from weightwire.cli.shared.terminal import AsJson, byte_size, note_if_slow, say, write_json
-from weightwire.demo.programs import ENGINES
+from weightwire.demo.programs import OWN_SERVER, needed_modules
 from weightwire.demo.scenario import DemoOptions, Played, play
-from weightwire.errors import OutputError
+from weightwire.engines import engine_names
+from weightwire.errors import EngineError, OutputError
 from weightwire.page.document import exported
 from weightwire.page.run_view import RunView
 
@@ -40,7 +41,7 @@ def demo(
             metavar="URL", show_default="a directory", help="Where the weights travel: s3://, gs://, az://, hf://."
         ),
     ] = None,
-    engine: Annotated[str, typer.Option(metavar="torch|vllm", help="What serves.")] = "torch",
+    engine: Annotated[str, typer.Option(metavar="NAME", help="What serves: torch or vllm, for example.")] = OWN_SERVER,
     replicas: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="How many of them.")] = 2,
     steps: Annotated[
         int | None, typer.Option(metavar="N", min=2, show_default=str(_STEPS), help="Training steps.")
@@ -56,11 +57,13 @@ def demo(
     An environment, a trainer and replicas are started as processes of their own, which are told URLs and nothing else.
     Half way a replica is killed, and catches up. In the end the bits of all of them are compared.
     """
-    if engine not in ENGINES:
-        raise typer.BadParameter(f"{engine!r} is none: write torch or vllm", param_hint="--engine")
+    try:
+        needed = needed_modules(engine)
+    except EngineError as problem:
+        known = ", ".join([OWN_SERVER, *engine_names()])
+        raise typer.BadParameter(f"{problem.message}; choose one of {known}", param_hint="--engine") from problem
     check_installed("the demo", _NEEDED, "demo")
-    if engine == "vllm":
-        check_installed("the demo", ("vllm",), "vllm")
+    check_installed("the demo", needed, engine)
     note_if_slow()
     steps = steps or (_QUICK if quick else _STEPS)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

@@ -23,8 +23,7 @@ from weightwire.cli.shared.terminal import (
     write_json,
     write_json_line,
 )
-from weightwire.engines.version_keeper import Keeper
-from weightwire.engines.vllm.client import VllmEngine
+from weightwire.engines import Engine, Keeper, open_engine
 from weightwire.errors import EngineError, EngineGone
 from weightwire.follower import Follower, Update, WakeupServer, parse_address
 from weightwire.telemetry import Metrics
@@ -50,7 +49,9 @@ def follow(
     ] = None,
     engine: Annotated[
         list[str] | None,
-        typer.Option(metavar="vllm=URL", help="A vLLM on this machine to keep up to date; may be given several times."),
+        typer.Option(
+            metavar="NAME=URL", help="An engine to keep up to date, such as vllm=http://127.0.0.1:8000; repeatable."
+        ),
     ] = None,
     threads: Threads = None,
     as_json: AsJson = False,
@@ -60,7 +61,7 @@ def follow(
     DIR/current is a complete checkpoint of exactly one version at any time. A follower that was stopped or killed goes
     on where it was. Engines are patched while they serve, and reloaded from DIR/current where that is not possible.
     """
-    urls = [_engine_url(text) for text in engine or ()]
+    engines = [_open_engine(text) for text in engine or ()]
     if listen is not None:
         if once:
             raise typer.BadParameter("is of no use with --once", param_hint="--listen")
@@ -74,8 +75,8 @@ def follow(
     if once:
         with Follower(url, into=into, base=base, name=name, threads=threads, on_event=ear) as follower:
             _follow_once(follower, ear, as_json)
-            if urls:
-                _bring_once(follower, urls, ear)
+            if engines:
+                _bring_once(follower, engines, ear)
         return
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
@@ -84,7 +85,7 @@ def follow(
         if listen is not None:
             _listen(stack.enter_context(_door(listen, follower, ear)))
         if there or wait_for_run(url, stop):
-            keeper = stack.enter_context(closing(_keeper(follower, urls, ear))) if urls else None
+            keeper = stack.enter_context(closing(_keeper(follower, engines, ear))) if engines else None
             _follow(follower, keeper, ear, stop, as_json)
     say(f"stopped at {_name(follower.version)}: {into / 'current'}" if follower.version is not None else "stopped")
 
@@ -116,26 +117,24 @@ def _follow(follower: Follower, keeper: Keeper | None, ear: FollowListener, stop
 # --- engines -----------------------------------------------------------------------------------------------------
 
 
-def _engine_url(text: str) -> str:
-    kind, _, url = text.partition("=")
-    if kind != "vllm" or not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(
-            f"{text!r} is no engine that is known: write vllm=http://127.0.0.1:8000", param_hint="--engine"
-        )
-    return url
+def _open_engine(text: str) -> Engine:
+    try:
+        return open_engine(text)
+    except EngineError as problem:
+        example = "write NAME=URL, such as vllm=http://127.0.0.1:8000"
+        raise typer.BadParameter(f"{problem.message}; {problem.hint}; {example}", param_hint="--engine") from problem
 
 
-def _keeper(follower: Follower, urls: list[str], ear: FollowListener) -> Keeper:
+def _keeper(follower: Follower, engines: list[Engine], ear: FollowListener) -> Keeper:
     """Each must be there and willing now: what is wrong with it is better said before anything is followed."""
-    engines = [VllmEngine(url) for url in urls]
     for engine in engines:
         with suppress(EngineGone):  # it may still be starting
             engine.attach()
     return Keeper(follower, engines, on_event=ear)
 
 
-def _bring_once(follower: Follower, urls: list[str], ear: FollowListener) -> None:
-    with closing(_keeper(follower, urls, ear)) as keeper:
+def _bring_once(follower: Follower, engines: list[Engine], ear: FollowListener) -> None:
+    with closing(_keeper(follower, engines, ear)) as keeper:
         for engine in keeper.engines:
             engine.attach()
         update = follower.take()

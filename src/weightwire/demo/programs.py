@@ -5,36 +5,30 @@ Knows the programs' options; starts nothing.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from weightwire.errors import CheckpointError
+from weightwire.engines.registry import Command, find_engine
+from weightwire.errors import CheckpointError, EngineError
 
-__all__ = ["ENGINES", "Command", "ReplicaProgram", "environment", "find_example", "replica", "trainer"]
+__all__ = [
+    "OWN_SERVER",
+    "ReplicaProgram",
+    "environment",
+    "find_example",
+    "needed_modules",
+    "replica",
+    "trainer",
+]
 
-ENGINES = ("torch", "vllm")
+OWN_SERVER = "torch"  # `weightwire serve`, which follows by itself; any other engine is one of the registry
 
 Word = str | Path
 
 # Several processes share the cores: one thread each is fastest, and on one core nothing else works.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-_VLLM = {
-    "VLLM_SERVER_DEV_MODE": "1",  # the endpoints through which weights are updated
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    # For CPUs, and without effect elsewhere: gigabytes of cache, and no core for itself.
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-}
-
-
-@dataclass(frozen=True)
-class Command:
-    words: Sequence[Word]
-    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ def replica(engine: str, number: int, example: Path, run: str, root: Path, port:
     name, url, into = f"replica-{number}", f"http://127.0.0.1:{port}", root / f"replica-{number}"
     following: list[Word] = ["--into", into, "--name", name]
     weightwire = [sys.executable, "-m", "weightwire"]
-    if engine == "torch":
+    if engine == OWN_SERVER:
         words: list[Word] = [
             *weightwire,
             "serve",
@@ -79,13 +73,24 @@ def replica(engine: str, number: int, example: Path, run: str, root: Path, port:
             "1",
         ]
         return ReplicaProgram(name, url, into, Command(words, _ONE_THREAD))
-    # `vllm serve` is the same, where the distribution is named vllm.
-    vllm: list[Word] = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", example / "policy"]
-    sizes = ["--max-model-len", "128", "--max-num-seqs", "128", "--dtype", "bfloat16", "--enforce-eager"]
-    transfer = ["--weight-transfer-config", json.dumps({"backend": "weightwire"})]
-    server = Command([*vllm, "--host", "127.0.0.1", "--port", str(port), *sizes, *transfer], _ONE_THREAD | _VLLM)
-    follower = Command([*weightwire, "follow", run, *following, "--engine", f"vllm={url}"])
-    return ReplicaProgram(name, url, into, server, follower)
+    server = _launcher(engine)(example / "policy", port)
+    follower = Command([*weightwire, "follow", run, *following, "--engine", f"{engine}={url}"])
+    return ReplicaProgram(name, url, into, Command(server.words, {**_ONE_THREAD, **server.env}), follower)
+
+
+def needed_modules(engine: str) -> tuple[str, ...]:
+    """What must be installed to start it. Raises an EngineError where the demo does not know how."""
+    if engine == OWN_SERVER:
+        return ()
+    _launcher(engine)
+    return find_engine(engine).needs
+
+
+def _launcher(engine: str) -> Callable[[Path, int], Command]:
+    launch = find_engine(engine).launch
+    if launch is None:
+        raise EngineError(f"the demo cannot start engine {engine!r}", hint=f"choose {OWN_SERVER}")
+    return launch
 
 
 def trainer(

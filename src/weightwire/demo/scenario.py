@@ -17,8 +17,9 @@ from typing import Protocol
 from weightwire.bucket import open_bucket, probe_bucket
 from weightwire.demo import programs
 from weightwire.demo.processes import Process, Processes, answers, free_port
-from weightwire.demo.programs import Command, ReplicaProgram
+from weightwire.demo.programs import OWN_SERVER, ReplicaProgram
 from weightwire.demo.proof import Proof, prove
+from weightwire.engines.registry import Command
 from weightwire.errors import BucketError, OutputError, WeightwireError
 from weightwire.page.page_server import PageServer
 from weightwire.page.run_reader import RunReader
@@ -28,8 +29,8 @@ from weightwire.system import LoopThread, Runtime
 __all__ = ["DemoOptions", "Played", "View", "play"]
 
 _OFTEN, _GENTLE = 0.5, 5.0  # seconds between two looks at a bucket: where requests are rationed, the latter
-_START = 120.0  # seconds that a server may take
-_START_VLLM = 600.0
+_START = 120.0  # seconds that a server of ours may take
+_START_ENGINE = 600.0  # and any other
 _CATCH_UP = 60.0
 _ROOM = 256 << 20  # bytes, of which a bucket in a directory takes most
 _AWAY = 4.0  # seconds that a killed replica stays away
@@ -164,7 +165,7 @@ class _Stage:
         self._trainer.must_last = False
         names = ", ".join(one.name for one in self.replicas)
         self._view.say(f"started environment, {names} and trainer, which share nothing but {plan.run}")
-        slow = "half a minute" if plan.engine == "torch" else "some minutes"
+        slow = "half a minute" if plan.engine == OWN_SERVER else "some minutes"
         self._view.say(f"loading models: up to {slow}")
         for replica in self.replicas:
             self._wait_for(replica)
@@ -191,7 +192,7 @@ class _Stage:
     @property
     def _patience(self) -> float:
         """Seconds that a server may take to start."""
-        return _START if self._plan.engine == "torch" else _START_VLLM
+        return _START if self._plan.engine == OWN_SERVER else _START_ENGINE
 
     # --- the middle ----------------------------------------------------------------------------------------------
 

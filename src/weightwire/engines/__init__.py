@@ -1,6 +1,7 @@
 """Serve: what keeps an engine's live weights at the version that a follower holds.
 
 engine            what an engine offers, wherever it runs
+registry          the engines that have a name, built in or installed
 version_keeper    one follower, any number of engines: stage, swap, reload
 weight_map        where each weight of a checkpoint lies in a running model, learnt from the model's own loader
 live_model        a running model's weights: patched in place, proven, put back if anything is wrong
@@ -8,10 +9,28 @@ torch             the engine for a torch module in this process
 vllm              the engine for a vLLM server on this machine
 """
 
-from weightwire.engines.engine import Engine, ServedVersion, Swap
+from typing import TYPE_CHECKING
+
+from weightwire.engines.engine import Engine, RolloutServer, ServedVersion, Swap
+from weightwire.engines.registry import Command, EngineKind, engine_names, find_engine, open_engine
 from weightwire.engines.version_keeper import Keeper
 from weightwire.system import lazy_exports
 
-__all__ = ["Engine", "Keeper", "ServedVersion", "Swap", "TorchEngine"]
+if TYPE_CHECKING:
+    from weightwire.engines.torch import TorchEngine
+
+__all__ = [
+    "Command",
+    "Engine",
+    "EngineKind",
+    "Keeper",
+    "RolloutServer",
+    "ServedVersion",
+    "Swap",
+    "TorchEngine",
+    "engine_names",
+    "find_engine",
+    "open_engine",
+]
 
 __getattr__ = lazy_exports(__name__, {"TorchEngine": "torch"})

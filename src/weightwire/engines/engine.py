@@ -1,4 +1,4 @@
-"""What an engine offers to who keeps it up to date. Pure: knows neither torch nor HTTP."""
+"""The ports: what an engine offers to a follower, and its server to a trainer. Knows neither torch nor HTTP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from weightwire.delta import Delta
 
-__all__ = ["Engine", "ServedVersion", "Swap"]
+__all__ = ["Engine", "RolloutServer", "ServedVersion", "Swap"]
 
 
 @dataclass(frozen=True)
@@ -61,3 +61,16 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Lets go of it; it goes on serving."""
+
+
+class RolloutServer(Protocol):
+    """What a trainer asks the server that generates for it. All calls raise EngineGone while it cannot be reached."""
+
+    def served_version(self) -> int | None:
+        """The version that it says it serves; None if it was never given one."""
+
+    def check(self) -> None:
+        """Raises an EngineError where it was not started so that a follower can update it."""
+
+    def forget_version(self) -> None:
+        """From now on it does not say what it serves, until a follower tells it."""

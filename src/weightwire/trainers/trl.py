@@ -6,14 +6,12 @@ how a follower brings it there. Imports neither TRL nor torch.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import queue
 import sys
 import threading
 import time
-import urllib.request
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -22,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from weightwire.bucket import Bucket
-from weightwire.engines.vllm.client import served_version
+from weightwire.engines.registry import find_engine, split_engine
 from weightwire.errors import EngineError, EngineGone
 from weightwire.publisher import Publication, Publisher
 from weightwire.weights import Casting, Dtype, Tensor, as_mapping, plain_names, read_live
 
 __all__ = ["BucketTransfer"]
 
+_TRLS_OWN = "vllm"  # the engine that TRL drives, where only a URL is given
 _LOOK = 0.05  # seconds between two looks at what the server serves
 _NOW_AND_THEN = 1.0  # seconds, where it serves what was sent last
 _PATIENCE = 10.0  # seconds of waiting for it, after which people are told
@@ -43,7 +42,8 @@ class BucketTransfer:
     `applied` it serves this very version. The first one it always does, since nobody knows what it had before. vLLM
     generates all the time, but for the moment in which its follower swaps the weights.
 
-    - `server`: the vLLM that generates. Without it nothing is known of what is served, and nothing waited for.
+    - `server`: the URL of the vLLM that generates, or NAME=URL for another engine. Without it nothing is known of what
+      is served, and nothing waited for.
     - `timeout`: seconds for the server to start, and for a version to be served.
 
     All other options are the `Publisher`'s; with `files`, the model's directory, a follower can start from nothing.
@@ -183,19 +183,22 @@ def _size(publication: Publication) -> int:
 
 
 class _Engine:
-    """What a vLLM server says that it serves, compared with what was sent."""
+    """What a server says that it serves, compared with what was sent."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, server: str) -> None:
+        self.name, self.url = split_engine(server.rstrip("/"), default=_TRLS_OWN)
+        rollout = find_engine(self.name).rollout
+        if rollout is None:
+            raise EngineError(f"engine {self.name!r} does not tell a trainer what it serves", hint="leave out server=")
+        self._server = rollout(self.url)
         self.sent: list[int] = []  # versions, which only rise
 
     def check(self, timeout: float) -> None:
-        """Whether it is there, in development mode, and has the backend. One that is still starting is waited for."""
+        """Whether it is there, and a follower can update it. One that is still starting is waited for."""
         until, told = time.monotonic() + timeout, False
         while True:
             try:
-                served_version(self.url)
-                break
+                return self._server.check()
             except EngineGone:
                 if time.monotonic() > until:
                     raise
@@ -203,23 +206,17 @@ class _Engine:
                 _log.warning("%s: cannot be reached yet; waiting for it", self.url)
                 told = True
             time.sleep(10 * _LOOK)
-        backend = self._backend()
-        if backend != "weightwire":
-            raise EngineError(
-                f"{self.url}: does not serve with the weightwire backend ({backend or 'it has none'})",
-                hint='start vLLM with --weight-transfer-config \'{"backend": "weightwire"}\'',
-            )
 
     def forget_other_runs(self, newest: int | None) -> None:
         """A version that this run has not reached is one of another run, and would be taken for one of ours."""
-        served = served_version(self.url)
+        served = self._server.served_version()
         if served is not None and served > (-1 if newest is None else newest):
-            self._ask("/update_weight_version", {"new_version": "unknown"})
+            self._server.forget_version()
 
     def served(self) -> int | None:
         """The version, if it can name one; None also while it cannot be reached, since it may come back."""
         with suppress(EngineGone):
-            return served_version(self.url)
+            return self._server.served_version()
         return None
 
     def behind(self) -> int:
@@ -236,33 +233,18 @@ class _Engine:
             if waited > timeout:
                 raise EngineError(
                     f"{self.url}: still {_versions(behind)} behind after {timeout:g} s",
-                    hint=f"see what `weightwire follow URL --into DIR --engine vllm={self.url}` says beside it",
+                    hint=f"see what `{self._follow}` says beside it",
                 )
             time.sleep(_LOOK)
 
     def _tell(self, behind: int) -> bool:
-        _log.warning(
-            "%s: %s behind; is `weightwire follow URL --into DIR --engine vllm=%s` running beside it?",
-            *(self.url, _versions(behind), self.url),
-        )
+        _log.warning("%s: %s behind; is `%s` running beside it?", self.url, _versions(behind), self._follow)
         return True
 
-    def _backend(self) -> str:
-        config = self._ask("/server_info?config_format=json").get("vllm_config")
-        transfer = config.get("weight_transfer_config") if isinstance(config, dict) else None
-        return str(transfer.get("backend", "")) if isinstance(transfer, dict) else ""
-
-    def _ask(self, path: str, body: object = None) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}{path}", data, {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=30) as reply:
-                answer = json.load(reply)
-        except (OSError, ValueError) as problem:
-            raise EngineError(
-                f"{self.url}{path.partition('?')[0]}: {problem}", hint="weightwire needs vLLM 0.29 or newer"
-            ) from problem
-        return answer if isinstance(answer, dict) else {}
+    @property
+    def _follow(self) -> str:
+        """The command that should keep it up to date."""
+        return f"weightwire follow URL --into DIR --engine {self.name}={self.url}"
 
 
 def _versions(count: int) -> str:

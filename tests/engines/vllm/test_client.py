@@ -20,7 +20,7 @@ from support.stores import SeaweedFS, running, use
 from weightwire import Follower, Publisher
 from weightwire.engines.engine import ServedVersion
 from weightwire.engines.version_keeper import Keeper
-from weightwire.engines.vllm.client import VllmEngine, served_version
+from weightwire.engines.vllm import VllmEngine, served_version
 from weightwire.engines.vllm.sample_versions import oldest_version, spans_of
 from weightwire.errors import EngineError, EngineGone
 from weightwire.telemetry.events import Event

@@ -6,14 +6,10 @@ Knows vLLM's endpoints and what they answer when something is wrong; no bucket, 
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import os
 import secrets
-import socket
 import tempfile
 import time
-import urllib.parse
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -22,16 +18,14 @@ from typing import Any
 
 from weightwire.delta import Delta
 from weightwire.engines.engine import ServedVersion, Swap
+from weightwire.engines.vllm.connection import QUICK, START, VllmConnection, VllmRefusal, public_url
 from weightwire.engines.vllm.orders import Action, Answer, read_answers
-from weightwire.errors import EngineError, EngineGone
+from weightwire.errors import EngineError
 from weightwire.system import durable_files
 
-__all__ = ["VllmEngine", "served_version"]
+__all__ = ["VllmEngine"]
 
-_OLDEST = "0.29"
-_START = 'start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "weightwire"}\''
-# Seconds: for what should take none, for a swap, and for what takes as long as the model is large.
-_QUICK, _SWAP, _LONG = 30.0, 120.0, 1800.0
+_SWAP, _LONG = 120.0, 1800.0  # seconds: for a swap, and for what takes as long as the model is large
 _LOOK = 0.002  # seconds
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -44,10 +38,10 @@ class VllmEngine:
     """
 
     def __init__(self, url: str) -> None:
-        self.name = _public(url)
+        self.name = public_url(url)
         self.gone = ""  # why nothing can be patched in place
         self._holding: ServedVersion | None = None
-        self._server, self._pausing = _Server(url), _Server(url)
+        self._server, self._pausing = VllmConnection(url), VllmConnection(url)
         self._workers = self._replicas = 0
         self._torn = False
         # By its port, however its URL is written: it is on this machine.
@@ -78,11 +72,11 @@ class VllmEngine:
             self._server.post(
                 "/init_weight_transfer_engine", {"init_info": {"directory": str(self._directory), "token": token}}
             )
-        except _Refused as problem:
+        except VllmRefusal as problem:
             raise EngineError(
-                f"{self.name}: does not serve with the weightwire backend ({problem.message})", hint=_START
+                f"{self.name}: does not serve with the weightwire backend ({problem.message})", hint=START
             ) from problem
-        self._hear(self._read(token, _QUICK))
+        self._hear(self._read(token, QUICK))
         if self._holding is not None and self._holding.run == run and served != str(self._holding.version):
             # Whoever swapped it in died before it could say so.
             self._server.post("/update_weight_version", {"new_version": str(self._holding.version)})
@@ -187,7 +181,7 @@ class VllmEngine:
         self._holding, self._torn = None, action in ("swap", "undo", "reload")  # not known until all have answered
         self._server.post("/update_weights", {"update_info": order}, timeout)
         # What writes is done by now; what only reads goes on beside the generation.
-        return self._hear(self._read(token, _QUICK if self._torn else timeout))
+        return self._hear(self._read(token, QUICK if self._torn else timeout))
 
     def _hear(self, answers: list[Answer]) -> list[Answer]:
         holdings = {answer.holding for answer in answers}
@@ -239,8 +233,8 @@ class VllmEngine:
 
         try:
             self._server.post("/start_weight_update", {})
-        except _Refused:  # one that a follower left open when it died
-            with contextlib.suppress(_Refused):
+        except VllmRefusal:  # one that a follower left open when it died
+            with contextlib.suppress(VllmRefusal):
                 self._server.post("/finish_weight_update", {})
             self._server.post("/start_weight_update", {})
         try:
@@ -290,114 +284,3 @@ class VllmEngine:
         if self._paused_mark.exists():
             self._server.post("/pause?mode=keep", {}, _LONG)  # to the end, which empties the prefix cache
             self._resume()
-
-
-def served_version(url: str) -> int | None:
-    """The version that a vLLM server says it serves; None if it has never been given one."""
-    server = _Server(url)
-    try:
-        return _parse_version(server.get("/weight_info").get("weight_version"))
-    finally:
-        server.close()
-
-
-def _parse_version(text: Any) -> int | None:
-    return int(text) if isinstance(text, str) and text.isdecimal() else None
-
-
-class _Refused(EngineError):
-    """The server is there, and says no."""
-
-
-class _Server:
-    """One connection, kept open: to open one takes as long as some of the calls."""
-
-    def __init__(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise EngineError(f"{url!r} is no URL of a server", hint="write it as http://127.0.0.1:8000")
-        self._url = _public(url)
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
-        # Clients of OpenAI's interface end it in /v1, where the rest is not.
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(parts.hostname, parts.port)
-        self._last_seen = time.monotonic()
-
-    def get(self, path: str) -> dict[str, Any]:
-        return self._call("GET", path, None, _QUICK)
-
-    def post(self, path: str, body: dict[str, Any], timeout: float = _QUICK) -> dict[str, Any]:
-        return self._call("POST", path, body, timeout)
-
-    def check_alive(self) -> None:
-        """While its workers are awaited: one that has died will never answer."""
-        if time.monotonic() - self._last_seen > 1.0:
-            self.get("/weight_info")
-
-    def close(self) -> None:
-        """At once, also for a thread that waits for an answer."""
-        if self._connection.sock is not None:
-            with contextlib.suppress(OSError):
-                self._connection.sock.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
-
-    def _call(self, method: str, path: str, body: dict[str, Any] | None, timeout: float) -> dict[str, Any]:
-        for attempt in (1, 2):
-            fresh = self._connection.sock is None
-            try:
-                status, answer = self._exchange(method, path, body, timeout)
-                break
-            except (OSError, http.client.HTTPException) as problem:
-                self._connection.close()
-                # A connection that was idle for long has been closed by the server, which then never saw this.
-                if fresh or attempt == 2 or not isinstance(problem, http.client.RemoteDisconnected | ConnectionError):
-                    raise EngineGone(
-                        f"{self._url}: cannot be reached ({problem or type(problem).__name__})",
-                        hint="start vLLM there, or give the URL of one that runs",
-                    ) from problem
-        self._last_seen = time.monotonic()
-        if status == 200:
-            return answer
-        if status == 404:
-            raise EngineError(f"{self._url}: has no {path.split('?')[0]} ({self._about()})", hint=_START)
-        raise _Refused(f"{self._url}{path.split('?')[0]}: {_reason(answer, status)}", hint="see the server's log")
-
-    def _exchange(
-        self, method: str, path: str, body: dict[str, Any] | None, timeout: float
-    ) -> tuple[int, dict[str, Any]]:
-        self._connection.timeout = timeout
-        if self._connection.sock is not None:
-            self._connection.sock.settimeout(timeout)
-        data = None if body is None else json.dumps(body)
-        self._connection.request(method, self._prefix + path, data, {"Content-Type": "application/json"})
-        response = self._connection.getresponse()
-        raw = response.read()
-        try:
-            answer = json.loads(raw)
-        except ValueError:
-            answer = {"error": raw.decode(errors="replace")[:500]}
-        return response.status, answer if isinstance(answer, dict) else {"error": str(answer)[:500]}
-
-    def _about(self) -> str:
-        """Which vLLM it is, for one that lacks what we need."""
-        try:
-            status, answer = self._exchange("GET", "/version", None, _QUICK)
-        except (OSError, http.client.HTTPException):
-            return "is it vLLM?"
-        version = answer.get("version") if status == 200 else None
-        if not isinstance(version, str):
-            return "is it vLLM?"
-        return f"vLLM {version}, {_OLDEST} or newer is needed, in developer mode"
-
-
-def _public(url: str) -> str:
-    """Without a password."""
-    before, _, host = url.rstrip("/").rpartition("@")
-    return f"{before.partition('://')[0]}://{host}" if before else host
-
-
-def _reason(answer: dict[str, Any], status: int) -> str:
-    error = answer.get("error") or answer.get("detail") or f"HTTP {status}"
-    text = error.get("message", error) if isinstance(error, dict) else error
-    return str(text)[:500]

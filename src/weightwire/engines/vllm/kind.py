@@ -1,0 +1,34 @@
+"""vLLM in the registry of engines: how to update it, ask it, and start one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from weightwire.engines.registry import Command, EngineKind
+from weightwire.engines.vllm.client import VllmEngine
+from weightwire.engines.vllm.rollout_server import VllmRolloutServer
+
+__all__ = ["VLLM"]
+
+_ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",  # the endpoints through which weights are updated
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    # For CPUs, and without effect elsewhere: gigabytes of cache, and no core for itself.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+def _launch(model: Path, port: int) -> Command:
+    """For a small model, on any machine."""
+    # `vllm serve` is the same, where the distribution is named vllm.
+    vllm: list[str | Path] = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    sizes = ["--max-model-len", "128", "--max-num-seqs", "128", "--dtype", "bfloat16", "--enforce-eager"]
+    transfer = ["--weight-transfer-config", json.dumps({"backend": "weightwire"})]
+    return Command([*vllm, "--host", "127.0.0.1", "--port", str(port), *sizes, *transfer], _ENVIRONMENT)
+
+
+VLLM = EngineKind(VllmEngine, VllmRolloutServer, _launch, needs=("vllm",))

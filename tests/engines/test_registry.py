@@ -1,0 +1,155 @@
+"""Engines by name: the built-in ones, and those that another package brings through an entry point."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weightwire
+from weightwire.engines.registry import EngineKind, engine_names, find_engine, open_engine, split_engine
+from weightwire.engines.vllm import VllmEngine
+from weightwire.errors import EngineError
+
+PACKAGE = """
+    from pathlib import Path
+    from weightwire.engines import Command, EngineKind, ServedVersion, Swap
+
+    class MadeUp:
+        '''Writes every version that it is brought to a file: its URL.'''
+
+        can_patch = False
+
+        def __init__(self, url):
+            self.name, self.holding = f"made-up engine {url}", None
+
+        def attach(self, run=""):
+            return self.holding
+
+        def adopt(self, checkpoint, holding):
+            return False
+
+        def reload(self, checkpoint, holding):
+            assert (checkpoint / "model.safetensors").exists()
+            self.holding = holding
+            Path(self.name.split()[-1]).write_text(str(holding.version))
+            return Swap(0.0, 0.0)
+
+        def close(self):
+            pass
+
+    KIND = EngineKind(MadeUp, launch=lambda model, port: Command(["serve", model, str(port)]))
+    NOT_CALLABLE = 3
+"""
+
+ENTRY_POINTS = """
+    [weightwire.engines]
+    madeup = madeup_engine:MadeUp
+    kind = madeup_engine:KIND
+    missing = madeup_engine:Missing
+    unimportable = madeup_nowhere:Engine
+    number = madeup_engine:NOT_CALLABLE
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package with engines, installed where Python looks for packages; the environment makes commands look there."""
+    site = tmp_path / "site"
+    about = site / "madeup_engine-1.0.dist-info"
+    about.mkdir(parents=True)
+    (site / "madeup_engine.py").write_text(textwrap.dedent(PACKAGE))
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: madeup-engine\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(textwrap.dedent(ENTRY_POINTS))
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    yield site
+    sys.modules.pop("madeup_engine", None)
+
+
+def follow(run: Path, into: Path, engine: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "weightwire", "follow", str(run), "--into", str(into), "--once", "--engine", engine]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    with weightwire.Publisher(tmp_path / "run") as publisher:
+        publisher.publish({"x": np.arange(4, dtype=np.float32)})
+    return tmp_path / "run"
+
+
+def test_vllm_is_built_in() -> None:
+    kind = find_engine("vllm")
+    assert kind.connect is VllmEngine
+    assert kind.rollout is not None
+    assert kind.launch is not None
+    assert engine_names() == ["vllm"]
+
+
+def test_an_unknown_engine_is_refused_with_the_known_ones(installed: Path) -> None:
+    with pytest.raises(EngineError, match="unknown engine 'sglang'") as caught:
+        open_engine("sglang=http://127.0.0.1:8000")
+    assert caught.value.hint == "known engines: kind, madeup, missing, number, unimportable, vllm"
+
+
+@pytest.mark.parametrize("text", ["", "vllm", "vllm=", "=http://127.0.0.1:8000", "http://127.0.0.1:8000"])
+def test_a_name_and_a_url_are_needed(text: str) -> None:
+    with pytest.raises(EngineError, match="is not NAME=URL") as caught:
+        open_engine(text)
+    assert caught.value.hint == "known engines: vllm"
+
+
+def test_a_url_alone_is_one_of_the_default_engine() -> None:
+    assert split_engine("http://host:1/a?b=c", default="vllm") == ("vllm", "http://host:1/a?b=c")
+    assert split_engine("other=http://host:1/a?b=c", default="vllm") == ("other", "http://host:1/a?b=c")
+
+
+def test_what_is_not_a_url_is_refused_before_any_contact() -> None:
+    with pytest.raises(EngineError, match=r"'127\.0\.0\.1:8000' is no URL"):
+        open_engine("vllm=127.0.0.1:8000")
+
+
+def test_an_entry_point_may_name_a_class_or_a_kind(installed: Path) -> None:
+    engine = open_engine("madeup=file")
+    assert engine.name == "made-up engine file"
+    assert find_engine("madeup").launch is None
+    kind = find_engine("kind")
+    assert isinstance(kind, EngineKind)
+    assert kind.launch is not None
+    assert kind.launch(Path("model"), 8000).words == ["serve", Path("model"), "8000"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("missing", "cannot be loaded"), ("unimportable", "cannot be loaded"), ("number", "is a int")],
+)
+def test_an_entry_point_that_leads_nowhere(installed: Path, name: str, message: str) -> None:
+    with pytest.raises(EngineError, match=f"engine '{name}' {message}") as caught:
+        find_engine(name)
+    assert caught.value.hint
+
+
+def test_listing_engines_imports_none_of_them(installed: Path) -> None:
+    assert "madeup" in engine_names()
+    assert "madeup_engine" not in sys.modules
+
+
+def test_the_command_line_brings_versions_to_an_installed_engine(installed: Path, run: Path, tmp_path: Path) -> None:
+    ran = follow(run, tmp_path / "replica", f"madeup={tmp_path / 'served'}")
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "served").read_text() == "1"
+    assert "made-up engine" in ran.stderr
+
+
+def test_the_command_line_lists_the_engines_it_knows(installed: Path, run: Path, tmp_path: Path) -> None:
+    ran = follow(run, tmp_path / "replica", "sglang=http://127.0.0.1:8000")
+    said = " ".join(ran.stderr.split())
+    assert ran.returncode == 2
+    assert "unknown engine 'sglang'" in said
+    assert "known engines: kind, madeup" in said
