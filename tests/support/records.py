@@ -20,7 +20,19 @@ from weightwire.chain.records import (
     seal,
 )
 
-__all__ = ["RUN_ID", "a_run", "chain_of", "file_of", "grow", "sha", "shortcut_to", "state", "store", "token"]
+__all__ = [
+    "RUN_ID",
+    "Warnings",
+    "a_run",
+    "chain_of",
+    "file_of",
+    "grow",
+    "sha",
+    "shortcut_to",
+    "state",
+    "store",
+    "token",
+]
 
 
 def sha(text: str) -> str:
@@ -100,3 +112,10 @@ async def store(bucket: Bucket, commits: Sequence[Sealed[Commit]], objects: Iter
         await bucket.create(commit_path(commit.record.version), commit.data)
     for path, data in objects:
         await bucket.put(path, data)
+
+
+class Warnings(list[str]):
+    """What a writer had to say."""
+
+    def __call__(self, message: str) -> None:
+        self.append(message)
