@@ -103,6 +103,8 @@ class NoBucket(NotFound):
 class Truncated(BucketError):
     """An object that is shorter than its record says."""
 
+    code = "WW-TRUNCATED"
+
 
 class AlreadyExists(BucketError):
     """An object that was to be created is there: another's, or one's own after a lost reply."""

@@ -10,7 +10,7 @@ import pytest
 
 from weightwire.bucket.concurrency import each, in_thread, pieces
 from weightwire.errors import BucketError
-from weightwire.testing.bucket_contract import in_loop
+from weightwire.testing import in_loop
 
 
 @in_loop

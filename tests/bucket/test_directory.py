@@ -17,7 +17,7 @@ import pytest
 from weightwire.bucket.port import Bucket, ObjectInfo
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Unavailable
-from weightwire.testing.bucket_contract import BucketContract, Opener, in_loop
+from weightwire.testing import BucketContract, Opener, in_loop
 
 
 class TestLocal(BucketContract):

@@ -13,7 +13,7 @@ from weightwire.bucket.port import Bucket
 from weightwire.bucket.probe import probe_bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Unavailable
-from weightwire.testing.bucket_contract import ODD_NAMES, BucketContract, Opener, in_loop
+from weightwire.testing import ODD_NAMES, BucketContract, Opener, in_loop
 
 fresh = itertools.count()
 

@@ -19,7 +19,7 @@ from weightwire.bucket import object_store
 from weightwire.bucket.port import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import AlreadyExists, BucketError, NoBucket, NotFound, PermissionDenied, Unavailable
-from weightwire.testing.bucket_contract import BucketContract, Opener, in_loop
+from weightwire.testing import BucketContract, Opener, in_loop
 
 fresh = itertools.count()
 

@@ -13,7 +13,7 @@ from weightwire.bucket.port import Bucket
 from weightwire.bucket.probe import probe_bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import AlreadyExists, NotFound, PermissionDenied, Unavailable, UnsafeBucket
-from weightwire.testing.bucket_contract import in_loop
+from weightwire.testing import in_loop
 
 
 class Store(ObjectStoreBucket):

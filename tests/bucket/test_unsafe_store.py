@@ -19,7 +19,7 @@ from weightwire.chain.reader import read_run
 from weightwire.errors import UnsafeBucket
 from weightwire.follower.follower import Follower
 from weightwire.publisher.publisher import Publisher
-from weightwire.testing.bucket_contract import in_loop
+from weightwire.testing import in_loop
 
 WEIGHTS = {"layer": np.arange(5000, dtype=np.uint16), "norm": np.ones(7, np.float32)}
 fresh = itertools.count()

@@ -44,6 +44,7 @@ CODES = {
     "ReplicaError": "WW-REPLICA",
     "RunError": "WW-RUN",
     "SchemaChanged": "WW-SCHEMA-CHANGED",
+    "Truncated": "WW-TRUNCATED",
     "Unavailable": "WW-UNAVAILABLE",
     "UnsafeBucket": "WW-UNSAFE-BUCKET",
     "UnsupportedFormat": "WW-UNSUPPORTED-FORMAT",

@@ -1,0 +1,12 @@
+"""Makes pytest explain the asserts of this package as it explains those of a test file. Says so where it is missing."""
+
+from __future__ import annotations
+
+try:
+    import pytest
+except ModuleNotFoundError as problem:
+    raise ModuleNotFoundError("weightwire.testing needs pytest: pip install pytest", name="pytest") from problem
+
+__all__: list[str] = []
+
+pytest.register_assert_rewrite("weightwire.testing.bucket_contract")
