@@ -35,8 +35,9 @@ from weightwire.chain.records import Commit, unseal
 from weightwire.errors import BucketError, Fenced, NoRun, WeightwireError
 from weightwire.follower.follow_loop import FollowLoop
 from weightwire.publisher.publication import Publication
+from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_loop import PublishLoop
-from weightwire.publisher.takeover import PublisherSettings
+from weightwire.publisher.settings import PublisherSettings
 from weightwire.replica.replica import Replica
 from weightwire.telemetry.events import Event
 from weightwire.upkeep.gc import sweep
@@ -157,7 +158,7 @@ class Simulation:
         """Publishes some versions. Returns whether its life is over, for good or because another took over."""
         rng = process.random
         settings = PublisherSettings(threads=1, anchor_every=rng.choice([None, 2, 5]), patience=30.0)
-        work = PublishLoop(SimBucket(self.store, process), SimRuntime(process), settings, self.heard(process.name))
+        work = self.publishing(process, settings)
         try:
             await work.start()
         except Fenced as problem:
@@ -186,6 +187,10 @@ class Simulation:
         if work.failure is not None:
             self.check_fenced(work, work.failure)
         return True
+
+    def publishing(self, process: Process, settings: PublisherSettings) -> PublishLoop:
+        bucket, runtime = SimBucket(self.store, process), SimRuntime(process)
+        return PublishLoop(PublishContext(bucket, runtime, settings, self.heard(process.name)))
 
     def publish(self, work: PublishLoop, weights: Arrays, step: int) -> Watched:
         state = self.truth.remember(weights)
@@ -335,9 +340,7 @@ class Simulation:
     async def check_successor(self, head: Commit) -> None:
         """A new publisher finds what was published last, and goes on from there."""
         process = self.process("successor")
-        work = PublishLoop(
-            SimBucket(self.store, process), SimRuntime(process), PublisherSettings(threads=1), self.heard("successor")
-        )
+        work = self.publishing(process, PublisherSettings(threads=1))
         await work.start()
         assert work.copies is not None
         assert work.state is not None

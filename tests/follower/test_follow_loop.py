@@ -37,8 +37,9 @@ from weightwire.errors import BrokenChain, DataGone, ReplicaError, Unavailable, 
 from weightwire.follower import patch_queue, replica_updater
 from weightwire.follower.follow_loop import FollowLoop
 from weightwire.publisher.publication import Publication
+from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_loop import PublishLoop
-from weightwire.publisher.takeover import PublisherSettings
+from weightwire.publisher.settings import PublisherSettings
 from weightwire.replica.replica import Replica
 from weightwire.telemetry.events import Event
 from weightwire.weights import DTYPES
@@ -91,9 +92,8 @@ class Scene:
         """Some versions, and so many seconds after each; returns the last."""
         if self._publishing is None:
             given = {"threads": 1, "blocking": True, "anchor_every": NEVER} | self._settings
-            self._publishing = PublishLoop(
-                self._bucket(), SimRuntime(_process(self._seed)), PublisherSettings(**given), lambda event: None
-            )
+            runtime, settings = SimRuntime(_process(self._seed)), PublisherSettings(**given)
+            self._publishing = PublishLoop(PublishContext(self._bucket(), runtime, settings, lambda event: None))
             await self._publishing.start()
         for _ in range(versions):
             self.train()
@@ -101,8 +101,7 @@ class Scene:
             await self._publishing.publish_now(publication, read_weights(self.weights))
             assert publication.version is not None
             self.bits[publication.version] = bits_of(self.weights)
-            while self._publishing._behind:  # anchors
-                await asyncio.sleep(0.1)
+            await self._publishing.context.background.wait()  # anchors
             await asyncio.sleep(pause)
         return publication.version or 0
 

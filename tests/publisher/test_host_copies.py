@@ -310,7 +310,7 @@ def test_a_diff_that_waits_goes_before_the_next_capture(pool: ThreadPoolExecutor
     pool.submit(copies.capture, filled(1), 1)
     assert eventually(lambda: gate.copies > 0)
     taking = pool.submit(copies.take)
-    assert eventually(lambda: copies._takers > 0)
+    assert eventually(lambda: copies.gate._takers > 0)
     second = pool.submit(copies.capture, filled(2), 2)
     gate.open.set()
     assert taking.result(10) == 1
@@ -489,7 +489,7 @@ def test_captures_are_held_and_let_go_one_turn_further(pool: ThreadPoolExecutor)
     """What several ranks do to agree on one capture."""
     copies = HostCopies[str](SCHEMA)
     copies.capture(filled(1), "one", 1)
-    assert copies.hold() == 1
+    assert copies.gate.hold() == 1
 
     def go_on() -> None:
         for turn in (2, 3):
@@ -498,16 +498,16 @@ def test_captures_are_held_and_let_go_one_turn_further(pool: ThreadPoolExecutor)
     later = pool.submit(go_on)
     time.sleep(0.1)
     assert copies.pending == "one"
-    assert not copies.reached(2)
+    assert not copies.gate.reached(2)
 
-    copies.let(2)
-    assert eventually(lambda: copies.reached(2))
+    copies.gate.let(2)
+    assert eventually(lambda: copies.gate.reached(2))
     assert not later.done()
     assert copies.take() == "2"
     assert marks(copies.latest) == {2}
     copies.release_all()
 
-    copies.let(None)
+    copies.gate.let(None)
     later.result(10)
     assert copies.take() == "3"
 
@@ -517,31 +517,31 @@ def test_holding_waits_for_a_capture_in_progress(pool: ThreadPoolExecutor, gate:
     gate.open.clear()
     capturing = pool.submit(copies.capture, filled(1), "one", 1)
     assert eventually(lambda: gate.copies > 0)
-    held = pool.submit(copies.hold)
+    held = pool.submit(copies.gate.hold)
     time.sleep(0.05)
     assert not held.done()
-    assert not copies.reached(1)
+    assert not copies.gate.reached(1)
     gate.open.set()
     assert held.result(10) == 1
-    assert copies.reached(1)
+    assert copies.gate.reached(1)
     capturing.result(10)
 
 
 def test_a_turn_without_a_capture_is_reached_all_the_same() -> None:
     copies = HostCopies[str](SCHEMA)
     copies.capture(filled(1), "one", 1)
-    copies.skip(2)
-    assert copies.hold() == 2
-    assert copies.reached(2)
+    copies.gate.skip(2)
+    assert copies.gate.hold() == 2
+    assert copies.gate.reached(2)
     assert copies.take() == "one"
 
 
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_captures_are_held(pool: ThreadPoolExecutor) -> None:
     copies = HostCopies[str](SCHEMA)
-    copies.hold()
+    copies.gate.hold()
     pool.submit(interrupt_main_thread, 0.1)
     with pytest.raises(KeyboardInterrupt):
         copies.capture(filled(1), "one", 1)
-    copies.let(None)
+    copies.gate.let(None)
     assert copies.take() is None

@@ -15,8 +15,9 @@ from weightwire import digest
 from weightwire.chain.records import HEAD, RUN
 from weightwire.errors import BucketError, Fenced, NotFound, PermissionDenied, Unavailable, WeightwireError
 from weightwire.publisher.publication import Publication
+from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_loop import PublishLoop
-from weightwire.publisher.takeover import PublisherSettings
+from weightwire.publisher.settings import PublisherSettings
 from weightwire.system.runtime import Runtime
 from weightwire.telemetry.events import Event
 from weightwire.weights.source import read_weights
@@ -35,7 +36,8 @@ class Trainer:
         self.bucket = bucket
         self.weights = initial()
         self.heard: list[Event] = []
-        self.work = PublishLoop(bucket, runtime or Quick(), PublisherSettings(threads=1, **settings), self.heard.append)
+        given = PublisherSettings(threads=1, **settings)
+        self.work = PublishLoop(PublishContext(bucket, runtime or Quick(), given, self.heard.append))
         self.running: asyncio.Task[None] | None = None
         self._step = 0
 
@@ -200,8 +202,7 @@ class TestUploads:
             trainer.bucket.trouble("get", "commits/", failed, times=3)
             assert (await over(again.publish())).version == 13
             await again.close()
-            trainer.work.state = again.work.state
-            trainer.work.copies = again.work.copies
+            trainer.work = again.work
 
         play(scene)
 
@@ -281,10 +282,9 @@ class TestTheEnd:
         async def scene() -> tuple[Trainer, Publication]:
             trainer = await Trainer(in_memory()).start()
             await trainer.publish_all(1)
-            await until(lambda: not trainer.work._wake.is_set())
+            await until(lambda: not trainer.work.context.lifecycle.is_woken)
             late = trainer.publish()
-            trainer.work._closing = True  # as `close` does, before anything else can happen
-            trainer.work.wake()
+            trainer.work.context.lifecycle.close()  # as `close` does, before anything else can happen
             await trainer.close()
             return trainer, late
 
@@ -302,7 +302,7 @@ class TestInterrupts:
             trainer.bucket.trouble(verb, prefix, slow(1e6))
             trainer.train()
             publication = Publication(step=2)
-            task = asyncio.create_task(trainer.work.publish(publication, read_weights(trainer.weights)))
+            task = asyncio.create_task(trainer.work.publish_now(publication, read_weights(trainer.weights)))
             await until(lambda: trainer.bucket.count(verb, prefix) > before)
             task.cancel()
             await asyncio.wait([task])
@@ -394,7 +394,7 @@ class TestBehind:
         async def scene(trainer: Trainer) -> None:
             trainer.bucket.trouble("create", "shortcuts/", what)
             await trainer.publish_all(2)
-            await until(lambda: not trainer.work._behind)
+            await trainer.work.context.background.wait()
 
         trainer = play(scene, anchor_every=2)
         made = asyncio.run(trainer.bucket.list("shortcuts/"))

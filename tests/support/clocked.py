@@ -139,14 +139,14 @@ def publish(
             if clock is not None:
                 clock.now += every
             publisher.publish(weights, step=step, metrics={"reward": step / 2})
-            publisher._background.call(_behind(publisher))
+            publisher._background.call(_background_work(publisher))
             last, weights = weights, stepped(weights, step)
     return last
 
 
-async def _behind(publisher: Publisher) -> None:
+async def _background_work(publisher: Publisher) -> None:
     """Until what goes on behind the versions is done, so that a test knows what is there."""
-    await asyncio.gather(*publisher._work._behind)
+    await publisher._work.context.background.wait()
 
 
 def beat(run_id: str, name: str, version: int, *, lease: float = 60.0, **fields: Any) -> tuple[str, bytes]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from weightwire.codec import Layout
 from weightwire.errors import SchemaChanged
+from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.system import Stopped, in_order, to_the_end
 from weightwire.weights import Dtype, Schema, Tensor, Weights
 
@@ -27,7 +28,6 @@ Block = tuple[str, int]
 
 _ALIGNED = 64  # a cache line: no two tensors share one
 _BATCH = 4 << 20  # bytes; a model has hundreds of tensors that are not worth a job of their own
-_OFTEN = 0.05  # seconds
 
 
 class HostCopies(Generic[T]):
@@ -40,10 +40,7 @@ class HostCopies(Generic[T]):
     with the weights, or dropped; every ticket whose capture returned is one or the other in the end, once.
     `dropped(ticket, by)` hears of one that a later capture replaced `by` its own or, where that is None, lost: it
     failed after it had begun to overwrite the weights. It is called from a thread of ours, where no interrupt can cut
-    it short.
-
-    Where several ranks publish together, captures are counted by `turn`: so that all can `hold` theirs, agree on one
-    turn, `let` whoever has not reached it go on so far, and take that one.
+    it short. The `gate` says when a capture may begin.
     """
 
     published: dict[str, Tensor]
@@ -57,6 +54,7 @@ class HostCopies(Generic[T]):
         single: bool = False,
         threads: int | None = None,
         dropped: Callable[[T, T | None], None] | None = None,
+        gate: CaptureGate | None = None,
     ) -> None:
         self._threads = threads
         self._dropped = dropped
@@ -64,14 +62,10 @@ class HostCopies(Generic[T]):
         self.latest = {} if single else _allocate(schema, rows or {}, threads)
         self._layouts = {name: _layout(tensor) for name, tensor in self.published.items()}
         self._batches = [*_batches(self.latest)]
-        # All below is guarded by the condition, which is notified of every change to them.
-        self._changed = threading.Condition()
+        self.gate = gate or CaptureGate()
+        # Guarded by the gate's condition, as all that captures and diffs share.
         self._pending: T | None = None
-        self._capturing = False
-        self._takers = 0
         self._reading: set[Block] = set()
-        self._turn = 0  # of the capture that began last
-        self._most: int | None = None  # the turn that captures are held at
 
     @property
     def busy(self) -> bool:
@@ -81,7 +75,7 @@ class HostCopies(Generic[T]):
     @property
     def waiting(self) -> bool:
         """That something newer than what was taken last is there, or on its way."""
-        return self._pending is not None or self._capturing
+        return self._pending is not None or self.gate.is_capturing
 
     @property
     def pending(self) -> T | None:
@@ -121,74 +115,39 @@ class HostCopies(Generic[T]):
 
         Waits for a capture in progress to end. What was taken before counts as released.
         """
-        with self._changed:
+        with self.gate.changed:
             self._reading.clear()
-            self._takers += 1
-            self._changed.notify_all()
-            try:
-                self._changed.wait_for(lambda: not self._capturing)
+            self.gate.changed.notify_all()
+            with self.gate.between_captures():
                 ticket, self._pending = self._pending, None
                 if ticket is not None:
                     self._reading.update(block for batch in self._batches for block in batch)
                 return ticket
-            finally:
-                self._takers -= 1
-                self._changed.notify_all()
 
     def release(self, name: str, block: int) -> None:
         """The diff no longer needs this block of `latest`: the `done` of `diff` and `anchor`."""
-        with self._changed:
+        with self.gate.changed:
             self._reading.discard((name, block))
-            self._changed.notify_all()
+            self.gate.changed.notify_all()
 
     def release_all(self) -> None:
         """The diff has ended, one way or the other."""
-        with self._changed:
+        with self.gate.changed:
             self._reading.clear()
-            self._changed.notify_all()
-
-    def hold(self) -> int:
-        """Lets no capture begin from now on; returns the turn of the last, when that has ended."""
-        with self._changed:
-            self._most = self._turn
-            self._changed.wait_for(lambda: not self._capturing)
-            return self._turn
-
-    def let(self, turn: int | None) -> None:
-        """Lets captures go on, up to this turn and no further; None lets all of them."""
-        with self._changed:
-            self._most = turn
-            self._changed.notify_all()
-
-    def skip(self, turn: int) -> None:
-        """There will be no capture of this turn: it failed before it began."""
-        with self._changed:
-            self._turn = max(self._turn, turn)
-            self._changed.notify_all()
-
-    def reached(self, turn: int) -> bool:
-        """That the capture of this turn has ended, one way or the other."""
-        with self._changed:
-            return self._turn >= turn and not self._capturing
-
-    def _may_begin(self, turn: int) -> bool:
-        # A diff that waits goes first, or captures in quick succession would keep it waiting for ever.
-        return not self._capturing and not self._takers and (self._most is None or turn <= self._most)
+            self.gate.changed.notify_all()
 
     def _capture(self, weights: Weights, ticket: T, turn: int, stop: threading.Event) -> None:
-        with self._changed:
-            self._wait_until(lambda: self._may_begin(turn), stop)
-            self._capturing, self._turn = True, max(self._turn, turn)
+        with self.gate.changed:
+            self.gate.enter(turn, stop)
             replaced, self._pending = self._pending, None
         captured: T | None = None
         try:
             self._copy(weights, stop)
             captured = ticket
         finally:
-            with self._changed:
-                self._capturing = False
+            with self.gate.changed:
                 self._pending = captured
-                self._changed.notify_all()
+                self.gate.leave()
             if replaced is not None and self._dropped:
                 self._dropped(replaced, captured)
 
@@ -207,14 +166,8 @@ class HostCopies(Generic[T]):
         if stop.is_set():
             raise Stopped
         if block in self._reading:  # which only shrinks during a capture: no need to hold up a diff by asking
-            with self._changed:
-                self._wait_until(lambda: block not in self._reading, stop)
-
-    def _wait_until(self, ready: Callable[[], bool], stop: threading.Event) -> None:
-        while not ready():
-            if stop.is_set():
-                raise Stopped
-            self._changed.wait(_OFTEN)
+            with self.gate.changed:
+                self.gate.wait_until(lambda: block not in self._reading, stop)
 
 
 def _allocate(schema: Schema, rows: Mapping[str, Rows], threads: int | None) -> dict[str, Tensor]:

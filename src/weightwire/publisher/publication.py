@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import SupportsFloat
 
 from weightwire.chain import Commit, StageTiming
 from weightwire.errors import WeightwireError
 
-__all__ = ["Publication"]
+__all__ = ["Publication", "read_metrics"]
 
 
 @dataclass(eq=False)
@@ -22,11 +24,10 @@ class Publication:
     """
 
     step: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
     stages: Mapping[str, StageTiming] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[], None] = lambda: None
-    version: int | None = None
     commit: Commit | None = None
     superseded_by: Publication | None = None
     error: WeightwireError | None = None
@@ -34,6 +35,10 @@ class Publication:
     turn: int = 0  # which of a rank's publishes it is, where several ranks publish together
     waiters: set[int] = field(default_factory=set, repr=False)  # threads that wait for it at this moment
     _done: threading.Event = field(default_factory=threading.Event, repr=False)
+
+    @property
+    def version(self) -> int | None:
+        return self.commit.version if self.commit else None
 
     @property
     def done(self) -> bool:
@@ -64,7 +69,7 @@ class Publication:
             self.waiters.discard(thread)
 
     def succeed(self, commit: Commit) -> None:
-        self.commit, self.version = commit, commit.version
+        self.commit = commit
         self._done.set()
 
     def supersede(self, newer: Publication) -> None:
@@ -74,3 +79,9 @@ class Publication:
     def fail(self, error: WeightwireError) -> None:
         self.error = error
         self._done.set()
+
+
+def read_metrics(metrics: Mapping[str, SupportsFloat]) -> dict[str, float | None]:
+    """As a commit carries them: numbers by name, and None for those that JSON does not have (NaN and infinity)."""
+    numbers = {str(name): float(value) for name, value in metrics.items()}
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}

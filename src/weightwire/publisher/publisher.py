@@ -1,17 +1,15 @@
-"""6 publish: the face that a trainer sees. Captures weights and returns; everything else happens in the background.
+"""The publisher that a trainer sees: captures weights and returns; everything else happens in the background.
 
-Knows threads; the work itself is in `publishing`.
+Knows threads; the work itself is in `publish_loop`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import os
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -21,11 +19,13 @@ from typing import Any, Self
 
 from weightwire.bucket import Bucket, open_bucket
 from weightwire.errors import CheckpointError, WeightwireError
-from weightwire.publisher.publication import Publication
+from weightwire.publisher.notifier import FollowerNotifier
+from weightwire.publisher.publication import Publication, read_metrics
+from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_loop import PublishLoop
 from weightwire.publisher.ranks.protocol import RankGroup
-from weightwire.publisher.ranks.rounds import Together
-from weightwire.publisher.takeover import PublisherSettings
+from weightwire.publisher.ranks.rank_process import RankProcess
+from weightwire.publisher.settings import PublisherSettings
 from weightwire.system import LoopThread, Runtime
 from weightwire.telemetry import Event, Listener, careful, log_event
 from weightwire.weights import Casting, Checkpoint, Dtype, Tensor, Weights, read_live, read_weights, side_files, untie
@@ -78,7 +78,6 @@ class Publisher:
         threads: int | None = None,
         on_event: Listener = log_event,
     ) -> None:
-        self._ranks = ranks
         settings = PublisherSettings(
             base=None if base is None else untie(read_weights(base))[0],
             source=source or (os.path.abspath(base) if isinstance(base, str | os.PathLike) else ""),
@@ -90,31 +89,25 @@ class Publisher:
             threads=threads,
         )
         self._casting = Casting.of(dtype, dtypes)
-        self._runtime = Runtime()
-        self._emit = careful(on_event)
-        self._notify = tuple(notify)
-        self._blocking = blocking
+        self._is_sharded = ranks is not None
+        self._is_blocking = blocking
         self._one_at_a_time = threading.Lock()
         self._last: Publication | None = None
         self._closed = False
-        self._bucket = open_bucket(url) if isinstance(url, str | os.PathLike) else url
+        self._emit = careful(on_event)
+        runtime = Runtime()
+        self._notifier = FollowerNotifier(tuple(notify), runtime, self._emit)
+        bucket = open_bucket(url) if isinstance(url, str | os.PathLike) else url
+        context = PublishContext(bucket, runtime, settings, self._heard)
+        self._work = PublishLoop(context, None if ranks is None else RankProcess(context, ranks))
         self._background = LoopThread("weightwire-publisher")
         try:
-            self._work = self._background.call(self._start(settings))
+            self._background.call(self._work.start())
         except BaseException:
             self._background.stop()
-            if ranks is not None:
-                ranks.close()  # the others need not wait for this one
+            self._work.process.leave()  # other ranks need not wait for this one
             raise
         self._running: Future[None] = self._background.start(self._work.run())
-
-    async def _start(self, settings: PublisherSettings) -> PublishLoop:
-        if self._ranks is None:
-            work = PublishLoop(self._bucket, self._runtime, settings, self._heard)
-        else:
-            work = Together(self._bucket, self._runtime, settings, self._heard, self._ranks)
-        await work.start()
-        return work
 
     @property
     def version(self) -> int | None:
@@ -159,19 +152,22 @@ class Publisher:
         """
         self._check_usable()
         try:
-            sharded = self._ranks is not None
-            views, aliases = read_live(weights, self._casting, self._work.dtypes, merge=merge, sharded=sharded)
-            # What is no number is told now, to who gave it.
-            numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
-            step = None if step is None else operator.index(step)
+            views, aliases = read_live(weights, self._casting, self._work.dtypes, merge=merge, sharded=self._is_sharded)
+            publication = Publication(
+                step=None if step is None else operator.index(step),
+                metrics=read_metrics(metrics or {}),  # here, where the caller sees what is wrong with them
+                aliases=aliases,
+                check=check,
+            )
         except BaseException:
-            self._skip()
+            with self._one_at_a_time:
+                self._work.process.skip()
+            self._background.tell(self._work.wake)
             raise
-        publication = Publication(step=step, metrics=numbers, aliases=aliases, check=check)
         with self._one_at_a_time:
             self._check_usable()
             views = self._share(views, aliases)
-            if self._blocking:
+            if self._is_blocking:
                 self._last = publication
                 return self._publish_now(publication, views)
             try:
@@ -238,24 +234,15 @@ class Publisher:
         return publication
 
     def _share(self, views: dict[str, Tensor], aliases: Mapping[str, str]) -> dict[str, Tensor]:
-        """What of them this rank is to publish: all of it, where there is only one."""
-        if not isinstance(self._work, Together):
-            return views
-        if not self._work.joined:
+        """What of them this process publishes: all of it, where there is only one."""
+        process = self._work.process
+        if not process.is_joined:
             try:
-                self._background.call(self._work.join(views, aliases))
+                self._background.call(process.join(views, aliases))
             except BaseException:
-                self._work.skip()
+                process.skip()
                 raise
-        self._work.catch_up()
-        return self._work.mine(views)
-
-    def _skip(self) -> None:
-        """A publish that failed before anything was captured: the other ranks may have captured theirs."""
-        if isinstance(self._work, Together):
-            with self._one_at_a_time:
-                self._work.skip()
-            self._background.tell(self._work.wake)
+        return process.share(views)
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -265,22 +252,9 @@ class Publisher:
 
     def _heard(self, event: Event) -> None:
         self._emit(event)
-        if event.stage == "commit" and self._notify:
-            self._background.tell(lambda: self._work.go_behind(self._wake_followers(event.version), "notify"))
-
-    async def _wake_followers(self, version: int | None) -> None:
-        for url in self._notify:
-            try:
-                await self._runtime.run_in_thread(_post, url, {"version": version})
-            except (OSError, ValueError) as problem:
-                self._heard(Event("warning", version, message=f"{url}: could not be woken ({problem})"))
-
-
-def _post(url: str, body: Mapping[str, Any]) -> None:
-    data = json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method="POST")
-    with urllib.request.urlopen(request, timeout=2):
-        pass
+        if event.stage == "commit" and self._notifier.urls:
+            tasks = self._work.context.background
+            self._background.tell(lambda: tasks.start(self._notifier.notify(event.version), "notify"))
 
 
 def _side_files(base: Any, files: Any) -> dict[str, Path | bytes]:

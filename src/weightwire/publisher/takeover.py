@@ -6,12 +6,12 @@ Knows records and weights; publishes no version but a base.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weightwire.bucket import Bucket, probe_bucket
+from weightwire.bucket import probe_bucket
 from weightwire.catchup import ChainPath, Fetcher, around_lost_data, copy_weights, plan, restore_weights, schema_of
 from weightwire.chain import BASE, ChainWriter, Run, SideFile, begin_run, read_run, side_path
 from weightwire.delta import State, digest
@@ -26,37 +26,23 @@ from weightwire.errors import (
     UnsafeBucket,
     WeightwireError,
 )
+from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.publisher.host_copies import HostCopies, Rows
 from weightwire.publisher.publication import Publication
-from weightwire.system import Runtime
+from weightwire.publisher.publish_context import PublishContext
 from weightwire.weights import Schema, Weights, schema_of_weights
 
-__all__ = ["Opened", "PublisherSettings", "Takeover", "check_schema"]
+__all__ = ["Session", "Takeover", "check_schema"]
 
 _OURS = {"anchors", "commits", "deltas", "epochs", "files", "gc", "probe", "replicas", "shortcuts", "HEAD.json"}
 
 
 @dataclass(frozen=True)
-class PublisherSettings:
-    """How to publish; see `Publisher` for the meaning."""
+class Session:
+    """A run that this publisher has taken over, and what it published last.
 
-    base: Weights | None = None
-    source: str = ""
-    published: Weights | None = None
-    files: Mapping[str, Path | bytes] = field(default_factory=dict)
-    anchor_every: int | None = None
-    patience: float = 300.0
-    blocking: bool = False
-    insist: bool = False
-    threads: int | None = None
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A run that this publisher has taken over.
-
-    `copies.published` holds the weights of `state`, or nothing while there is none. `path` is the way to it from the
-    newest anchor.
+    `copies.published` holds the weights of `state`, or nothing while there is none. `path` is the way from the newest
+    anchor to where this publisher took over.
     """
 
     writer: ChainWriter
@@ -66,15 +52,13 @@ class Opened:
 
 
 class Takeover:
-    def __init__(
-        self, bucket: Bucket, runtime: Runtime, settings: PublisherSettings, warn: Callable[[str], None]
-    ) -> None:
-        self._bucket = bucket
-        self._runtime = runtime
-        self._settings = settings
-        self._warn = warn
+    def __init__(self, context: PublishContext) -> None:
+        self._bucket = context.bucket
+        self._runtime = context.runtime
+        self._settings = context.settings
+        self._warn = context.warn
 
-    async def find(self) -> Opened | None:
+    async def find(self) -> Session | None:
         """The run that is there, or one that starts from the base; None where the first publish must start one."""
         run = await self._look()
         if run is not None:
@@ -105,7 +89,9 @@ class Takeover:
             if one.path.split("/")[0] not in _OURS:
                 raise BucketError(f"{self._bucket.url}: holds other files, and no run", hint="name a new directory")
 
-    async def begin(self, schema: Schema, aliases: Mapping[str, str], copies: HostCopies[Publication] | None) -> Opened:
+    async def begin(
+        self, schema: Schema, aliases: Mapping[str, str], copies: HostCopies[Publication] | None
+    ) -> Session:
         """Starts a run, or takes over the one that another has started meanwhile."""
         return await self._take_over(await self._begin_run(schema, aliases), copies)
 
@@ -126,12 +112,14 @@ class Takeover:
         )
         return await begin_run(self._bucket, run, self._runtime, self._warn)
 
-    def allocate(self, schema: Schema, rows: Mapping[str, Rows] | None = None) -> HostCopies[Publication]:
+    def allocate(
+        self, schema: Schema, rows: Mapping[str, Rows] | None = None, gate: CaptureGate | None = None
+    ) -> HostCopies[Publication]:
         """Room for the weights of a run, or for some rows of them."""
-        settings = self._settings
-        return HostCopies(schema, rows=rows, single=settings.blocking, threads=settings.threads, dropped=_tell_dropped)
+        single, threads = self._settings.blocking, self._settings.threads
+        return HostCopies(schema, rows=rows, single=single, threads=threads, dropped=_tell_dropped, gate=gate)
 
-    async def _take_over(self, run: Run, copies: HostCopies[Publication] | None) -> Opened:
+    async def _take_over(self, run: Run, copies: HostCopies[Publication] | None) -> Session:
         self._check_mode(run)
         schema = schema_of(run)
         if copies is None:
@@ -153,16 +141,16 @@ class Takeover:
         await writer.take_over()
         return writer
 
-    async def _rebuild(self, writer: ChainWriter, copies: HostCopies[Publication]) -> Opened:
+    async def _rebuild(self, writer: ChainWriter, copies: HostCopies[Publication]) -> Session:
         """The published state: from the bucket, unless weights that were given are just that."""
         assert writer.head is not None
         if not writer.head.record.after:
             if self._settings.base is None:
-                return Opened(writer, copies)
+                return Session(writer, copies)
             return await self._begin_with_base(writer, copies, self._settings.base)
         state = await self._given(copies, writer.head.record.after)
         if state is not None:
-            return Opened(writer, copies, state, await plan(writer.chain, writer.head))
+            return Session(writer, copies, state, await plan(writer.chain, writer.head))
         return await self._restore(writer, copies)
 
     async def _given(self, copies: HostCopies[Publication], after: str) -> State | None:
@@ -174,36 +162,34 @@ class Takeover:
                     return state
         return None
 
-    async def _restore(self, writer: ChainWriter, copies: HostCopies[Publication]) -> Opened:
+    async def _restore(self, writer: ChainWriter, copies: HostCopies[Publication]) -> Session:
         """From the bucket. Where that is damaged beyond repair, the next version must be an anchor, which heals it."""
         head = writer.head
         assert head is not None
         fetcher = Fetcher(self._bucket, self._runtime)
         base, threads = self._settings.base, self._settings.threads
 
-        async def attempt() -> Opened:
+        async def attempt() -> Session:
             path = await plan(writer.chain, head, lost=fetcher.lost)
             state = await restore_weights(path, fetcher, copies.published, self._runtime, base=base, threads=threads)
-            return Opened(writer, copies, state, path)
+            return Session(writer, copies, state, path)
 
         try:
             return await around_lost_data(fetcher, attempt, self._warn)
         except (DataGone, CorruptDelta, Truncated) as problem:
             self._warn(f"{problem.message}; the next version will be an anchor, with all weights")
-            return Opened(writer, copies)
+            return Session(writer, copies)
 
-    async def _begin_with_base(self, writer: ChainWriter, copies: HostCopies[Publication], base: Weights) -> Opened:
+    async def _begin_with_base(self, writer: ChainWriter, copies: HostCopies[Publication], base: Weights) -> Session:
         state = await self._runtime.run_in_thread(digest, base, threads=self._settings.threads)
         head = await writer.send(await writer.prepare(kind=BASE, after=state.hex, source=self._settings.source))
         await self._runtime.run_in_thread(copy_weights, base, copies.published)
-        return Opened(writer, copies, state, ChainPath(head.record, head, ()))
+        return Session(writer, copies, state, ChainPath(head.record, head, ()))
 
     async def _upload_side_files(self) -> tuple[SideFile, ...]:
         uploaded = []
         for name, content in sorted(self._settings.files.items()):
-            data = (
-                content if isinstance(content, bytes) else await self._runtime.run_in_thread(Path(content).read_bytes)
-            )
+            data = content if isinstance(content, bytes) else await self._runtime.run_in_thread(_read, content)
             sha256 = hashlib.sha256(data).hexdigest()
             try:
                 uploaded.append(SideFile(name, side_path(name, sha256), len(data), sha256))
@@ -211,6 +197,13 @@ class Takeover:
                 raise CheckpointError(f"side file {problem}", hint="rename it, or leave it out") from problem
             await self._bucket.put(uploaded[-1].path, data)
         return tuple(uploaded)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise CheckpointError(f"side file {path}: cannot be read ({problem})", hint="check the side files") from problem
 
 
 def check_schema(weights: Mapping[str, Any], run: Schema, url: str) -> None:

@@ -13,49 +13,43 @@ from typing import TypeVar
 from weightwire.bucket import Bucket
 from weightwire.chain import DataFile, Warn, backoff, data_path
 from weightwire.delta import Delta
-from weightwire.errors import BucketError, NotFound, PermissionDenied, WeightwireError
+from weightwire.errors import BucketError, NotFound, PermissionDenied
 from weightwire.system import Runtime
 
-__all__ = ["Dropped", "Uploader"]
+__all__ = ["Uploader"]
 
 Result = TypeVar("Result")
 
 _CHUNK = 2 << 20
 
 
-class Dropped(Exception):
-    """Something that failed, and was given up before any commit was sent."""
-
-    def __init__(self, problem: WeightwireError) -> None:
-        super().__init__(problem.message)
-        self.problem = problem
+def _never() -> bool:
+    return False
 
 
 class Uploader:
-    """`patience` is how many seconds a failure is borne with; `newer` that there is something better to do."""
+    """`patience` is how many seconds of failures are borne with."""
 
-    def __init__(
-        self, bucket: Bucket, runtime: Runtime, patience: float, newer: Callable[[], bool], warn: Warn
-    ) -> None:
+    def __init__(self, bucket: Bucket, runtime: Runtime, patience: float, warn: Warn) -> None:
         self._bucket = bucket
         self._runtime = runtime
         self._patience = patience
-        self._newer = newer
         self._warn = warn
 
-    async def patiently(self, work: Callable[[], Awaitable[Result]], *, to_the_end: bool = False) -> Result:
-        """Again and again, until it works or patience ends; or, if not `to_the_end`, something newer is waiting."""
+    async def patiently(
+        self, work: Callable[[], Awaitable[Result]], is_newer_waiting: Callable[[], bool] = _never
+    ) -> Result:
+        """Tries again until it works, until patience ends, or until something newer is waiting."""
         began, tries = self._runtime.clock(), 0
         while True:
             try:
                 return await work()
-            except (PermissionDenied, NotFound) as problem:
-                raise Dropped(problem) from problem
+            except (PermissionDenied, NotFound):
+                raise
             except BucketError as problem:
                 tries += 1
-                newer = not to_the_end and self._newer()
-                if newer or self._runtime.clock() - began > self._patience:
-                    raise Dropped(problem) from problem
+                if is_newer_waiting() or self._runtime.clock() - began > self._patience:
+                    raise
                 self._warn(f"{problem.message}; trying again")
             await asyncio.sleep(backoff(self._runtime, tries))
 

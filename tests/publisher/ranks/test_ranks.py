@@ -36,7 +36,7 @@ from weightwire.errors import (
 from weightwire.inspection.verify import verify_run
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publisher import Publisher
-from weightwire.publisher.ranks import rounds, setup
+from weightwire.publisher.ranks import setup, turns
 from weightwire.publisher.ranks.partition import holdings_of, partition_rows
 from weightwire.publisher.ranks.protocol import Meeting
 from weightwire.system.runtime import Runtime
@@ -330,7 +330,7 @@ class TestTiming:
         assert on_all(bucket, 2, work) == [2, 2]
 
     def test_a_rank_that_does_not_come_says_so(self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(rounds, "LATE", 0.05)
+        monkeypatch.setattr(turns, "LATE", 0.05)
         heard: list[Event] = []
 
         def work(publisher: Publisher, rank: int) -> int:
@@ -358,7 +358,7 @@ class TestTiming:
         self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its weights cannot be published any more, and it would wait for ever."""
-        monkeypatch.setattr(rounds, "LATE", 0.1)
+        monkeypatch.setattr(turns, "LATE", 0.1)
         go = threading.Event()
 
         def work(publisher: Publisher, rank: int) -> None:

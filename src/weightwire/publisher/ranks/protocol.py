@@ -77,6 +77,23 @@ class Meeting:
     def __init__(self, ranks: RankGroup) -> None:
         self._ranks = ranks
 
+    @property
+    def rank(self) -> int:
+        return self._ranks.rank
+
+    @property
+    def size(self) -> int:
+        return self._ranks.size
+
+    @property
+    def is_first(self) -> bool:
+        """That this is rank 0, which alone reads and writes records."""
+        return self._ranks.rank == 0
+
+    def leave(self) -> None:
+        """Others that wait for this rank are told."""
+        self._ranks.close()
+
     async def tell(self, about: str, message: Message) -> list[Message]:
         """What all have to say at this moment, by rank."""
         said = await self._gather(_Said(about, message=_encode(message)))

@@ -8,8 +8,9 @@ import msgspec
 
 from weightwire.chain import Commit, DataFile, Run, StageTiming
 from weightwire.codec import Digest
-from weightwire.delta import State, TensorState
+from weightwire.delta import State, TensorState, add
 from weightwire.errors import WeightwireError
+from weightwire.weights import Schema
 
 __all__ = [
     "EVERY_RANK",
@@ -23,6 +24,7 @@ __all__ = [
     "change",
     "different_steps",
     "slowest",
+    "sum_states",
 ]
 
 EVERY_RANK = "every rank must call publish() for every step, and close the publisher in the end"
@@ -34,6 +36,10 @@ class Held(msgspec.Struct, frozen=True):
     run: Run | None = None
     epoch: int = 0
     head: Commit | None = None
+
+    @property
+    def next_version(self) -> int:
+        return self.head.version + 1 if self.head else 0
 
 
 class AnchorPart(msgspec.Struct, frozen=True):
@@ -94,6 +100,14 @@ def change(before: State, after: TensorState, name: str) -> Digest:
     known = before.tensors.get(name)
     first, second = known.digest if known else (0, 0)
     return (after.digest[0] - first) % 2**64, (after.digest[1] - second) % 2**64
+
+
+def sum_states(schema: Schema, digests: Sequence[Mapping[str, Digest]], known: State | None = None) -> State:
+    """The state of the whole, from what each rank adds to it."""
+    sums = {name: one.digest for name, one in known.tensors.items()} if known else {}
+    for name, lanes in ((name, lanes) for one in digests for name, lanes in one.items()):
+        sums[name] = add(sums.get(name, (0, 0)), lanes)
+    return State({name: TensorState(*kind, sums.get(name, (0, 0))) for name, kind in schema.items()})
 
 
 def slowest(stages: Sequence[Mapping[str, StageTiming]]) -> dict[str, StageTiming]:

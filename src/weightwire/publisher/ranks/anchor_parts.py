@@ -1,0 +1,104 @@
+"""An anchor of several ranks: each uploads its own rows, and rank 0 names it once all parts are there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from typing import BinaryIO
+
+from weightwire.chain import ANCHOR, Commit, DataFile
+from weightwire.delta import Delta, anchor
+from weightwire.errors import WeightwireError
+from weightwire.publisher.anchors import Anchors
+from weightwire.publisher.publish_context import PublishContext
+from weightwire.publisher.ranks.protocol import Meeting
+from weightwire.publisher.ranks.rank_messages import AnchorPart, News
+from weightwire.weights import Weights
+
+__all__ = ["AnchorParts"]
+
+
+class AnchorParts:
+    def __init__(self, context: PublishContext, meeting: Meeting, anchors: Anchors) -> None:
+        self._context = context
+        self._meeting = meeting
+        self._anchors = anchors
+        self._uploaded: list[AnchorPart] = []  # which the others have not heard of
+        self._collected: tuple[Commit, dict[int, AnchorPart]] | None = None  # on rank 0: an anchor, and its parts
+
+    @property
+    def is_collecting(self) -> bool:
+        return self._collected is not None
+
+    def count(self, commit: Commit, weights_bytes: int) -> bool:
+        """On rank 0: counts a version; returns whether an anchor is to be made of it."""
+        self._anchors.schedule = self._anchors.schedule.after_commit(commit)
+        return not self.is_collecting and self._anchors.is_due(weights_bytes)
+
+    async def add(self, commit: Commit, published: Weights) -> None:
+        """As a whole anchor is added; the others hear of it at one of the next meetings."""
+        if self._meeting.is_first:
+            self._anchors.schedule = self._anchors.schedule.restarted()
+            self._collected = commit, {}
+        spool = tempfile.TemporaryFile()  # noqa: SIM115 (closed when it has been uploaded)
+        try:
+            async with self._context.stage("encode", commit.version) as encoding:
+                made = await self._context.runtime.run_in_thread(
+                    anchor, published, spool=spool, threads=self._context.settings.threads, part=True
+                )
+                encoding.nbytes = made.nbytes
+        except BaseException as problem:
+            spool.close()
+            if not isinstance(problem, WeightwireError | OSError | MemoryError):
+                raise
+            self._anchors.warn(commit.version, problem)
+            self._uploaded.append(AnchorPart(commit.version, failed=True))
+            return
+        self._context.background.start(self._upload(commit, made, spool), "anchor")
+
+    async def _upload(self, commit: Commit, made: Delta, spool: BinaryIO) -> None:
+        uploader, part = self._context.uploader, AnchorPart(commit.version, failed=True)
+        try:
+            files: tuple[DataFile, ...] = ()
+            if made.entries:
+                file = await uploader.name(ANCHOR, commit.version, commit.epoch, made, self._meeting.rank)
+                await uploader.put(file, made)
+                files = (file,)
+            part = AnchorPart(commit.version, files)
+        except WeightwireError as problem:
+            self._anchors.warn(commit.version, problem)
+        finally:
+            spool.close()
+            self._uploaded.append(part)
+
+    def take_news(self) -> tuple[AnchorPart, ...]:
+        """What has been uploaded since the last time."""
+        uploaded, self._uploaded = tuple(self._uploaded), []
+        return uploaded
+
+    async def take_last_news(self) -> News:
+        """What is still being uploaded is waited for."""
+        await self._context.background.wait("anchor")
+        return News(anchors=self.take_news())
+
+    def collect(self, said: Sequence[News]) -> None:
+        """On rank 0: once all parts of an anchor are there, it can be named."""
+        if self._collected is None:
+            return
+        commit, parts = self._collected
+        for rank, one in enumerate(said):
+            for part in one.anchors:
+                if part.version == commit.version:
+                    parts[rank] = part
+        if len(parts) < self._meeting.size:
+            return
+        self._collected = None
+        if not any(part.failed for part in parts.values()):
+            files = tuple(file for rank in sorted(parts) for file in parts[rank].files)
+            self._context.background.start(self._record(commit, files), "shortcut")
+
+    async def _record(self, commit: Commit, files: tuple[DataFile, ...]) -> None:
+        try:
+            await self._anchors.record(commit, files)
+        except WeightwireError as problem:
+            self._anchors.warn(commit.version, problem)

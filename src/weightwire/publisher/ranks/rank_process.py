@@ -1,0 +1,198 @@
+"""One rank of a trainer that has many: it publishes its own rows, and all ranks publish the same step.
+
+All ranks go through the same meetings in the same order, so that what becomes of a version is the same for all: every
+rank's part is of the same turn, or there is no version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from weightwire.catchup import schema_of
+from weightwire.chain import ChainWriter, Commit, Run, Sealed, seal
+from weightwire.delta import State
+from weightwire.errors import RankFailed, WeightwireError
+from weightwire.publisher.anchors import Anchors
+from weightwire.publisher.capture_gate import CaptureGate
+from weightwire.publisher.host_copies import HostCopies
+from weightwire.publisher.publication import Publication
+from weightwire.publisher.publish_context import PublishContext
+from weightwire.publisher.publish_process import Taken, next_capture
+from weightwire.publisher.ranks.anchor_parts import AnchorParts
+from weightwire.publisher.ranks.protocol import PULSE, Meeting, RankGroup
+from weightwire.publisher.ranks.rank_messages import EVERY_RANK, Held, News
+from weightwire.publisher.ranks.setup import RankSession, RankSetup, RankShare
+from weightwire.publisher.ranks.turns import RankTurns
+from weightwire.publisher.ranks.version_parts import VersionParts
+from weightwire.weights import Dtype, Tensor, Weights
+
+__all__ = ["RankProcess"]
+
+_TAKE, _CLOSE = "take", "close"
+
+_SOON = 0.5  # seconds between two looks at an anchor whose parts are being uploaded
+
+
+class RankProcess:
+    def __init__(self, context: PublishContext, ranks: RankGroup) -> None:
+        gate = CaptureGate()
+        self._context = context
+        self._meeting = Meeting(ranks)
+        self._anchors = Anchors(context)
+        self._anchor_parts = AnchorParts(context, self._meeting, self._anchors)
+        self._setup = RankSetup(context, self._meeting, self._anchors, gate)
+        self._turns = RankTurns(context, self._meeting, gate)
+        self._versions = VersionParts(context, self._meeting, self._anchor_parts)
+        self._session: RankSession | None = None
+        self._is_anchor_wanted = False
+        self._is_over = False  # that the ranks meet no more
+
+    @property
+    def _held(self) -> Held:
+        return self._session.held if self._session else self._setup.held
+
+    @property
+    def run_record(self) -> Run | None:
+        return self._held.run
+
+    @property
+    def version(self) -> int | None:
+        return self._held.head.version if self._held.head else None
+
+    @property
+    def state(self) -> State | None:
+        return self._session.state if self._session else None
+
+    @property
+    def dtypes(self) -> dict[str, Dtype]:
+        known = schema_of(self._held.run) if self._held.run else {}
+        schema = self._setup.share.partition.schema if self._setup.share else known
+        return {name: dtype for name, (dtype, _) in schema.items()}
+
+    @property
+    def copies(self) -> HostCopies[Publication] | None:
+        return self._setup.share.copies if self._setup.share else None
+
+    @property
+    def writer(self) -> ChainWriter | None:
+        return self._setup.writer
+
+    async def start(self) -> None:
+        await self._setup.start()
+
+    # --- the trainer's side --------------------------------------------------------------------------------------
+
+    @property
+    def is_joined(self) -> bool:
+        return self._setup.share is not None
+
+    async def join(self, weights: Weights, aliases: Mapping[str, str]) -> None:
+        await self._setup.join(weights, aliases)
+
+    def share(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        self._turns.catch_up()
+        share = self._shared
+        return {name: weights[name] for name in weights if name in share.names or name not in share.partition.schema}
+
+    def skip(self) -> None:
+        self._turns.skip()
+
+    def capture(self, publication: Publication, weights: Weights) -> None:
+        self._turns.capture(self._shared.copies, publication, weights)
+
+    async def offer(self, publication: Publication, weights: Weights) -> None:
+        await self._turns.offer(publication, weights)
+
+    @property
+    def _shared(self) -> RankShare:
+        assert self._setup.share is not None, "join() comes before the first capture"
+        return self._setup.share
+
+    # --- rounds --------------------------------------------------------------------------------------------------
+
+    async def take(self) -> Taken | None:
+        if not self._is_over:
+            try:
+                taken = await self._next_round()
+                if taken is not None:
+                    return taken
+                if not self._context.lifecycle.closing:
+                    self._context.lifecycle.fail(WeightwireError("rank 0 has closed this publisher", hint=EVERY_RANK))
+            except RankFailed as problem:
+                self._context.lifecycle.fail(problem)
+                self._context.warn(problem.message)
+            self.leave()
+        return await next_capture(self._context, lambda: self.copies, self._why_it_is_over)
+
+    async def _why_it_is_over(self) -> WeightwireError:
+        return self._context.lifecycle.ending
+
+    def leave(self) -> None:
+        """Nobody waits for this rank any more, nor its trainer for the others."""
+        self._is_over = True
+        self._meeting.leave()
+        self._setup.dismiss(self._context.lifecycle.ending)
+        self._turns.dismiss(self._context.lifecycle.ending)
+        self._context.lifecycle.wake()
+
+    async def _next_round(self) -> Taken | None:
+        """What all ranks are to publish next; None when they close."""
+        if await self._setup.share_out():
+            while await self._next() == _TAKE:
+                # Before anything is taken: while this waits for the bucket, captures must not wait for this.
+                begun = await self._begin(self._shared)
+                taken = await self._turns.take(self._shared.copies)
+                if taken is not None:
+                    return replace(taken, problem=taken.problem or begun)
+        last_news = await self._meeting.meet("leave", self._anchor_parts.take_last_news(), News)
+        self._anchor_parts.collect(last_news)
+        return None
+
+    async def _next(self) -> str:
+        """What rank 0 wants all to do, once it wants something."""
+        lifecycle, others_wait = self._context.lifecycle, False
+        while True:
+            if self._meeting.is_first and not (self._is_waiting or others_wait or lifecycle.closing):
+                await lifecycle.sleep(_SOON if self._anchor_parts.is_collecting else PULSE)
+            go = _TAKE if self._is_waiting or others_wait else _CLOSE if lifecycle.closing else ""
+            news = News(go if self._meeting.is_first else "", self._is_waiting, self._anchor_parts.take_news())
+            said = await self._meeting.tell("next", news)
+            others_wait = any(one.waiting for one in said)
+            self._anchor_parts.collect(said)
+            if said[0].go:
+                return said[0].go
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._turns.is_waiting(self._shared.copies)
+
+    async def _begin(self, share: RankShare) -> WeightwireError | None:
+        """Gets hold of the run, unless that has been done. Returns what keeps it from it."""
+        if self._session is not None or self._context.lifecycle.failure is not None:
+            return self._context.lifecycle.failure
+        try:
+            self._session = await self._setup.begin(share)
+        except RankFailed:
+            raise
+        except WeightwireError as problem:
+            return problem
+        return None
+
+    # --- versions ------------------------------------------------------------------------------------------------
+
+    async def make_version(self, taken: Taken) -> Sealed[Commit]:
+        session = self._session
+        assert session is not None
+        self._session, committed = await self._versions.make(
+            session, self._shared.partition.schema, taken, self._setup.writer
+        )
+        self._is_anchor_wanted = committed.anchor
+        return seal(committed.commit)
+
+    async def follow_up(self, commit: Sealed[Commit]) -> None:
+        if self._setup.writer is not None:
+            self._anchors.hint(self._setup.writer)
+        if self._is_anchor_wanted:
+            self._is_anchor_wanted = False
+            await self._anchor_parts.add(commit.record, self._shared.copies.published)

@@ -1,0 +1,183 @@
+"""Captures of several ranks are counted, by turn: all ranks publish the same turn, or none.
+
+Knows the trainer's side of a rank, and how ranks agree; makes no versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+
+from weightwire.errors import RankFailed, WeightwireError
+from weightwire.publisher.capture_gate import CaptureGate
+from weightwire.publisher.host_copies import HostCopies
+from weightwire.publisher.publication import Publication
+from weightwire.publisher.publish_context import PublishContext
+from weightwire.publisher.publish_process import Taken
+from weightwire.publisher.ranks.protocol import LATE, Meeting
+from weightwire.publisher.ranks.rank_messages import EVERY_RANK, Turn, different_steps
+from weightwire.weights import Weights
+
+__all__ = ["RankTurns"]
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """Weights of a trainer that waits until it is `over`."""
+
+    publication: Publication
+    weights: Weights
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RankTurns:
+    def __init__(self, context: PublishContext, meeting: Meeting, gate: CaptureGate) -> None:
+        self._context = context
+        self._meeting = meeting
+        self._gate = gate
+        self._turn = 0  # how often the trainer has called publish
+        self._settled = 0  # the turn that all ranks have taken, or given up
+        self._missed = 0  # the turn of the last publish that failed here
+        self._offer: _Offer | None = None
+
+    # --- the trainer's side --------------------------------------------------------------------------------------
+
+    def _count_turn(self) -> int:
+        self._turn += 1
+        return self._turn
+
+    def skip(self) -> None:
+        """A publish that failed before anything was captured. It counts, as it may not have failed everywhere."""
+        self._miss(self._count_turn())
+
+    def _miss(self, turn: int) -> None:
+        self._missed = turn
+        self._gate.skip(turn)
+
+    def catch_up(self) -> None:
+        """Before the next one is captured: one that failed here must have been given up by all."""
+        while self._missed > self._settled and self._context.lifecycle.failure is None:
+            time.sleep(0.01)
+
+    def capture(self, copies: HostCopies[Publication], publication: Publication, weights: Weights) -> None:
+        publication.turn = self._count_turn()
+        try:
+            copies.capture(weights, publication, publication.turn)
+        except BaseException:
+            self._miss(publication.turn)
+            raise
+
+    async def offer(self, publication: Publication, weights: Weights) -> None:
+        """Until it has been published by all, or not."""
+        publication.turn = self._count_turn()
+        if self._context.lifecycle.failure is not None:
+            publication.fail(self._context.lifecycle.failure)
+            return
+        self._offer = offer = _Offer(publication, weights)
+        self._context.lifecycle.wake()
+        try:
+            await offer.over.wait()
+        except asyncio.CancelledError:
+            publication.check = _interrupted
+            if self._offer is offer:  # which nobody has begun to read
+                self._offer = None
+                self._miss(publication.turn)
+                publication.fail(WeightwireError("the publish was interrupted"))
+            raise
+
+    def dismiss(self, problem: WeightwireError) -> None:
+        """Lets go of a trainer that waits for the other ranks."""
+        self._gate.let(None)
+        offer, self._offer = self._offer, None
+        if offer is not None:
+            offer.publication.fail(problem)
+            offer.over.set()
+
+    # --- agreement -----------------------------------------------------------------------------------------------
+
+    def is_waiting(self, copies: HostCopies[Publication]) -> bool:
+        return copies.waiting or self._offer is not None or self._missed > self._settled
+
+    async def take(self, copies: HostCopies[Publication]) -> Taken | None:
+        """The same turn on every rank: the newest that any of them has. None if there is nothing of it here."""
+        found: list[Taken] = []
+        try:
+            problem = await self._take_together(copies, found)
+        except BaseException as failed:
+            if isinstance(failed, RankFailed):
+                self._context.lifecycle.fail(failed)
+            for one in found:
+                one.end(self._context.lifecycle.failure)
+            raise
+        return replace(found[0], problem=problem) if found else None
+
+    async def _take_together(self, copies: HostCopies[Publication], found: list[Taken]) -> WeightwireError | None:
+        """Returns why one of the ranks does not have the turn that they agree on."""
+        turn = 0
+        try:
+            turn = max(one.turn for one in await self._meeting.tell("turn", Turn(await self._hold())))
+            said = await self._meeting.meet("take", self._take(turn, copies, found), Turn)
+        except RankFailed:
+            raise
+        except WeightwireError as problem:
+            return problem
+        finally:
+            self._settled = max(self._settled, turn)
+            self._gate.let(None)
+        return different_steps(said)
+
+    async def _hold(self) -> int:
+        return self._turn if self._is_blocking else await self._context.runtime.run_in_thread(self._gate.hold)
+
+    async def _take(self, turn: int, copies: HostCopies[Publication], found: list[Taken]) -> Turn:
+        # Those that are there have done all that others need to get there.
+        self._gate.let(turn)
+        problem: WeightwireError | None = None
+        while not self._has_reached(turn) and problem is None:
+            late = not await self._context.lifecycle.sleep(0 if self._context.lifecycle.closing else LATE)
+            problem = self._never_comes(turn, copies, late)
+        # It may be an older one, which can only fail.
+        await self._context.runtime.run_in_thread(self._take_into, copies, found)
+        if problem is not None:
+            raise problem
+        if not found or found[0].publication.turn != turn:
+            raise WeightwireError(f"publish {turn} failed there, so that its version would be a mixture")
+        if found[0].over is not None:  # it was not captured, so not checked
+            found[0] = replace(found[0], weights=copies.check(found[0].weights))
+        return Turn(turn, found[0].publication.step)
+
+    def _never_comes(self, turn: int, copies: HostCopies[Publication], late: bool) -> WeightwireError | None:
+        """Why the trainer will never publish this turn; it may just be late."""
+        if self._has_reached(turn):
+            return None
+        if self._context.lifecycle.closing:
+            what = f"closed its publisher after publish {self._turn}, and others have gone on to publish {turn}"
+            return WeightwireError(what, hint=EVERY_RANK)
+        pending = copies.pending
+        if late and pending is not None and pending.waiters:
+            what = f"waits for publish {pending.turn}, and others have gone on to publish {turn}"
+            return WeightwireError(what, hint="wait on every rank, or on none")
+        if late:
+            self._context.warn(f"rank {self._meeting.rank} has not published yet what others have: {EVERY_RANK}")
+        return None
+
+    @property
+    def _is_blocking(self) -> bool:
+        return self._context.settings.blocking
+
+    def _has_reached(self, turn: int) -> bool:
+        return self._turn >= turn if self._is_blocking else self._gate.reached(turn)
+
+    def _take_into(self, copies: HostCopies[Publication], found: list[Taken]) -> None:
+        if not self._is_blocking:
+            publication = copies.take()
+            if publication is not None:
+                found.append(Taken(publication, copies.latest, copies))
+        elif self._offer is not None:
+            offer, self._offer = self._offer, None
+            found.append(Taken(offer.publication, offer.weights, copies, over=offer.over))
+
+
+def _interrupted() -> None:
+    raise WeightwireError("the publish was interrupted")

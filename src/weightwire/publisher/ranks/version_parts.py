@@ -1,0 +1,73 @@
+"""A version of several ranks: each encodes and uploads its own rows, and rank 0 commits them together.
+
+If one rank fails there is no commit, and all of them go on from what was published before. Nothing is ever gathered
+but records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from weightwire.chain import ANCHOR, DELTA, ChainWriter
+from weightwire.delta import State
+from weightwire.publisher.encoded_version import EncodedVersion, encode_version, upload_version
+from weightwire.publisher.publish_context import PublishContext
+from weightwire.publisher.publish_process import Taken
+from weightwire.publisher.ranks.anchor_parts import AnchorParts
+from weightwire.publisher.ranks.protocol import Meeting
+from weightwire.publisher.ranks.rank_messages import Committed, Held, RankPart, change, slowest, sum_states
+from weightwire.publisher.ranks.setup import RankSession
+from weightwire.weights import Schema
+
+__all__ = ["VersionParts"]
+
+
+class VersionParts:
+    def __init__(self, context: PublishContext, meeting: Meeting, anchors: AnchorParts) -> None:
+        self._context = context
+        self._meeting = meeting
+        self._anchors = anchors
+
+    async def make(
+        self, session: RankSession, schema: Schema, taken: Taken, writer: ChainWriter | None
+    ) -> tuple[RankSession, Committed]:
+        """All ranks together. Rank 0 has the writer."""
+        encoded: list[EncodedVersion] = []
+        async with AsyncExitStack() as giving_up:
+            part = self._make_part(session, taken, encoded, giving_up)
+            parts = await self._meeting.meet("part", part, RankPart)
+            whole = sum_states(schema, [one.added for one in parts], session.state)
+            commit = self._commit(writer, session, taken, parts, whole) if writer else None
+            committed = await self._meeting.hear("commit", commit, Committed)
+        held = Held(session.held.run, session.held.epoch, committed.commit)
+        return RankSession(held, encoded[0].after, whole), committed
+
+    async def _make_part(
+        self, session: RankSession, taken: Taken, encoded: list[EncodedVersion], giving_up: AsyncExitStack
+    ) -> RankPart:
+        context, version = self._context, session.held.next_version
+        one = await giving_up.enter_async_context(encode_version(context, taken, version, session.own, part=True))
+        encoded.append(one)
+        files, stages = await upload_version(context, taken, one, session.held.epoch, self._meeting.rank)
+        before = session.own or State({})
+        added = {name: change(before, entry.state, name) for name, entry in one.data.entries.items()}
+        return RankPart(added, one.data.changed if one.kind == DELTA else 0, files, stages)
+
+    async def _commit(
+        self, writer: ChainWriter, session: RankSession, taken: Taken, parts: Sequence[RankPart], whole: State
+    ) -> Committed:
+        fields = {
+            "kind": ANCHOR if session.state is None else DELTA,
+            "after": whole.hex,
+            "changed": sum(one.changed for one in parts),
+            "step": taken.publication.step,
+            "metrics": taken.publication.metrics,
+            "stages": slowest([one.stages for one in parts]),
+            "files": tuple(file for one in parts for file in one.files),
+        }
+        uploader = self._context.uploader
+        commit = await uploader.patiently(lambda: writer.prepare(**fields), lambda: taken.copies.waiting)
+        async with self._context.stage("commit", commit.record.version):
+            await writer.send(commit)
+        return Committed(commit.record, self._anchors.count(commit.record, writer.run.nbytes))
