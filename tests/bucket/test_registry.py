@@ -77,6 +77,7 @@ def test_a_url_is_a_bucket_and_a_prefix(url: str, name: str, monkeypatch: pytest
 
     assert opened(url) == name
     assert open_bucket(url).strict is not url.startswith("hf")
+    assert open_bucket(url).poll_interval == (2.0 if url.startswith("hf") else 0.2)
 
 
 def test_memory_of_the_same_name_is_the_same() -> None:

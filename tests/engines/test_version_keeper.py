@@ -12,6 +12,7 @@ import pytest
 
 from support.fused import Arrays, Fused, arrays, changed, contents, loaded, weights_of
 from weightwire import Follower, Publisher
+from weightwire.bucket.directory import DirectoryBucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.records import Heartbeat, heartbeat_path, unseal
 from weightwire.delta.file import Delta
@@ -20,13 +21,12 @@ from weightwire.engines.engine import ServedVersion, Swap
 from weightwire.engines.torch import TorchEngine
 from weightwire.engines.version_keeper import Keeper
 from weightwire.errors import EngineError, EngineGone
-from weightwire.follower import polling
 from weightwire.telemetry.events import Event
 
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "_FASTEST", 0.005)
+    monkeypatch.setattr(DirectoryBucket, "poll_interval", 0.005)
     monkeypatch.setattr(version_keeper, "_LOOK_AGAIN", 0.0)
 
 

@@ -156,6 +156,7 @@ class SimBucket:
     """One process's way to the store."""
 
     strict = True
+    poll_interval = 0.2
     url = "sim://bucket"
 
     def __init__(self, store: Store, process: Process) -> None:

@@ -568,7 +568,7 @@ class TestALostReplica:
             began = now()
             await scene.work.wait_for_more(1.0)
             await scene.work.wait_for_more(1.0)
-            assert now() - began >= 1.0
+            assert now() >= began + 1.0  # the sum that the loop makes: a difference may be a bit less
 
         play(act)
 
@@ -699,7 +699,7 @@ class TestPolling:
 
     def test_is_gentle_where_requests_are_rationed(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
-            scene.bucket.strict = False
+            scene.bucket.poll_interval = 2.0
             await scene.publish()
             scene.start()
             await until(lambda: scene.work.version == 1)

@@ -56,7 +56,7 @@ from weightwire.errors import (
     WeightwireError,
     WrongBase,
 )
-from weightwire.follower import heartbeat, polling, replica_updater
+from weightwire.follower import heartbeat, replica_updater
 from weightwire.follower.follow_loop import FollowLoop
 from weightwire.follower.wakeups import WakeupServer
 from weightwire.telemetry.events import Event
@@ -69,9 +69,8 @@ NEVER = 10**9
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power is cut here, and nobody has time to wait."""
+    """No power is cut here."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr(polling, "_FASTEST", 0.005)
 
 
 # --- the trainer -------------------------------------------------------------------------------------------------
@@ -138,7 +137,9 @@ class Trainer:
 
 @pytest.fixture
 def bucket() -> Troubled:
-    return in_memory()
+    bucket = in_memory()
+    bucket.poll_interval = 0.005
+    return bucket
 
 
 @pytest.fixture
@@ -953,8 +954,8 @@ class TestStart:
 
 class TestWake:
     @pytest.fixture(autouse=True)
-    def _slowly(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(polling, "_FASTEST", 30.0)
+    def _slowly(self, bucket: Troubled) -> None:
+        bucket.poll_interval = 30.0
 
     def test_looks_at_once(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()

@@ -33,7 +33,7 @@ class Clocked:
 
     def __init__(self, bucket: Bucket, now: float = 1e6) -> None:
         self.inner = bucket
-        self.url, self.strict = bucket.url, bucket.strict
+        self.url, self.strict, self.poll_interval = bucket.url, bucket.strict, bucket.poll_interval
         self.now = now
         self.times: dict[str, float] = {}
         self.log: list[tuple[str, str]] = []

@@ -74,7 +74,7 @@ class Troubled:
     def __init__(self, inner: Bucket) -> None:
         self.inner = inner
         self.url = inner.url
-        self.strict = inner.strict
+        self.strict, self.poll_interval = inner.strict, inner.poll_interval
         self.asked: list[tuple[str, str]] = []
         """Verb and path of every request."""
         self._plans: list[_Plan] = []

@@ -43,6 +43,7 @@ class DirectoryBucket:
 
     url: str
     strict = True
+    poll_interval = 0.2
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()

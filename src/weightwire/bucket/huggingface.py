@@ -62,6 +62,7 @@ class HuggingFaceBucket:
 
     url: str
     strict = False
+    poll_interval = 2.0  # the Hub rations requests
 
     def __init__(self, url: str, name: str, prefix: str, api: HfApi) -> None:
         self.url = url

@@ -89,6 +89,7 @@ class ObjectStoreBucket:
 
     url: str
     strict = True
+    poll_interval = 0.2
 
     def __init__(self, url: str, prefix: str, kind: str, records: ObjectStore, data: ObjectStore) -> None:
         self.url = url

@@ -31,6 +31,9 @@ class Bucket(Protocol):
     strict: bool
     """Whether `create` is atomic. Where it is not, only one publisher may ever write: the single-writer mode."""
 
+    poll_interval: float
+    """The shortest time, in seconds, between two looks for something new: longer where requests are rationed."""
+
     async def create(self, path: str, data: bytes) -> None:
         """Makes an object that must not be there yet; of several at the same time exactly one succeeds."""
 

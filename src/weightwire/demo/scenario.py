@@ -28,7 +28,7 @@ from weightwire.system import LoopThread, Runtime
 
 __all__ = ["DemoOptions", "Played", "View", "play"]
 
-_OFTEN, _GENTLE = 0.5, 5.0  # seconds between two looks at a bucket: where requests are rationed, the latter
+_REQUESTS = 2.5  # how many more requests than a follower one look at the run makes, about
 _START = 120.0  # seconds that a server of ours may take
 _START_ENGINE = 600.0  # and any other
 _CATCH_UP = 60.0
@@ -269,12 +269,12 @@ class _Eye:
         self._bucket = open_bucket(url)
         self._reader = RunReader(self._bucket, Runtime())
         self._background = background
-        self._often = _OFTEN if self._bucket.strict else _GENTLE
+        self._interval = _REQUESTS * self._bucket.poll_interval
         self._looked = float("-inf")
         self._seen = RunView(self._bucket.url, time.time())
 
     def look(self) -> RunView:
-        if time.monotonic() - self._looked >= self._often:
+        if time.monotonic() - self._looked >= self._interval:
             with suppress(BucketError, TimeoutError):
                 self._seen = self._background.call(self._reader.look(), timeout=60)
             self._looked = time.monotonic()

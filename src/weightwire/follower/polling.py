@@ -11,8 +11,7 @@ from weightwire.system import Runtime
 
 __all__ = ["Polling"]
 
-_FASTEST, _SLOWEST = 0.2, 30.0  # seconds between two looks
-_GENTLE = 2.0  # the fastest where requests are rationed
+_SLOWEST = 30.0  # seconds between two looks
 
 
 class Polling:
@@ -45,8 +44,8 @@ class Polling:
         self._woken.clear()
 
     def _seconds(self, failures: int) -> float:
-        fastest = _FASTEST if self._bucket.strict else _GENTLE
+        fastest = self._bucket.poll_interval
         # A fifth of the time between versions; less and less often where none have come for long.
         idle = self._runtime.clock() - self._last_new
         seconds = max(self._period / 5, idle / 50, fastest)
-        return min(seconds * 2.0 ** min(failures, 10), _SLOWEST)
+        return min(seconds * 2.0 ** min(failures, 10), max(_SLOWEST, fastest))

@@ -77,6 +77,9 @@ class BucketContract:
         yield bucket
         asyncio.run(bucket.close())
 
+    def test_says_how_often_it_may_be_polled(self, bucket: Bucket) -> None:
+        assert 0 < bucket.poll_interval < 60
+
     # create
 
     @in_loop
