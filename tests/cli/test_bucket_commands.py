@@ -237,6 +237,7 @@ class TestStatus:
         put(url, *beat(run_id(url), "near", 7))
         age(put(url, *beat(run_id(url), "far", 2, served=1, trouble="no space left")), 600)
         put(url, *beat(run_id(url), "new", -1))
+        put(url, *beat(run_id(url), "once", 6, lease=0.0))
 
         lines = [re.split("  +", line) for line in run("status", url).out.split("\n\n")[1].splitlines()]
         assert lines == [
@@ -244,8 +245,9 @@ class TestStatus:
             ["far", "2", "1", "6", "10 min ago", "no", "250 ms", "10 ms", "-", "no space left"],
             ["near", "7", "-", "0", "just now", "yes", "250 ms", "10 ms", "-", "-"],
             ["new", "-", "-", "-", "just now", "yes", "250 ms", "10 ms", "-", "-"],
+            ["once", "6", "-", "1", "just now", "stopped", "250 ms", "10 ms", "-", "-"],
         ]
-        assert "replicas   2 alive of 3\n" in run("status", url).out
+        assert "replicas   2 alive of 4, 1 stopped\n" in run("status", url).out
 
     def test_shows_single_writer_mode_plainly(self, run: Watched, tmp_path: Path) -> None:
         publish(open_bucket(tmp_path / "run"), first_weights(), 1, insist=True)

@@ -131,6 +131,25 @@ def test_first_a_reload_then_patches(tmp_path: Path) -> None:
         assert not one.warnings
 
 
+def test_a_checkpoint_stays_while_an_engine_loads_it(tmp_path: Path) -> None:
+    """Though newer versions come meanwhile, and are handed out to others."""
+    engine = Watched()
+    with scene(tmp_path, engine) as one:
+        first = loaded(one.bits)
+
+        def reload(checkpoint: Path, holding: ServedVersion) -> Swap:
+            for _ in range(2):
+                one.publish()
+                one.follower.once()
+                assert one.follower.checkpoint() != checkpoint
+            return TorchEngine.reload(engine, checkpoint, holding)
+
+        engine.reload = reload  # type: ignore[method-assign]
+        one.bring()
+        assert contents(engine.model) == first
+        assert one.warnings == []
+
+
 def test_an_engine_that_holds_it_already_is_left_alone(tmp_path: Path) -> None:
     engine = Watched()
     with scene(tmp_path, engine) as one:

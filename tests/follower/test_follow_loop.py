@@ -17,7 +17,7 @@ from faults.simulated_runtime import Faults, Process, SimBucket, SimLoop, SimRun
 from support.records import sha
 from support.samples import base as bits_for
 from support.story import Bits, bits_of
-from support.troubled import Act, Trouble, Troubled, denied, failed
+from support.troubled import Act, Trouble, Troubled, denied, failed, slow
 from weightwire import Update, digest, patch
 from weightwire.chain.records import (
     HEAD,
@@ -342,7 +342,7 @@ class TestRequests:
             await scene.publish(8)
             together, most = 0, 0
 
-            async def slow(do: Act) -> Any:
+            async def slowly(do: Act) -> Any:
                 nonlocal together, most
                 together += 1
                 most = max(most, together)
@@ -350,7 +350,7 @@ class TestRequests:
                 together -= 1
                 return await do()
 
-            scene.bucket.trouble("read_into", "", slow, ALWAYS)
+            scene.bucket.trouble("read_into", "", slowly, ALWAYS)
             began = now()
             await scene.look()
             assert most == 4
@@ -885,6 +885,26 @@ class TestCurrent:
         play(act)
 
 
+class TestEvents:
+    @pytest.mark.parametrize("way", ["rebuilt", "patched"])
+    def test_a_version_is_told_of_before_it_can_be_taken(self, play: Play, way: str) -> None:
+        """So that whoever takes it knows how many bytes it took."""
+
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            if way == "patched":
+                await scene.look()
+                await scene.take()
+                await scene.publish()
+            looking = asyncio.create_task(scene.work.look())
+            while (update := await scene.work.take()) is None:
+                await asyncio.sleep(0.001)
+            assert ("apply", update.version) in [(event.stage, event.version) for event in scene.heard]
+            await looking
+
+        play(act)
+
+
 class TestHeartbeats:
     def test_come_after_each_version(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
@@ -928,6 +948,108 @@ class TestHeartbeats:
 
         play(act)
 
+    def test_say_at_once_that_trouble_is_over(self, play: Play) -> None:
+        """Before the next one would be due."""
+
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            scene.start()
+            await until(lambda: scene.work.version == 1)
+            scene.write(commit_path(2), b"hello")
+            await until(lambda: scene.work.trouble)
+            await asyncio.sleep(1)
+            assert scene.beat.trouble == scene.work.trouble
+            scene.remove(commit_path(2))
+            scene.work.wake()
+            await until(lambda: not scene.work.trouble)
+            await asyncio.sleep(1)
+            assert scene.beat.trouble == ""
+
+        play(act)
+
+    def test_come_at_once_after_a_restart_without_news(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            await scene.look()
+            scene.replica.close()
+            scene.open()
+            scene.start()
+            await asyncio.sleep(3)
+            assert scene.beat.version == 1
+
+        play(act)
+
+    def test_end_with_one_that_ends_the_lease(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish(2)
+            scene.start()
+            await until(lambda: scene.work.version == 2)
+            await asyncio.sleep(1)
+            assert not scene.beat.stopped
+            await scene.stop()
+            await scene.work.stop_beating()
+            assert scene.beat.stopped
+            assert (scene.beat.version, scene.beat.lease, scene.beat.trouble) == (2, 0.0, "")
+            assert [one.version for one in scene.beat.recent] == [1, 2]
+
+        play(act)
+
+    def test_end_without_trouble(self, play: Play) -> None:
+        """Whoever has stopped is not in trouble any more."""
+
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            scene.start()
+            await until(lambda: scene.work.version == 1)
+            scene.write(commit_path(2), b"hello")
+            await until(lambda: scene.work.trouble)
+            await scene.stop()
+            await scene.work.stop_beating()
+            assert (scene.beat.stopped, scene.beat.trouble) == (True, "")
+
+        play(act)
+
+    def test_never_follow_the_last_one(self, play: Play) -> None:
+        """One that is still being written lands before it."""
+
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            await scene.look()
+            scene.bucket.trouble("put", "replicas/", slow(5), 1)
+            beating = asyncio.create_task(scene.work.beat())
+            await asyncio.sleep(1)
+            await scene.work.stop_beating()
+            await beating
+            assert scene.beat.stopped
+
+        play(act)
+
+    def test_of_one_that_never_said_anything_have_no_last_one(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            await scene.look()
+            await scene.work.stop_beating()
+            assert heartbeat_path(NAME) not in scene.store.objects
+
+        play(act)
+
+    def test_of_one_that_cannot_begin_go_on_telling_of_the_versions_before(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish(3)
+            await scene.look()
+            await scene.work.beat()
+            told = scene.beat.recent
+            assert told
+            scene.replica.close()
+            scene.remove(commit_path(3))
+            scene.open()
+            scene.start()
+            await until(lambda: scene.work.trouble)
+            await asyncio.sleep(1)
+            assert (scene.beat.version, scene.beat.recent) == (-1, told)
+
+        play(act)
+
     def test_that_are_denied_are_tried_again(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             scene.bucket.trouble("put", "replicas/", denied, ALWAYS)
@@ -959,7 +1081,6 @@ class TestHeartbeats:
 
         play(act)
 
-    @pytest.mark.xfail(raises=KeyError, reason="there are none before the run has been opened")
     def test_of_one_that_cannot_begin(self, play: Play) -> None:
         """A replica ahead of the bucket keeps serving, and whoever looks sees why it does not move."""
 

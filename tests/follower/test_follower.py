@@ -25,7 +25,7 @@ import safetensors.numpy
 from support.records import sha, token
 from support.samples import base as bits_for
 from support.story import Bits, bits_of
-from support.troubled import Act, Troubled, denied, failed, in_memory, slow
+from support.troubled import Act, Trouble, Troubled, denied, failed, in_memory, slow
 from weightwire import Follower, Publisher, Update, diff, digest, patch
 from weightwire.bucket.port import Bucket
 from weightwire.chain.records import (
@@ -856,7 +856,6 @@ class TestCheckpoint:
             assert file.read() == before
         assert current(into) == 4
 
-    @pytest.mark.xfail(raises=WeightwireError, reason="it is removed as soon as there is a newer one")
     def test_stays_until_it_has_been_loaded(self, trainer: Trainer, follower: Follower) -> None:
         """However fast versions come."""
         trainer.publish()
@@ -866,6 +865,45 @@ class TestCheckpoint:
         trainer.publish()
         follower.once()
         assert bits_of(path) == trainer.bits[1]
+
+    def test_is_there_after_close(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
+        trainer.publish()
+        with Follower(bucket, into=into, on_event=ignore) as follower:
+            follower.once()
+            path = follower.checkpoint()
+            trainer.publish()
+            follower.once()
+        assert bits_of(path) == trainer.bits[1]
+        assert current(into) == 2
+
+    def test_can_be_borrowed_by_several(self, trainer: Trainer, follower: Follower) -> None:
+        trainer.publish()
+        follower.once()
+        with follower.borrow_checkpoint() as first:
+            trainer.publish()
+            follower.once()
+            with follower.borrow_checkpoint() as second:
+                trainer.publish()
+                follower.once()
+                follower.checkpoint()
+                assert bits_of(second) == trainer.bits[2]
+            assert not second.exists()
+            assert bits_of(first) == trainer.bits[1]
+        assert not first.exists()
+
+    def test_that_is_borrowed_is_where_the_next_patch_starts(self, trainer: Trainer, follower: Follower) -> None:
+        trainer.publish()
+        follower.once()
+        assert taken(follower).patch is None
+        trainer.publish()
+        follower.once()
+        with follower.borrow_checkpoint() as path:
+            assert bits_of(path) == trainer.bits[2]
+        assert follower.take() is None
+
+    def test_of_nothing_cannot_be_borrowed(self, follower: Follower) -> None:
+        with pytest.raises(WeightwireError, match="holds nothing yet"), follower.borrow_checkpoint():
+            pass
 
     def test_of_a_replica_whose_bucket_is_away(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
         trainer.publish(2)
@@ -893,6 +931,31 @@ class TestClose:
             assert (follower.version, current(into)) == (3, 1)
         assert current(into) == 3
         assert bits_of(into / "current") == trainer.bits[3]
+
+    def test_ends_the_lease(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
+        trainer.publish()
+        for start in (Follower.once, Follower.start):
+            with Follower(bucket, into=into, name="rollout-1", on_event=ignore) as follower:
+                start(follower)
+                until(lambda: beat_in(bucket, "rollout-1").lease > 0)
+            assert beat_in(bucket, "rollout-1").stopped
+
+    @pytest.mark.parametrize("what", [failed, denied, slow(600)])
+    def test_without_a_last_heartbeat(
+        self,
+        bucket: Troubled,
+        trainer: Trainer,
+        follower: Follower,
+        monkeypatch: pytest.MonkeyPatch,
+        what: Trouble,
+    ) -> None:
+        """It takes a bounded time, and is no error; the lease runs out."""
+        monkeypatch.setattr("weightwire.follower.follower._LAST_WORDS", 0.05)
+        trainer.publish()
+        follower.once()
+        bucket.trouble("put", "replicas/", what, ALWAYS)
+        follower.close()
+        assert beat_in(bucket, "rollout-1").lease > 0
 
     def test_twice(self, follower: Follower) -> None:
         follower.close()

@@ -168,6 +168,25 @@ class TestReplicas:
         # It said itself that it was up to date; that was then.
         assert (old.name, old.version, old.behind, old.seen, old.alive) == ("old", 3, 6, 90, False)
 
+    def test_that_were_stopped_are_not_alive(self, bucket: Clocked) -> None:
+        bucket.write(*beat(reported(bucket).run, "x", 9, lease=0.0))
+        [found] = reported(bucket).replicas
+        assert (found.stopped, found.alive) == (True, False)
+
+    def test_that_were_killed_are_not_alive_and_were_not_stopped(self, bucket: Clocked) -> None:
+        bucket.write(*beat(reported(bucket).run, "x", 9))
+        bucket.now += HOUR
+        [found] = reported(bucket).replicas
+        assert (found.stopped, found.alive) == (False, False)
+
+    def test_are_alive_for_a_day_at_most(self, bucket: Clocked) -> None:
+        """As for retention, whatever they say."""
+        bucket.write(*beat(reported(bucket).run, "x", 9, lease=1e9))
+        bucket.now += 23 * HOUR
+        assert reported(bucket).replicas[0].alive
+        bucket.now += HOUR
+        assert not reported(bucket).replicas[0].alive
+
     def test_that_hold_nothing_yet(self, bucket: Clocked) -> None:
         bucket.write(*beat(reported(bucket).run, "empty", -1))
         assert reported(bucket).replicas[0].version == -1

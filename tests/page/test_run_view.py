@@ -129,6 +129,9 @@ class TestReplicas:
         assert (one.name, one.host, one.version, one.reached, one.trouble) == ("one", "a", 5, 4, "tired")
         assert (one.heard, one.lease, one.pause) == (NOW, 60.0, 0.125)
 
+    def test_one_that_was_stopped_has_no_lease(self) -> None:
+        assert replica(beat(5, lease=0.0)).lease == 0
+
     def test_what_it_went_through(self) -> None:
         one = replica(beat(5, passed(4, fetch=NOW, apply=NOW + 1), passed(5, fetch=NOW + 2, apply=NOW + 3)))
         assert [(span.version, span.stage, span.start) for span in one.spans] == [

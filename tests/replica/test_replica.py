@@ -421,6 +421,47 @@ def test_a_checkpoint_is_never_changed(replica: Replica) -> None:
     assert os.listdir(replica.directory / "checkpoints") == [second.name]
 
 
+def checkpoints(replica: Replica) -> list[int]:
+    """The versions of which there is a directory."""
+    return sorted(int(path.name.split("-")[0]) for path in (replica.directory / "checkpoints").iterdir())
+
+
+def test_a_checkpoint_that_was_handed_out_stays_until_the_next_one_is(replica: Replica) -> None:
+    first = replica.checkpoint()
+    for version in (1, 2, 3):
+        STORY.advance(replica, version)
+        replica.make_current()
+        assert loaded(first) == STORY.bits[0]
+        assert checkpoints(replica) == [0, version]
+    assert loaded(replica.checkpoint()) == STORY.bits[3]
+    assert checkpoints(replica) == [3]
+
+
+def test_a_checkpoint_that_is_lent_stays_until_all_have_given_it_back(replica: Replica) -> None:
+    first, same = replica.lend(), replica.lend()
+    STORY.advance(replica, 1)
+    replica.checkpoint()
+    STORY.advance(replica, 2)
+    replica.checkpoint()
+    replica.give_back(same)
+    assert first == same
+    assert loaded(first) == STORY.bits[0]
+    assert checkpoints(replica) == [0, 2]
+    replica.give_back(first)
+    assert checkpoints(replica) == [2]
+
+
+def test_a_checkpoint_that_was_handed_out_goes_when_the_replica_is_opened_again(replica: Replica) -> None:
+    handed_out = replica.checkpoint()
+    replica.lend()
+    STORY.advance(replica, 1)
+    replica.make_current()
+    replica.close()
+    assert loaded(handed_out) == STORY.bits[0]
+    with reopened(replica) as again:
+        assert checkpoints(again) == [1]
+
+
 def test_a_checkpoint_survives_a_rebuild(replica: Replica) -> None:
     other = Story(run="other", seed=7)
     replica.checkpoint()

@@ -693,11 +693,23 @@ class TestFollowers:
     def test_one_that_was_heard_of_goes_on_by_deltas(self, tmp_path: Path) -> None:
         bucket = clocked()
         weights = publish(bucket, first_weights(), 3, anchor_every=3)
+        with Follower(bucket, into=tmp_path, name="a", threads=1, on_event=lambda event: None) as follower:
+            follower.once()
+            publish(bucket, stepped(weights, 7), 9, anchor_every=3)
+            bucket.now += 30  # of a lease of 60
+
+            swept(bucket, Retention(1, 0.0, 0.0))
+
+            assert bucket.versions("deltas")[0] == 5  # version 4 is a fence
+        assert self.follow(bucket, tmp_path) == (13, commit_of(bucket, 13).after)
+
+    def test_one_that_was_stopped_holds_back_nothing(self, tmp_path: Path) -> None:
+        bucket = clocked()
+        weights = publish(bucket, first_weights(), 3, anchor_every=3)
         self.follow(bucket, tmp_path)
         publish(bucket, stepped(weights, 7), 9, anchor_every=3)
-        bucket.now += 30  # of a lease of 60
 
         swept(bucket, Retention(1, 0.0, 0.0))
 
-        assert bucket.versions("deltas")[0] == 5  # version 4 is a fence
+        assert bucket.versions("deltas")[0] == 11
         assert self.follow(bucket, tmp_path) == (13, commit_of(bucket, 13).after)

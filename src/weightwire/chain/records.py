@@ -63,6 +63,7 @@ _NUMBERED = re.compile(r"(?:commits|epochs|gc)/([0-9]{8,20})\.json")
 _VERSIONED = re.compile(r"(?:deltas|anchors|shortcuts)/([0-9]{1,19})/.+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST = 2**53 - 1  # the largest integer that every JSON reader keeps
+_LONGEST_LEASE = 24 * 3600.0  # seconds
 DAMAGED = "it was damaged or not written by weightwire: `weightwire verify` finds out how far the chain is whole"
 
 
@@ -275,7 +276,10 @@ class PassedVersion(msgspec.Struct, frozen=True):
 
 
 class Heartbeat(Record, frozen=True, kw_only=True):
-    """replicas/NAME.json: what a follower has reached. It is alive for `lease` seconds after it was written."""
+    """replicas/NAME.json: what a follower has reached.
+
+    It is alive for `lease` seconds after it was written, a day at most. One that was stopped ends its lease: 0.
+    """
 
     name: str
     version: int
@@ -302,6 +306,20 @@ class Heartbeat(Record, frozen=True, kw_only=True):
     @property
     def behind(self) -> int:
         return max(0, self.head - self.version)
+
+    @property
+    def stopped(self) -> bool:
+        """It was stopped on purpose, and needs nothing any more."""
+        return self.lease == 0
+
+    @property
+    def lifetime(self) -> float:
+        """Seconds that it is alive after it was written."""
+        return min(self.lease, _LONGEST_LEASE)
+
+    def alive_until(self, modified: float) -> float:
+        """Until when it is alive, if it was written at `modified`: both by the store's clock."""
+        return modified + self.lifetime
 
 
 # --- where they lie ----------------------------------------------------------------------------------------------

@@ -94,12 +94,12 @@ def _follow_once(follower: Follower, ear: FollowListener, as_json: bool) -> None
     began = time.perf_counter()
     with progress_bar("catching up"):
         version = follower.once()
-    seconds, nbytes = time.perf_counter() - began, ear.take()
+    seconds, nbytes = time.perf_counter() - began, ear.take(version)
     where = follower.checkpoint()
-    news = f"{byte_size(nbytes)}, {seconds:.2f} s" if ear.versions else "nothing new"
+    news = "nothing new" if nbytes is None else f"{byte_size(nbytes)}, {seconds:.2f} s"
     say(f"{_name(version)}: {news}")
     if as_json:
-        write_json({"version": version, "bytes": nbytes, "seconds": round(seconds, 3), "checkpoint": str(where)})
+        write_json({"version": version, "bytes": nbytes or 0, "seconds": round(seconds, 3), "checkpoint": str(where)})
 
 
 def _follow(follower: Follower, keeper: Keeper | None, ear: FollowListener, stop: Stop, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -58,8 +58,14 @@ def _facts(found: RunStatus) -> Iterator[tuple[str, str]]:
     yield "anchor", "none yet" if anchor is None else f"version {anchor.version}, {byte_size(anchor.nbytes)}"
     if found.below:
         yield "retention", f"data below version {found.below} may be gone"
-    alive = sum(one.alive for one in found.replicas)
-    yield "replicas", f"{alive} alive of {len(found.replicas)}" if found.replicas else "none heard of"
+    yield "replicas", _replicas(found.replicas)
+
+
+def _replicas(all_of_them: Sequence[ReplicaStatus]) -> str:
+    if not all_of_them:
+        return "none heard of"
+    alive, stopped = sum(one.alive for one in all_of_them), sum(one.stopped for one in all_of_them)
+    return f"{alive} alive of {len(all_of_them)}" + (f", {stopped} stopped" if stopped else "")
 
 
 def _newest(found: RunStatus) -> str:
@@ -72,7 +78,7 @@ def _newest(found: RunStatus) -> str:
 
 def _cells(one: ReplicaStatus) -> list[str]:
     times = (_time(one.stages.get(stage)) for stage in ("fetch", "apply", "swap"))
-    alive = "yes" if one.alive else "no"
+    alive = "yes" if one.alive else "stopped" if one.stopped else "no"
     return [one.name, *_position(one), ago(one.seen), alive, *times, one.trouble or "-"]
 
 

@@ -140,12 +140,13 @@ class Keeper(Closeable):
             self._reload(engine)
 
     def _reload(self, engine: Engine) -> None:
-        checkpoint = self._follower.checkpoint()
-        holding = _holding_of(checkpoint)
-        held = engine.holding or engine.attach(holding.run)
-        if held == holding or (held is None and engine.adopt(checkpoint, holding)):
-            return
-        swap = engine.reload(checkpoint, holding)
+        # Others may be given a newer one meanwhile; this one stays as long as it is being loaded.
+        with self._follower.borrow_checkpoint() as checkpoint:
+            holding = _holding_of(checkpoint)
+            held = engine.holding or engine.attach(holding.run)
+            if held == holding or (held is None and engine.adopt(checkpoint, holding)):
+                return
+            swap = engine.reload(checkpoint, holding)
         self._tell(engine, holding.version, swap, 0)
 
     def _tell(self, engine: Engine, version: int, swap: Swap, nbytes: int) -> None:
@@ -196,8 +197,5 @@ class Keeper(Closeable):
 
 def _holding_of(checkpoint: Path) -> ServedVersion:
     """What a replica's checkpoint says of itself."""
-    try:
-        about = json.loads((checkpoint / "weightwire.json").read_bytes())
-    except FileNotFoundError as problem:  # a newer one has taken its place just now
-        raise EngineError(f"{checkpoint}: is gone", hint="the next one will be loaded") from problem
+    about = json.loads((checkpoint / "weightwire.json").read_bytes())
     return ServedVersion(about["run"], about["version"], about["state"])

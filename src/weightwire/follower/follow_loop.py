@@ -88,6 +88,7 @@ class FollowLoop:
         try:
             while True:
                 failures = 0 if await self._look_once() else failures + 1
+                self._heartbeat.notice(self._standing, self.trouble)
                 await self._polling.sleep(failures)
         finally:
             beating.cancel()
@@ -131,7 +132,7 @@ class FollowLoop:
     def _reach(self, commit: Sealed[Commit], nbytes: int, seconds: float) -> None:
         self._tell("apply", commit.record.version, nbytes, seconds)
         self._polling.observe(commit.record)
-        self._heartbeat.hurry()
+        self._heartbeat.notice(self._standing, self.trouble)
         self._patches.announce()
 
     def _tell(self, stage: str, version: int, nbytes: int, seconds: float) -> None:
@@ -153,7 +154,7 @@ class FollowLoop:
         await self._patches.wait(self.commit if self.replica.position is not None else None, timeout)
 
     async def checkpoint(self) -> Path:
-        """Makes `current` the version that is held; returns where it is.
+        """Makes `current` the version that is held; returns where it is. It stays there until the next call.
 
         Whoever was told to load all weights has them from here: the next patch starts where this is.
         """
@@ -161,6 +162,22 @@ class FollowLoop:
             path = await self._runtime.run_in_thread(self.replica.checkpoint)
             self._patches.load(self.commit)
             return path
+
+    async def lend_checkpoint(self) -> Path:
+        """As `checkpoint`; it stays until it is given back, whatever is handed out meanwhile."""
+        async with self._updater.using:
+            path = await self._runtime.run_in_thread(self.replica.lend)
+            self._patches.load(self.commit)
+            return path
+
+    async def give_back(self, path: Path) -> None:
+        async with self._updater.using:
+            await self._runtime.run_in_thread(self.replica.give_back, path)
+
+    async def make_current(self) -> None:
+        """Makes `current` the version that is held, for nobody in particular."""
+        async with self._updater.using:
+            await self._runtime.run_in_thread(self.replica.make_current)
 
     def serve(self, version: int | None, trouble: str, stages: Mapping[str, StageTiming]) -> None:
         """What the engines serve that are kept up to date from here: for the next heartbeat."""
@@ -176,3 +193,7 @@ class FollowLoop:
     async def beat(self) -> None:
         """Tells how far this follower is."""
         await self._heartbeat.beat(self._standing, self.trouble)
+
+    async def stop_beating(self) -> None:
+        """Tells that this follower has stopped: the lease ends, and nothing is kept for it any more."""
+        await self._heartbeat.stop(self._standing)

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from weightwire.telemetry import Listener, log_event
 from weightwire.weights import read_weights
 
 __all__ = ["Follower", "Update"]
+
+_LAST_WORDS = 5.0  # seconds that the last heartbeat may take: if it is not written, its lease runs out
 
 
 class Follower(Closeable):
@@ -148,10 +150,27 @@ class Follower(Closeable):
             self._running.result()
 
     def checkpoint(self) -> Path:
-        """Makes `current` the version held now; returns where it is."""
-        if self._work.replica.position is None:
+        """Makes `current` the version held now; returns where it is: a directory that stays until the next call.
+
+        It is still there after `close`, and goes when the replica is opened again and `current` is another.
+        """
+        self._check_holding()
+        return self._background.call(self._work.checkpoint())
+
+    @contextmanager
+    def borrow_checkpoint(self) -> Iterator[Path]:
+        """`checkpoint`, for one of several who load at the same time: the directory stays until the block ends."""
+        self._check_holding()
+        path = self._background.call(self._work.lend_checkpoint())
+        try:
+            yield path
+        finally:
+            if not self._closed:
+                self._background.call(self._work.give_back(path))
+
+    def _check_holding(self) -> None:
+        if self.replica.position is None:
             raise WeightwireError("this replica holds nothing yet", hint="follow a run first: once(), or watch()")
-        return Path(self._background.call(self._work.checkpoint()))
 
     def close(self) -> None:
         """Stops following, and leaves `current` at the version held."""
@@ -164,10 +183,14 @@ class Follower(Closeable):
             if self._running is not None:
                 self._running.cancel()
             if self.replica.position is not None:
-                self._background.call(self._work.checkpoint())
+                self._background.call(self._work.make_current())
         finally:
-            self._background.stop()
-            self.replica.close()
+            try:
+                with suppress(TimeoutError, WeightwireError):
+                    self._background.call(self._work.stop_beating(), _LAST_WORDS)
+            finally:
+                self._background.stop()
+                self.replica.close()
 
 
 def _own_name(directory: Path) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 from weightwire.bucket import Bucket
-from weightwire.chain import ChainReader, Heartbeat, PassedVersion, StageTiming, heartbeat_path, seal
+from weightwire.chain import ChainReader, Heartbeat, PassedVersion, Run, StageTiming, heartbeat_path, seal
 from weightwire.errors import BucketError, PermissionDenied, RunError, UnsupportedFormat
 from weightwire.follower.standing import Standing
 from weightwire.system import Runtime
@@ -22,9 +22,9 @@ _MOST_TROUBLE = 500  # characters
 
 
 class HeartbeatWriter:
-    """Writes a follower's heartbeat: `beat`, and again whenever `wait` returns.
+    """Writes a follower's heartbeat: `beat`, and again whenever `wait` returns; `stop` writes the last one.
 
-    Without the right to write, it follows all the same.
+    Without the right to write, the follower follows all the same.
     """
 
     def __init__(self, bucket: Bucket, runtime: Runtime, name: str, emit: Listener) -> None:
@@ -33,10 +33,11 @@ class HeartbeatWriter:
         self._name = name
         self._emit = emit
         self._timings = _StageTimings()
-        self._recalled = False
         self._served: int | None = None
         self._engines_trouble = ""
-        self._unsaid = asyncio.Event()  # there is something for a heartbeat to say
+        self._said: tuple[str, int | None, str] | None = None  # run, version and trouble of the last one
+        self._due = asyncio.Event()  # there is something new to say
+        self._writing = asyncio.Lock()  # one after the other: the last one must be the last
         self._allowed = True
 
     def record(self, stage: str, version: int, timing: StageTiming) -> None:
@@ -49,41 +50,50 @@ class HeartbeatWriter:
         served = -1 if version is None else version
         if (served, trouble) != (self._served, self._engines_trouble):
             self._served, self._engines_trouble = served, trouble
-            self.hurry()
+            self._due.set()
 
-    def hurry(self) -> None:
-        """The next heartbeat is due now."""
-        self._unsaid.set()
+    def notice(self, standing: Standing, trouble: str) -> None:
+        """A heartbeat is due now if any of this is news, not when the next one would be."""
+        if standing.run is not None and (standing.run.run, standing.version, trouble) != self._said:
+            self._due.set()
 
     async def wait(self) -> None:
         """Until the next heartbeat is due."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._unsaid.wait(), _LEASE / 4)
+            await asyncio.wait_for(self._due.wait(), _LEASE / 4)
 
     async def beat(self, standing: Standing, trouble: str) -> None:
-        """Tells how far this follower is, if it is known in which run."""
-        self._unsaid.clear()
-        chain = standing.chain
-        if chain is None:
-            return
-        if not self._recalled and standing.head >= 0:
-            await self._recall(chain, standing.head)
+        """Tells how far this follower is, once it is known in which run."""
+        self._due.clear()
+        async with self._writing:
+            if standing.run is not None:
+                # Said, also if it fails: the next one may get through, in its own time.
+                self._said = standing.run.run, standing.version, trouble
+                both = "; ".join(filter(None, (trouble, self._engines_trouble)))
+                await self._write(standing.run, standing, both, _LEASE)
+
+    async def stop(self, standing: Standing) -> None:
+        """The last one, which ends the lease. Whoever has stopped needs nothing, and nothing is wrong with it."""
+        async with self._writing:
+            if standing.run is not None and self._said is not None:
+                await self._write(standing.run, standing, "", lease=0.0)
+
+    async def _write(self, run: Run, standing: Standing, trouble: str, lease: float) -> None:
+        if self._timings.before is None:
+            self._timings.before = await self._read_before(run)
         beat = Heartbeat(
-            run=chain.run.run,
+            run=run.run,
             name=self._name,
             version=standing.version if standing.version is not None else -1,
             head=standing.head,
-            lease=_LEASE,
+            lease=lease,
             time=self._runtime.time(),
             host=platform.node(),
-            trouble="; ".join(filter(None, (trouble, self._engines_trouble)))[:_MOST_TROUBLE],
+            trouble=trouble[:_MOST_TROUBLE],
             stages=self._timings.latest,
             served=self._served,
-            recent=self._timings.recent,
+            recent=self._timings.recent(standing.head),
         )
-        await self._write(beat)
-
-    async def _write(self, beat: Heartbeat) -> None:
         try:
             await self._bucket.put(heartbeat_path(self._name), seal(beat).data)
             self._allowed = True
@@ -94,14 +104,12 @@ class HeartbeatWriter:
         except BucketError:
             pass  # the next one may get through
 
-    async def _recall(self, chain: ChainReader, head: int) -> None:
+    async def _read_before(self, run: Run) -> tuple[PassedVersion, ...]:
         """What it said before it was restarted, so that the story of this replica goes on."""
         path = heartbeat_path(self._name)
         with suppress(BucketError, RunError, UnsupportedFormat):
-            said = chain.unseal(await self._bucket.get(path), Heartbeat, path).record
-            # None that is ahead of the run: it is none of ours, and would push out what is.
-            self._timings.recall(one for one in said.recent if 0 <= one.version <= head)
-        self._recalled = True
+            return ChainReader(self._bucket, run).unseal(await self._bucket.get(path), Heartbeat, path).record.recent
+        return ()
 
 
 class _StageTimings:
@@ -109,23 +117,23 @@ class _StageTimings:
 
     def __init__(self) -> None:
         self.latest: dict[str, StageTiming] = {}
+        self.before: tuple[PassedVersion, ...] | None = None  # what was said before a restart, once it is known
         self._by_version: dict[int, dict[str, StageTiming]] = {}
-
-    @property
-    def recent(self) -> tuple[PassedVersion, ...]:
-        return tuple(PassedVersion(version, stages) for version, stages in sorted(self._by_version.items()))
 
     def add(self, version: int | None, stages: Mapping[str, StageTiming]) -> None:
         self.latest.update(stages)
         if version is not None and stages:
             self._by_version.setdefault(version, {}).update(stages)
-            self._forget_the_oldest()
+            while len(self._by_version) > _RECENT:
+                del self._by_version[min(self._by_version)]
 
-    def recall(self, before: Iterable[PassedVersion]) -> None:
-        """What was known before a restart; what has been added since counts for more."""
-        self._by_version = {one.version: dict(one.stages) for one in before} | self._by_version
-        self._forget_the_oldest()
-
-    def _forget_the_oldest(self) -> None:
-        while len(self._by_version) > _RECENT:
-            del self._by_version[min(self._by_version)]
+    def recent(self, head: int) -> tuple[PassedVersion, ...]:
+        """The newest versions, the oldest first."""
+        # None that is ahead of the run: somebody else wrote it, and it would push out what is ours.
+        known = {
+            one.version: one.stages
+            for one in self.before or ()
+            if one.version >= 0 and (head < 0 or one.version <= head)
+        }
+        newest = sorted({**known, **self._by_version}.items())[-_RECENT:]
+        return tuple(PassedVersion(version, stages) for version, stages in newest)

@@ -64,7 +64,8 @@ class ReplicaUpdater:
                 )
             self._standing.advance(commit)
             await self._patches.add(patch)
-        self._reached(commit, fetched.nbytes, self._runtime.clock() - began)
+            # While nobody can take it: whoever takes a version has heard of it before.
+            self._reached(commit, fetched.nbytes, self._runtime.clock() - began)
 
     async def rebuild(self, run: Run, path: ChainPath) -> None:
         """All weights from the bucket, beside the old ones; then in their place, all at once."""
@@ -82,13 +83,13 @@ class ReplicaUpdater:
                 await self._runtime.run_in_thread(rebuild.finish, position, state)
                 self._standing.advance(target)
                 self._patches.drop()
+                self._reached(target, path.nbytes, self._runtime.clock() - began)
         finally:
             await self._runtime.run_in_thread(rebuild.__exit__, None, None, None)
-        self._reached(target, path.nbytes, self._runtime.clock() - began)
 
     async def settle(self) -> None:
         """Caught up: makes a new `current` where that is cheap, or overdue."""
         nbytes = sum(tensor.nbytes for tensor in self._replica.weights.values())
         if nbytes <= _SMALL or self._replica.journal_bytes > nbytes // 4:
             async with self.using:
-                await self._runtime.run_in_thread(self._replica.checkpoint)
+                await self._runtime.run_in_thread(self._replica.make_current)

@@ -19,9 +19,13 @@ _ROLLED_BACK = "the bucket was rolled back or replaced: follow it into a new dir
 
 
 class Standing:
-    """`open` finds the run and the replica's place in it; `advance` is told of each version that was reached."""
+    """`open` finds the run and the replica's place in it; `advance` is told of each version that was reached.
+
+    `chain` and `commit` are None as long as it is not known where the replica stands.
+    """
 
     def __init__(self, bucket: Bucket, runtime: Runtime, replica: Replica, emit: Listener) -> None:
+        self.run: Run | None = None  # as soon as it has been read, wherever the replica stands in it
         self.chain: ChainReader | None = None
         self.commit: Sealed[Commit] | None = None  # of the version that the replica holds
         self.head = -1
@@ -59,7 +63,7 @@ class Standing:
         """Finds the run, and where this replica stands in it."""
         if self.chain is not None:
             return self.chain
-        run = await read_run(self._bucket)
+        run = self.run = await read_run(self._bucket)
         chain = ChainReader(self._bucket, run)
         held = self._replica.position
         if self._replica.trouble:

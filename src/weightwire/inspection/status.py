@@ -99,6 +99,7 @@ class ReplicaStatus:
     behind: int  # versions, of the newest there is: what whoever asks it gets
     seen: float  # seconds ago
     alive: bool
+    stopped: bool  # on purpose
     trouble: str
     stages: dict[str, StageTiming]
 
@@ -218,7 +219,8 @@ async def _replicas(chain: ChainReader, objects: Sequence[ObjectInfo], head: int
                 served=beat.served,
                 behind=max(0, head - beat.reached),
                 seen=seen,
-                alive=seen < beat.lease,
+                alive=now < beat.alive_until(one.modified),
+                stopped=beat.stopped,
                 trouble=beat.trouble,
                 stages=beat.stages,
             )

@@ -100,9 +100,19 @@ function isAlive(replica) {
   return now() - replica.heard < replica.lease;
 }
 
+function isStopped(replica) {
+  return replica.lease === 0;
+}
+
 /** That it has missed heartbeats, of which there are four in a lease. */
 function isSilent(replica) {
-  return now() - replica.heard > replica.lease / 2;
+  return !isStopped(replica) && now() - replica.heard > replica.lease / 2;
+}
+
+function health(replica) {
+  if (isStopped(replica)) return ", stopped";
+  if (!isAlive(replica)) return ", gone";
+  return isSilent(replica) ? ", silent" : "";
 }
 
 function behind(replica) {
@@ -137,11 +147,12 @@ function cards() {
 
 function replicaCard() {
   const all = picture.replicas.length + picture.unshown, alive = picture.replicas.filter(isAlive);
+  const gone = picture.replicas.some((one) => !isAlive(one) && !isStopped(one));
   if (!all) return figureCard("Replicas", "none", "nobody follows this run yet");
   const most = Math.max(0, ...alive.map(behind));
   if (!alive.length) return figureCard("Replicas", `0 of ${all}`, "none is alive");
   const lag = most ? `at most ${counted(most, "version")} behind` : "all up to date";
-  return figureCard("Replicas", `${alive.length} of ${all}`, `alive, ${lag}`, alive.length < picture.replicas.length ? "bad" : "");
+  return figureCard("Replicas", `${alive.length} of ${all}`, `alive, ${lag}`, gone ? "bad" : "");
 }
 
 function pauseCard() {
@@ -174,12 +185,11 @@ function replicaTable() {
   const cell = (name, content, extra = "") => element("td", { class: `${number.has(name) ? "number" : "text"} ${extra}`, ...(name === "replica" ? {} : { "data-name": name }) }, ...[content].flat());
   const rows = picture.replicas.map((one, index) => {
     const dot = element("span", { class: "dot", style: `background: var(--r${index % 6})` });
-    const alive = isAlive(one);
-    return element("tr", { class: alive ? "" : "gone" },
+    return element("tr", { class: isAlive(one) ? "" : "gone" },
       cell("replica", [dot, plain(one.name, 40)]),
       cell("version", one.reached < 0 ? "none yet" : String(one.reached)),
       cell("behind", head() && one.reached >= 0 ? String(behind(one)) : "\u2013"),
-      cell("heard", `${ago(now() - one.heard)}${alive ? (isSilent(one) ? ", silent" : "") : ", gone"}`, isSilent(one) ? "trouble" : ""),
+      cell("heard", `${ago(now() - one.heard)}${health(one)}`, isSilent(one) ? "trouble" : ""),
       cell("last pause", one.pause === null ? "\u2013" : duration(one.pause)),
       cell("host", plain(one.host || "\u2013", 40)),
       cell("trouble", plain(one.trouble || "none"), one.trouble ? "trouble" : ""));

@@ -94,7 +94,10 @@ class PublisherView:
 
 @dataclass(frozen=True)
 class ReplicaView:
-    """What a follower said last, and went through before. It is alive until `lease` seconds after it was `heard`."""
+    """What a follower said last, and went through before.
+
+    It is alive until `lease` seconds after it was `heard`; 0 if it was stopped.
+    """
 
     name: str
     host: str
@@ -268,7 +271,7 @@ def replica_of(beat: Heartbeat, heard: float, history: History) -> ReplicaView:
         version=beat.version,
         reached=beat.reached,
         heard=heard,
-        lease=min(beat.lease, _LONGEST),
+        lease=beat.lifetime,
         trouble=beat.trouble,
         pause=swap.seconds if swap and 0 <= swap.seconds < _LONGEST else None,
         steps=tuple((at, one.version) for one in passed if (at := _reached(one, beat.served is not None))),

@@ -6,7 +6,9 @@
     DIR/lock                                        held while the replica is open
 
 Both links change at once, and what they lead to is complete by then. Engines that map files must load `current`: all
-its weights are in one file, so that whoever has it open never sees two versions. Knows files, weights and deltas; no
+its weights are in one file, so that whoever has it open never sees two versions. Beside the work there are at most
+`current`, the checkpoint handed out last, those that are lent, and one that is being made; opening a replica removes
+all but `current`. Knows files, weights and deltas; no
 bucket, no commit record and no event loop. One call at a time.
 """
 
@@ -18,6 +20,7 @@ import os
 import re
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -60,6 +63,8 @@ class Replica(Closeable):
         self._work: Workdir | None = None
         self._trouble: str | None = None
         self._shares_blocks = False  # that a page of the work may move when it is written to
+        self._handed_out: str | None = None  # the checkpoint that `checkpoint` returned last
+        self._lent: Counter[str] = Counter()  # checkpoints that somebody is loading, and how many do
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str], *, threads: int | None = None) -> Self:
@@ -154,8 +159,11 @@ class Replica(Closeable):
         """Reads all weights once more; a replica that no longer holds what it should is lost."""
         self._held().verify()
 
-    def checkpoint(self) -> Path:
-        """Makes `current` lead to a checkpoint of this version, if it does not yet; returns where that is."""
+    def make_current(self) -> Path:
+        """Makes `current` lead to a checkpoint of this version, if it does not yet; returns where that is now.
+
+        It may be gone at the next call: whoever loads it has it from `checkpoint` or `lend`.
+        """
         work, current = self._held(), self.directory / _CURRENT
         about = asdict(work.position) | {"state": work.state.hex}
         if not about.items() <= _read_about(current).items():
@@ -163,6 +171,26 @@ class Replica(Closeable):
             with _using(self.directory):
                 self._make_checkpoint(work, about)
         return Path(os.path.realpath(current))
+
+    def checkpoint(self) -> Path:
+        """Makes `current` this version, and hands it out: the directory stays until the next one is handed out."""
+        path = self.make_current()
+        if path.name != self._handed_out:
+            self._handed_out = path.name
+            self._tidy(_CURRENT)
+        return path
+
+    def lend(self) -> Path:
+        """Makes `current` this version, and lends it: the directory stays until it is given back."""
+        path = self.make_current()
+        self._lent[path.name] += 1
+        return path
+
+    def give_back(self, path: Path) -> None:
+        """A directory that was lent is no longer needed."""
+        self._lent[path.name] -= 1
+        self._lent += Counter()  # without those that nobody has any more
+        self._tidy(_CURRENT)
 
     def _make_checkpoint(self, work: Workdir, about: dict[str, Any]) -> None:
         folder = self.directory / _FOLDERS[_CURRENT]
@@ -217,11 +245,14 @@ class Replica(Closeable):
             self._tidy(_WORK)
 
     def _tidy(self, link: str) -> None:
-        """Removes all that a link might lead to, but for what it does. What cannot be removed now will be later."""
-        target = _leads_to(self.directory / link)
+        """Removes all that a link might lead to, but for what it does and what is in use.
+
+        What cannot be removed now will be later, at the latest when the replica is opened again.
+        """
+        kept = {_leads_to(self.directory / link), self._handed_out, *self._lent}
         with suppress(OSError):
             for path in (self.directory / _FOLDERS[link]).iterdir():
-                if path.name != target and _OURS.fullmatch(path.name):
+                if path.name not in kept and _OURS.fullmatch(path.name):
                     durable_files.remove(path)
 
     # --- small things --------------------------------------------------------------------------------------------

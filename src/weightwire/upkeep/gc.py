@@ -318,8 +318,8 @@ async def _read_leases(chain: ChainReader, view: _View, retention: Retention) ->
                 raise  # a replica that needs we do not know what
             return
         if beat is not None:
-            lease = min(beat.lease, DAY)
-            view.leases.append(Lease(_name_of(one.path), min(beat.version, view.head), one.modified + lease))
+            held = min(beat.version, view.head)
+            view.leases.append(Lease(_name_of(one.path), held, beat.alive_until(one.modified)))
 
     await each(view.heartbeats, _LANES, read)
     view.leases.sort(key=lambda lease: lease.name)

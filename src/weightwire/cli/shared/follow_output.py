@@ -56,9 +56,8 @@ class FollowListener:
 
     def __init__(self, metrics: Metrics | None) -> None:
         self.metrics = metrics
-        self.versions = 0
         self.pauses: dict[str, float] = {}  # engines, and for how long they did not serve
-        self._nbytes = 0
+        self._applied: list[tuple[int | None, int]] = []  # versions and their bytes, as they came
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
@@ -66,8 +65,7 @@ class FollowListener:
             self.metrics(event)
         if event.stage == "apply":
             with self._lock:
-                self._nbytes += event.nbytes
-                self.versions += 1
+                self._applied.append((event.version, event.nbytes))
         elif event.stage == "swap":
             self.pauses[event.message] = event.seconds
         elif event.stage == "warning":
@@ -78,21 +76,27 @@ class FollowListener:
         elif event.stage == "recovered":
             say(event.message)
 
-    def take(self) -> int:
-        """Bytes since it was asked last."""
+    def take(self, version: int) -> int | None:
+        """Bytes that led to a version, since it was asked last; None if it was not applied but held before.
+
+        Later versions may have been applied by now: theirs are left for the next time.
+        """
         with self._lock:
-            nbytes, self._nbytes = self._nbytes, 0
-            return nbytes
+            known = [index for index, (applied, _) in enumerate(self._applied) if applied == version]
+            if not known:
+                return None
+            taken, self._applied = self._applied[: known[-1] + 1], self._applied[known[-1] + 1 :]
+            return sum(nbytes for _, nbytes in taken)
 
 
 def tell(update: Update, ear: FollowListener) -> tuple[int, float | None, dict[str, float]]:
     """A line for a version. Returns its bytes, how far it was behind the commit, and the pauses of engines."""
-    nbytes = ear.take()
-    behind = max(0.0, time.time() - update.time) if update.time and nbytes else None
+    nbytes = ear.take(update.version)
+    behind = max(0.0, time.time() - update.time) if update.time and nbytes is not None else None
     late = "" if behind is None else f", {behind:.2f} s behind the commit"
     step = "" if update.step is None else f" (step {update.step})"
     pauses, ear.pauses = ear.pauses, {}
-    fetched = byte_size(nbytes) if nbytes else "held already"
+    fetched = "held already" if nbytes is None else byte_size(nbytes)
     paused = "".join(f", {engine} paused for {1000 * seconds:.0f} ms" for engine, seconds in pauses.items())
     say(f"version {update.version}{step}: {fetched}{late}{paused}")
-    return nbytes, behind, pauses
+    return nbytes or 0, behind, pauses
