@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 
 from support import fuzz
+from support.fuzz_inputs import Block, golden_blocks, golden_files
+from support.fuzz_verdicts import judge_block, judge_file
 from support.samples import vector_widths
+from support.sanitizers import TESTS, build_kernel, compile_watched, watched_environment
 
 
 @pytest.fixture(scope="module")
 def watched_kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kernel under ASan and UBSan."""
     try:
-        return fuzz.build_kernel(tmp_path_factory.mktemp("kernel"))
+        return build_kernel(tmp_path_factory.mktemp("kernel"))
     except (OSError, subprocess.CalledProcessError) as problem:
         pytest.skip(f"THE KERNEL IS NOT TESTED AGAINST HOSTILE INPUT: no compiler with sanitizers ({problem})")
 
@@ -62,11 +65,11 @@ def test_a_kernel_that_reads_too_far_is_caught(tmp_path: Path) -> None:
         "PyMODINIT_FUNC PyInit_bad(void) { return PyModule_Create(&module); }\n"
     )
     try:
-        fuzz.compile_watched(tmp_path / "bad.c", tmp_path / "bad.so")
+        compile_watched(tmp_path / "bad.c", tmp_path / "bad.so")
     except (OSError, subprocess.CalledProcessError) as problem:
         pytest.skip(f"THE KERNEL IS NOT TESTED AGAINST HOSTILE INPUT: no compiler with sanitizers ({problem})")
-    code = "import sys, bad; from support import fuzz; bad.bad(fuzz.exact(b'twelve bytes'))"
-    environment = fuzz.watched_environment(None) | {"PYTHONPATH": f"{tmp_path}:{fuzz.TESTS}"}
+    code = "import sys, bad; from support.fuzz_verdicts import exact; bad.bad(exact(b'twelve bytes'))"
+    environment = watched_environment(None) | {"PYTHONPATH": f"{tmp_path}:{TESTS}"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr
@@ -81,19 +84,19 @@ def test_a_mutation_is_always_the_same() -> None:
 
 
 def test_mutations_are_of_blocks_of_every_encoding() -> None:
-    blocks = fuzz.golden_blocks(80_000)
+    blocks = golden_blocks(80_000)
     assert {block.data[0] for block in blocks} == {1, 2, 3, 5, 6, 7, 9, 13}
     assert len({block.dtype for block in blocks}) == 22
 
 
 def test_blocks_survive_being_written_down() -> None:
-    for block in fuzz.golden_blocks(1000)[::10]:
-        assert fuzz.Block.from_json(block.to_json()) == block
+    for block in golden_blocks(1000)[::10]:
+        assert Block.from_json(block.to_json()) == block
 
 
 def test_the_honest_are_accepted() -> None:
     """Or nothing that is said of the others means anything."""
-    for block in fuzz.golden_blocks(8000)[::5]:
-        assert fuzz.judge_block(block, vector_widths(), compare=True) == "accepted"
-    for file in fuzz.golden_files():
-        assert fuzz.judge_file(file, file.data).startswith("accepted")
+    for block in golden_blocks(8000)[::5]:
+        assert judge_block(block, vector_widths(), compare=True) == "accepted"
+    for file in golden_files():
+        assert judge_file(file, file.data).startswith("accepted")

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pytest
 
 import weightwire
-from support.fuzz import Block, check_result, decode_with
+from support.fuzz_inputs import Block
+from support.fuzz_verdicts import check_result, decode_with
 from support.samples import vector_widths, vectors_of
 from weightwire import CheckpointError, CorruptDelta, Delta, UnsupportedFormat, WeightwireError, WrongBase
 from weightwire.codec import _kernel, numpy_kernel

@@ -33,15 +33,15 @@ async def in_thread(function: Callable[[], Result], stop: threading.Event | None
         raise
 
 
-async def each(items: Iterable[Item], lanes: int, transfer: Callable[[Item], Awaitable[None]]) -> None:
-    """Runs `transfer` for all items, on so many lanes. The first error ends the others before it is raised."""
+async def each(items: Iterable[Item], at_once: int, transfer: Callable[[Item], Awaitable[None]]) -> None:
+    """Runs `transfer` for all items, so many at once. The first error ends the others before it is raised."""
     waiting = iter(items)
 
-    async def lane() -> None:
+    async def work() -> None:
         for item in waiting:
             await transfer(item)
 
-    tasks = [asyncio.create_task(lane()) for _ in range(lanes)]
+    tasks = [asyncio.create_task(work()) for _ in range(at_once)]
     try:
         await asyncio.gather(*tasks)
     finally:

@@ -25,7 +25,7 @@ __all__ = ["DirectoryBucket"]
 
 # Large files are read in pieces, several at a time: file systems on a network gain by it.
 _PIECE = 32 << 20
-_LANES = 4
+_AT_ONCE = 4
 
 _ABANDONED = 24 * 3600.0
 _KNOWN_FOLDERS = 1000
@@ -73,7 +73,7 @@ class DirectoryBucket:
             await in_thread(lambda: _fill(target, view[offset : offset + _PIECE], start + offset))
 
         with self._reading(path):
-            await each(range(0, max(len(view), 1), _PIECE), _LANES, read)
+            await each(range(0, max(len(view), 1), _PIECE), _AT_ONCE, read)
 
     async def list(self, prefix: str) -> Sequence[ObjectInfo]:
         folder = self._root / check_prefix(prefix)

@@ -36,7 +36,7 @@ _Part = bytes | bytearray | memoryview
 
 # Objects of more than two parts travel so many of them at a time; smaller ones in one request.
 _PART = 8 << 20
-_LANES = 8
+_AT_ONCE = 8
 _SINGLE = 2
 _CHUNK = 256 << 10
 # S3 takes at most 10,000 parts.
@@ -127,7 +127,7 @@ class ObjectStoreBucket:
             await self._read(path, view[offset : offset + _PART], start + offset)
 
         with self._failing(path):
-            await each(range(0, len(view), _PART), _LANES, read)
+            await each(range(0, len(view), _PART), _AT_ONCE, read)
 
     async def list(self, prefix: str) -> Sequence[ObjectInfo]:
         folder = (self._prefix + check_prefix(prefix)).rstrip("/")
@@ -198,7 +198,7 @@ class ObjectStoreBucket:
         else:
             every = chain(first, parts)
             first = []
-            obstore.put(self._data, key, every, use_multipart=True, chunk_size=size, max_concurrency=_LANES)
+            obstore.put(self._data, key, every, use_multipart=True, chunk_size=size, max_concurrency=_AT_ONCE)
 
 
 def _parts(views: Iterable[memoryview], size: int) -> Iterator[_Part]:

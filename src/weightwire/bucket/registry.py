@@ -1,7 +1,8 @@
-"""4 carry: bytes by URL. A bucket creates, puts, gets, lists, finds and deletes objects, and never sees a tensor.
+"""Buckets by URL. A bucket creates, puts, gets, lists, finds and deletes objects, and never sees a tensor.
 
-`port.py` says what a bucket is, `local.py`, `objects.py` and `hub.py` are the kinds there are, `probe.py` finds out
-whether one can be trusted. What they need is imported when a bucket of their kind is opened, not before.
+`port.py` says what a bucket is; `directory.py`, `object_store.py` and `huggingface.py` are the kinds there are;
+`probe.py` finds out whether one can be trusted. What they need is imported when a bucket of their kind is opened, not
+before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""5 record: run, epoch and commit records, and the rules of the chain.
+"""Run, epoch and commit records, and the rules of the chain.
 
 Pure: what the records hold, where they lie, what may follow what, who is fenced, what a reader accepts. Reads and
 writes nothing. docs/PROTOCOL.md says the same in words.

@@ -210,5 +210,5 @@ def _everything_of(row: _Row) -> dict[str, Any]:
         "bytes": entry.nbytes,
         "bits_per_change": row.bits_per_change,
         "blocks": list(entry.blocks),
-        "digest": "".join(f"{lane:016x}" for lane in entry.digest),
+        "digest": "".join(f"{one:016x}" for one in entry.digest),
     }

@@ -93,14 +93,14 @@ class BitReader:
         self._bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
         self._at = 0
 
-    def _take(self, count: int) -> Bits:
+    def _next(self, count: int) -> Bits:
         if count > len(self._bits) - self._at:
             raise ValueError("its bit stream is too short")
         self._at += count
         return self._bits[self._at - count : self._at]
 
     def number(self, width: int) -> int:
-        return int.from_bytes(np.packbits(self._take(width), bitorder="little").tobytes(), "little")
+        return int.from_bytes(np.packbits(self._next(width), bitorder="little").tobytes(), "little")
 
     def golomb(self, order: int) -> int:
         width = order
@@ -112,7 +112,7 @@ class BitReader:
 
     def numbers(self, widths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
         ends = np.cumsum(widths)
-        bits = self._take(int(ends[-1]) if len(ends) else 0)
+        bits = self._next(int(ends[-1]) if len(ends) else 0)
         starts = ends - widths
         out = np.zeros(len(widths), np.uint64)
         for bit in range(int(widths.max(initial=0))):

@@ -1,4 +1,4 @@
-"""The state digest's terms: a sum over (index, word), in two 64-bit lanes.
+"""The state digest's terms: two sums of 64 bits over (index, word).
 
 Part of the executable specification (docs/FORMAT.md, "State digest"). A sum does not care for order, so the
 digest of a tensor is the same from its shards, its slices and its threads, and a change costs what changed.

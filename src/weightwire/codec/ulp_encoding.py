@@ -220,58 +220,75 @@ def _lines_pay(classes: npt.NDArray[np.uint8], changed: npt.NDArray[np.bool_], a
     return saved > _cost(len(active), int(active.sum())) + (64 << 24)
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """Everything a block's changes become before they are written; marks and steps of every class that has any."""
+
+    window: Window
+    present: int
+    lines: _Marks | None
+    marks: list[_Marks]
+    steps: list[_Steps]
+
+    @staticmethod
+    def of(old: Units, new: Units, dtype: Dtype, line: int) -> _Plan:
+        window = choose_window(old, new, dtype)
+        classes = classes_of(old, dtype, window)
+        changed = old != new
+        lines: _Marks | None = None
+        if line:
+            active = changed.reshape(-1, line).any(axis=1)
+            if _lines_pay(classes, changed, active):
+                lines = _Marks.of(np.flatnonzero(active), len(active))
+                within = np.repeat(active, line)
+                old, new, classes, changed = old[within], new[within], classes[within], changed[within]
+        present = 0
+        marks, steps = [], []
+        for c in range(CLASSES):
+            member = classes == c
+            here = member & changed
+            if here.any():
+                present |= 1 << c
+                marks.append(_Marks.of(np.flatnonzero(changed[member]), int(member.sum())))
+                steps.append(_Steps.of(_step(old[here], new[here], dtype)))
+        return _Plan(window, present, lines, marks, steps)
+
+    @property
+    def all_marks(self) -> list[_Marks]:
+        return [*([self.lines] if self.lines else []), *self.marks]
+
+    def sections(self) -> Sections:
+        return [(m.symbols, m.table()) for m in self.all_marks] + [(s.symbols, s.table()) for s in self.steps]
+
+    def write_heads(self, bits: BitWriter) -> None:
+        bits.number(self.window.top, 11)
+        bits.number(self.window.width, 4)
+        bits.number(self.present, CLASSES)
+        if self.lines:
+            _write_marks(bits, self.lines, 0)
+        expected = _FIRST_J
+        for m, s in zip(self.marks, self.steps, strict=True):
+            _write_marks(bits, m, expected)
+            if m.complement:
+                bits.golomb(len(s.symbols) - 1, 8)
+            expected = _next_j(m.j if len(m.symbols) else expected)
+        for s in self.steps:
+            write_levels(bits, s.levels)
+            _write_bias(bits, s.plus)
+
+    def write_raw(self, bits: BitWriter) -> None:
+        for m in self.all_marks:
+            bits.numbers(m.low, m.widths())
+        for s in self.steps:
+            bits.numbers(s.low, s.widths)
+
+
 def encode_ulp(old: Units, new: Units, dtype: Dtype, line: int) -> bytes:
-    window = choose_window(old, new, dtype)
-    classes = classes_of(old, dtype, window)
-    changed = old != new
+    plan = _Plan.of(old, new, dtype, line)
     bits = BitWriter()
-    sections: Sections = []
-    raw: list[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]] = []
-
-    lines: _Marks | None = None
-    if line:
-        active = changed.reshape(-1, line).any(axis=1)
-        if _lines_pay(classes, changed, active):
-            lines = _Marks.of(np.flatnonzero(active), len(active))
-            within = np.repeat(active, line)
-            old, new, classes, changed = old[within], new[within], classes[within], changed[within]
-
-    marks: list[_Marks] = []
-    steps: list[_Steps] = []
-    present = 0
-    for c in range(CLASSES):
-        member = classes == c
-        here = member & changed
-        if here.any():
-            present |= 1 << c
-            marks.append(_Marks.of(np.flatnonzero(changed[member]), int(member.sum())))
-            steps.append(_Steps.of(_step(old[here], new[here], dtype)))
-
-    for m in ([lines] if lines else []) + marks:
-        sections.append((m.symbols, m.table()))
-        raw.append((m.low, m.widths()))
-    for s in steps:
-        sections.append((s.symbols, s.table()))
-        raw.append((s.low, s.widths))
-
-    bits.number(window.top, 11)
-    bits.number(window.width, 4)
-    bits.number(present, CLASSES)
-    if lines:
-        _write_marks(bits, lines, 0)
-    expected = _FIRST_J
-    for m, s in zip(marks, steps, strict=True):
-        _write_marks(bits, m, expected)
-        if m.complement:
-            bits.golomb(len(s.symbols) - 1, 8)
-        expected = _next_j(m.j if len(m.symbols) else expected)
-    for s in steps:
-        write_levels(bits, s.levels)
-        _write_bias(bits, s.plus)
-    for values, widths in raw:
-        bits.numbers(values, widths)
-    head = ULP | (LINES if lines else 0)
-    return entropy_coded(head, sections) + bits.to_bytes()
+    plan.write_heads(bits)
+    plan.write_raw(bits)
+    return entropy_coded(ULP | (LINES if plan.lines else 0), plan.sections()) + bits.to_bytes()
 
 
 def _next_j(j: int) -> int:
@@ -279,49 +296,42 @@ def _next_j(j: int) -> int:
     return max(0, j - 4)
 
 
+@dataclass(frozen=True)
+class _ClassHead:
+    """What is said of one class before its ranks and steps."""
+
+    number: int
+    marks: _MarksHead
+    steps: int  # only where the marks do not tell
+    table: Shares
+
+
+@dataclass(frozen=True)
+class _Heads:
+    window: Window
+    lines: _MarksHead | None
+    classes: list[_ClassHead]
+
+
 def decode_ulp(data: memoryview, old: Units, dtype: Dtype, line: int) -> tuple[Positions, Units]:
     decoder, rest = read_entropy_coded(data)
     bits = BitReader(rest)
-    window = Window(bits.number(11), bits.number(4))
-    if not 1 <= window.width < CLASSES or window.top >= 1 << dtype.exponent:
-        raise ValueError("its exponent window is out of range")
-    present = [c for c, bit in enumerate(f"{bits.number(CLASSES):016b}"[::-1]) if bit == "1"]
-    has_lines = bool(data[0] & LINES)
-    if has_lines and not line:
-        raise ValueError("it lists lines where there are none")
-    lines = _read_marks(bits, len(old) // line, 0) if has_lines else None
-
-    heads: list[_MarksHead] = []
-    counts: list[int] = []  # of steps, where the marks do not tell
-    expected = _FIRST_J
-    for _ in present:
-        heads.append(_read_marks(bits, len(old) - sum(head.symbols for head in heads), expected))
-        counts.append(bits.golomb(8) + 1 if heads[-1].complement else 0)
-        if not heads[-1].complement and not heads[-1].symbols:
-            raise ValueError("it lists a class without a change")
-        if sum(counts) > len(old):
-            raise ValueError("it has more steps than weights")
-        expected = _next_j(heads[-1].j)
-    tables = []
-    for _ in present:
-        levels = read_levels(bits, _TOKENS[dtype.unit])
-        tables.append(_step_table(levels, _read_bias(bits)))
-
+    heads = _read_heads(bits, len(old), dtype, line, has_lines=bool(data[0] & LINES))
     where = np.arange(len(old))
-    if lines:
-        listed = lines.ranks(decoder, bits, len(old) // line)
-        where = where.reshape(-1, line)[_marked(listed, len(old) // line, lines.complement)].ravel()
-    ranks = [head.ranks(decoder, bits, len(old)) for head in heads]
+    if heads.lines:
+        listed = heads.lines.ranks(decoder, bits, len(old) // line)
+        where = where.reshape(-1, line)[_marked(listed, len(old) // line, heads.lines.complement)].ravel()
+    ranks = [head.marks.ranks(decoder, bits, len(old)) for head in heads.classes]
     positions = []
     values = []
-    classes = classes_of(old[where], dtype, window)
-    for c, head, count, table, listed in zip(present, heads, counts, tables, ranks, strict=True):
-        members = where[classes == c]
-        here = members[_marked(listed, len(members), head.complement)]
-        if head.complement and len(here) != count:
+    classes = classes_of(old[where], dtype, heads.window)
+    for head, listed in zip(heads.classes, ranks, strict=True):
+        members = where[classes == head.number]
+        here = members[_marked(listed, len(members), head.marks.complement)]
+        if head.marks.complement and len(here) != head.steps:
             raise ValueError("it has another number of steps than of changes")
         positions.append(here)
-        steps = _read_steps(decoder, bits, len(here), table)
+        steps = _read_steps(decoder, bits, len(here), head.table)
         values.append(unorder(order(old[here], dtype) + steps.astype(old.dtype), dtype))
     decoder.finish()
     bits.finish()
@@ -330,6 +340,29 @@ def decode_ulp(data: memoryview, old: Units, dtype: Dtype, line: int) -> tuple[P
     at = np.concatenate(positions)
     sort = np.argsort(at)
     return at[sort].astype(np.uint32), np.concatenate(values)[sort]
+
+
+def _read_heads(bits: BitReader, count: int, dtype: Dtype, line: int, *, has_lines: bool) -> _Heads:
+    window = Window(bits.number(11), bits.number(4))
+    if not 1 <= window.width < CLASSES or window.top >= 1 << dtype.exponent:
+        raise ValueError("its exponent window is out of range")
+    present = [c for c, bit in enumerate(f"{bits.number(CLASSES):016b}"[::-1]) if bit == "1"]
+    if has_lines and not line:
+        raise ValueError("it lists lines where there are none")
+    lines = _read_marks(bits, count // line, 0) if has_lines else None
+    marks: list[_MarksHead] = []
+    steps: list[int] = []
+    expected = _FIRST_J
+    for _ in present:
+        marks.append(_read_marks(bits, count - sum(one.symbols for one in marks), expected))
+        steps.append(bits.golomb(8) + 1 if marks[-1].complement else 0)
+        if not marks[-1].complement and not marks[-1].symbols:
+            raise ValueError("it lists a class without a change")
+        if sum(steps) > count:
+            raise ValueError("it has more steps than weights")
+        expected = _next_j(marks[-1].j)
+    tables = [_step_table(read_levels(bits, _TOKENS[dtype.unit]), _read_bias(bits)) for _ in present]
+    return _Heads(window, lines, [_ClassHead(*one) for one in zip(present, marks, steps, tables, strict=True)])
 
 
 def _marked(listed: Ranks, members: int, complement: bool) -> npt.NDArray[np.bool_]:

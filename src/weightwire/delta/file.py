@@ -1,4 +1,4 @@
-"""3 pack: a version's encoded tensors <-> one safetensors file.
+"""A version's encoded tensors <-> one safetensors file.
 
 Knows the file (docs/FORMAT.md, "File"): which bytes are which block of which tensor, and what the result must
 digest to. Encodes nothing, applies nothing, and reads only the bytes it is asked for, so that a delta may lie in
@@ -328,8 +328,8 @@ class _Parts:
 def _pack_entry(entry: Entry) -> bytes:
     flags = entry.dtype.code | _ROWS * (entry.rows is not None) | _COO * entry.coo | _FRESH * entry.fresh
     numbers = [len(entry.shape), *entry.shape, *(entry.rows or ()), entry.changed, *entry.blocks]
-    lanes = b"".join(lane.to_bytes(8, "little") for lane in entry.digest)
-    return bytes([flags]) + b"".join(map(uvarint, numbers)) + lanes
+    digest = b"".join(one.to_bytes(8, "little") for one in entry.digest)
+    return bytes([flags]) + b"".join(map(uvarint, numbers)) + digest
 
 
 class _IndexReader:
@@ -343,7 +343,7 @@ class _IndexReader:
         value, self._at = read_uvarint(self._data, self._at)
         return value
 
-    def take(self, size: int) -> bytes:
+    def raw(self, size: int) -> bytes:
         if len(self._data) - self._at < size:
             raise ValueError("its index is too short")
         self._at += size
@@ -367,7 +367,7 @@ def _unpack_index(slots: Sequence[Slot], text: str) -> dict[str, Entry]:
 
 
 def _unpack_entry(reader: _IndexReader, slot: Slot) -> Entry:
-    flags = reader.take(1)[0]
+    flags = reader.raw(1)[0]
     coo, fresh = bool(flags & _COO), bool(flags & _FRESH)
     dtype, shape, rows = _unpack_shape(reader, flags)
     layout = Layout.of(dtype, shape, rows)
@@ -383,8 +383,8 @@ def _unpack_entry(reader: _IndexReader, slot: Slot) -> Entry:
         raise ValueError("its blocks do not add up to its bytes")
     if coo and fresh:
         raise ValueError("cannot be both new and coo")
-    lanes = reader.take(16)
-    digest = int.from_bytes(lanes[:8], "little"), int.from_bytes(lanes[8:], "little")
+    sums = reader.raw(16)
+    digest = int.from_bytes(sums[:8], "little"), int.from_bytes(sums[8:], "little")
     return Entry(slot.name, dtype, shape, rows, coo, fresh, changed, blocks, digest, slot.start)
 
 

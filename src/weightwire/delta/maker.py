@@ -1,4 +1,4 @@
-"""4 make: two sets of weights -> the delta between them; one set -> an anchor.
+"""Two sets of weights -> the delta between them; one set -> an anchor.
 
 Cuts tensors into blocks, has the codec encode them in threads, and packs the result with the state digests. Reads
 weights, writes nothing but a spool that it is given.
@@ -108,7 +108,7 @@ class _Done:
     """What has been made of one block of one tensor."""
 
     base: Digest = (0, 0)  # digest of the old block, where it was not known
-    lanes: Digest = (0, 0)  # what is to be added to it; of a fresh tensor the digest itself
+    added: Digest = (0, 0)  # what is to be added to it; of a fresh tensor the digest itself
     data: bytes = b""
     changed: int = 0
     found: BlockChanges | None = None
@@ -128,14 +128,14 @@ def _digest_old(old: Tensor, layout: Layout, index: int) -> _Done:
 
 def _encode_known(encode: Callable[[], EncodedBlock]) -> _Done:
     block = encode()
-    return _Done(lanes=block.digest, data=block.data, changed=block.changed)
+    return _Done(added=block.digest, data=block.data, changed=block.changed)
 
 
 def _encode_fresh(new: Tensor, layout: Layout, index: int) -> _Done:
     block = codec.encode(None, new.bits, layout, index)
     begin, end = layout.span(index)
-    lanes = codec.digest(new.bits, layout, index)
-    return _Done(lanes=lanes, data=block.data, changed=block.changed, nbytes=(end - begin) * layout.dtype.unit)
+    added = codec.digest(new.bits, layout, index)
+    return _Done(added=added, data=block.data, changed=block.changed, nbytes=(end - begin) * layout.dtype.unit)
 
 
 def _encode_change(old: Tensor, new: Tensor, layout: Layout, index: int, known: bool, coo: bool) -> _Done:
@@ -160,7 +160,7 @@ class _Making:
     old: Tensor | None
     new: Tensor | None
     base: Digest = (0, 0)
-    lanes: Digest = (0, 0)
+    added: Digest = (0, 0)
     changed: int = 0
     parts: dict[int, BlockData] = field(default_factory=dict)  # of blocks that changed
     found: list[BlockChanges] = field(default_factory=list)
@@ -189,7 +189,7 @@ class _Making:
 
     def gather(self, block: int | None, done: _Done, keep: Callable[[bytes], BlockData]) -> None:
         self.base = add(self.base, done.base)
-        self.lanes = add(self.lanes, done.lanes)
+        self.added = add(self.added, done.added)
         self.changed += done.changed
         if block is not None and done.data:
             self.parts[block] = keep(done.data)
@@ -214,7 +214,7 @@ class _Making:
             fresh=self.fresh,
             changed=self.changed,
             blocks=tuple(map(len, parts)) if layout.blocks else (),
-            digest=self.lanes if self.fresh else add(known.tensors[self.name].digest, self.lanes),
+            digest=self.added if self.fresh else add(known.tensors[self.name].digest, self.added),
         )
         return Packed(entry, parts)
 

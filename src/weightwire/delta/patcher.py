@@ -1,4 +1,4 @@
-"""5 apply: base weights and a delta -> the weights after it, verified, in place or as a copy.
+"""Base weights and a delta -> the weights after it, verified, in place or as a copy.
 
 Either all of a delta is applied or none of it. In place, what was overwritten is kept until the digests match, and
 put back if they do not.
@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -209,7 +210,7 @@ class _Written:
     index: int
     patch: Patch | None = None
 
-    def take_back(self) -> None:
+    def put_back(self) -> None:
         if self.patch is not None:
             codec.swap(self.bits, self.patch, self.layout, self.index)
 
@@ -219,13 +220,13 @@ class Applied:
     """A delta that has been applied in place: the state after it, and what it overwrote."""
 
     state: State
-    _take_back: Callable[[], None] | None = field(default=None, repr=False)
+    _put_back: Callable[[], None] | None = field(default=None, repr=False)
 
     def undo(self) -> None:
         """Puts everything back as it was. Only while the weights are as the delta left them; twice is harmless."""
-        if self._take_back is None:
+        if self._put_back is None:
             raise ValueError("nothing was kept that could be put back")
-        self._take_back()
+        self._put_back()
 
 
 def _apply_in_place(base: Any, weights: Weights, delta: Delta, before: State | None, threads: int | None) -> Applied:
@@ -238,20 +239,20 @@ def _apply_in_place(base: Any, weights: Weights, delta: Delta, before: State | N
         try:
             return _write(delta, weights, state, threads, written, stop)
         except BaseException:
-            _take_back(written)
+            _put_back(written)
             raise
 
-    def take_back() -> None:
-        to_the_end(lambda stop: _take_back(written))
+    def put_back() -> None:
+        to_the_end(lambda stop: _put_back(written))
         _tell(base, delta)
 
     try:
         after = to_the_end(work)
         _tell(base, delta)
-        return Applied(after, take_back)
+        return Applied(after, put_back)
     except BaseException:
-        # There is still something to take back where all went well, and an interrupt came at the last moment.
-        take_back()
+        # There is still something to put back where all went well, and an interrupt came at the last moment.
+        put_back()
         raise
 
 
@@ -260,9 +261,9 @@ def _tell(base: Any, delta: Delta) -> None:
         mark_changed(base, name)
 
 
-def _take_back(written: list[_Written]) -> None:
+def _put_back(written: list[_Written]) -> None:
     while written:
-        written.pop().take_back()
+        written.pop().put_back()
 
 
 def _write(
@@ -283,16 +284,16 @@ def _write(
             written.append(record)  # before anything is written, lest there be no memory left for it afterwards
         if stop and stop.is_set():
             raise Stopped
-        record.patch, lanes = write_block(delta, job, bits)
-        return lanes, changed_by(record.patch, bits, entry, index)
+        record.patch, change = write_block(delta, job, bits)
+        return change, changed_by(record.patch, bits, entry, index)
 
     tied = _tied(delta, targets)
     known = {name: _digest_before(entry, targets[name], state) for name, entry in delta.entries.items()}
     added = dict.fromkeys(delta.entries, (0, 0))
     changed = dict.fromkeys(delta.entries, 0)
     jobs = list(jobs_of(delta, {name: entry for name, entry in delta.entries.items() if name not in tied}))
-    for job, (lanes, count) in zip(jobs, in_order(work, jobs, threads), strict=True):
-        added[job.entry.name] = add(added[job.entry.name], lanes)
+    for job, (change, count) in zip(jobs, in_order(work, jobs, threads), strict=True):
+        added[job.entry.name] = add(added[job.entry.name], change)
         changed[job.entry.name] += count
     for name, other in tied.items():
         added[name], changed[name] = added[other], changed[other]
@@ -371,8 +372,5 @@ def _digest_before(entry: Entry, target: Tensor, state: State) -> Digest:
     known = state.tensors.get(entry.name)
     if known and not entry.fresh and entry.rows == target.rows:
         return known.digest
-    lanes = (0, 0)
     bits = covered(target, entry)
-    for index in range(entry.layout.blocks):
-        lanes = add(lanes, codec.digest(bits, entry.layout, index))
-    return lanes
+    return reduce(add, (codec.digest(bits, entry.layout, i) for i in range(entry.layout.blocks)), (0, 0))

@@ -35,7 +35,7 @@ class TensorState:
 
     def to_bytes(self) -> bytes:
         dims = b"".join(map(uvarint, (len(self.shape), *self.shape)))
-        return bytes([self.dtype.code]) + dims + b"".join(lane.to_bytes(8, "little") for lane in self.digest)
+        return bytes([self.dtype.code]) + dims + b"".join(one.to_bytes(8, "little") for one in self.digest)
 
 
 class State:
@@ -79,8 +79,8 @@ def digest(weights: Any, *, threads: int | None = None, progress: Progress | Non
         name, index = job
         return codec.digest(tensors[name].bits, layouts[name], index)
 
-    for (name, index), lanes in zip(jobs, in_order(work, jobs, threads), strict=True):
-        sums[name] = add(sums[name], lanes)
+    for (name, index), block in zip(jobs, in_order(work, jobs, threads), strict=True):
+        sums[name] = add(sums[name], block)
         if progress:
             begin, end = layouts[name].span(index)
             progress((end - begin) * layouts[name].dtype.unit)

@@ -236,13 +236,13 @@ class StagedPatch:
         sums: dict[str, Digest] = {}
         cores = _cores(self._runtime._threads or min(8, os.cpu_count() or 1))
         for done in in_order(work, cores, len(cores)):
-            for name, lanes in done:
-                if lanes is not None:
-                    sums[name] = add(sums.get(name, (0, 0)), lanes)
+            for name, added in done:
+                if added is not None:
+                    sums[name] = add(sums.get(name, (0, 0)), added)
         for write in self._writes:
             write.check()
-        for name, lanes in sums.items():
-            if add(self._before.tensors[name].digest, lanes) != self._patch.entries[name].digest:
+        for name, added in sums.items():
+            if add(self._before.tensors[name].digest, added) != self._patch.entries[name].digest:
                 raise EngineError(
                     f"tensor {name!r}: would have another digest than it should",
                     hint="reload the model: it has drifted",

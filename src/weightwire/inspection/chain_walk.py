@@ -34,7 +34,7 @@ from weightwire.weights import LENGTH_SIZE, read_size
 __all__ = ["ChainWalk", "Problem", "Progress", "Verification", "Way"]
 
 _AHEAD = 64  # commits that are asked for at the same time
-_LANES = 4  # files that are read at the same time
+_AT_ONCE = 4  # files that are read at the same time
 _PIECE = 16 << 20
 
 _COMMIT = re.compile(r"commits/([0-9]{20})\.json")
@@ -261,7 +261,7 @@ class ChainWalk:
                 return
             self.check_header(way, file, delta)
 
-        await each([(way, file) for way in self.ways for file in way.files], _LANES, check)
+        await each([(way, file) for way in self.ways for file in way.files], _AT_ONCE, check)
 
     async def is_there(self, way: Way, file: DataFile) -> bool:
         size = self.sizes.get(file.path)

@@ -38,7 +38,7 @@ __all__ = [
     "read_status",
 ]
 
-_LANES = 16
+_AT_ONCE = 16
 _RECENT = 64  # versions that averages are taken over
 
 
@@ -226,5 +226,5 @@ async def _replicas(chain: ChainReader, objects: Sequence[ObjectInfo], head: int
             )
         )
 
-    await each(objects, _LANES, read)
+    await each(objects, _AT_ONCE, read)
     return sorted(found, key=lambda one: one.name)

@@ -17,7 +17,7 @@ from weightwire.weights import LENGTH_SIZE, read_size
 
 __all__ = ["HeatReader"]
 
-_LANES = 16
+_AT_ONCE = 16
 _GUESS = 32 << 10  # bytes of a delta that nearly always hold its header
 _LARGEST = 16 << 20  # a header that is worth reading
 
@@ -42,7 +42,7 @@ class HeatReader:
                 self._columns[version] = None
 
         wanted = [one for one in versions if by_version[one].kind == DELTA]
-        await each([one for one in wanted if one not in self._columns], _LANES, read)
+        await each([one for one in wanted if one not in self._columns], _AT_ONCE, read)
         self._columns = {one: self._columns[one] for one in wanted}
         return heat_of(commits, self._rows, self._columns)
 

@@ -38,7 +38,7 @@ from weightwire.system import Runtime
 
 __all__ = ["RunReader"]
 
-_LANES = 16
+_AT_ONCE = 16
 _VERSIONS = 2000  # the newest; more would be no picture
 _REPLICAS = 24
 _SELDOM = 10.0  # seconds between looks at what changes seldom: anchors, retention, the publisher
@@ -176,7 +176,7 @@ class _Surroundings:
         async def read(path: str) -> None:
             self._shortcuts[path] = await self._chain.read_shortcut(path)
 
-        await each([path for path in wanted if path not in self._shortcuts], _LANES, read)
+        await each([path for path in wanted if path not in self._shortcuts], _AT_ONCE, read)
         self._shortcuts = {path: self._shortcuts[path] for path in wanted}
 
     def anchors(self, commits: list[Commit]) -> list[AnchorView]:
@@ -199,7 +199,7 @@ class _KnownReplicas:
         listed = sorted(await self._lists.list("replicas/"), key=lambda one: -one.modified)
         newest = listed[:_REPLICAS]
         known = self._beats
-        await each([one for one in newest if one.path not in known or known[one.path][0] != one], _LANES, self._read)
+        await each([one for one in newest if one.path not in known or known[one.path][0] != one], _AT_ONCE, self._read)
         # One that is there but not shown may be again: what it went through stays known.
         there = {one.path for one in listed}
         self._beats = {path: beat for path, beat in self._beats.items() if path in there}

@@ -90,7 +90,7 @@ class CopyAdvance:
     def diff(
         self, before: State, *, threads: int | None = None, spool: IO[bytes] | None = None, part: bool = False
     ) -> Delta:
-        """The delta from what the copy was, with the state `before`, to what it is: byte for byte that of `make.diff`.
+        """The delta from what the copy was, with the state `before`, to what it is: byte for byte that of `delta.diff`.
 
         Every block is decoded again, and the result compared: a delta that is returned leads to these weights. It
         does not name their state if they are only a `part` of a model's.
@@ -169,13 +169,13 @@ def _encode(block: _Block, scratch: _Scratch) -> EncodedBlock:
     old = scratch.like(new)
     _put_old(old, new, block.patch, alone)
     encoded = codec.encode(old, new, alone, 0)
-    lanes = 0, 0
+    added = 0, 0
     if encoded.data:  # none where `latest` changed under our hands, and back
         try:
-            _, lanes = codec.apply(encoded.data, old, alone, 0, fresh=False)
+            _, added = codec.apply(encoded.data, old, alone, 0, fresh=False)
         except ValueError as problem:
             _fail(block, str(problem))
-    if lanes != encoded.digest or codec.replace(old, new, alone, 0).values:
+    if added != encoded.digest or codec.replace(old, new, alone, 0).values:
         _fail(block, "it decodes to other weights")
     return encoded
 

@@ -1,4 +1,4 @@
-"""8 hold: a follower's local checkpoint, which is of exactly one version whatever happens.
+"""A follower's local checkpoint, which is of exactly one version whatever happens.
 
     DIR/current -> checkpoints/<version>-<token>/   a Hugging Face checkpoint of one version, never changed
     DIR/work -> works/<token>/                      the follower's own state, changed in place: see `workdir`

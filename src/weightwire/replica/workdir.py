@@ -186,7 +186,7 @@ def to_json(value: Mapping[str, Any]) -> bytes:
 
 
 def _describe(position: Position, state: State) -> bytes:
-    digests = {name: [f"{lane:016x}" for lane in tensor.digest] for name, tensor in state.tensors.items()}
+    digests = {name: [f"{one:016x}" for one in tensor.digest] for name, tensor in state.tensors.items()}
     return to_json(asdict(position) | {"state": state.hex, "tensors": digests})
 
 

@@ -64,7 +64,7 @@ __all__ = ["Retention", "Sweep", "below", "sweep"]
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
-_LANES = 16  # requests at the same time
+_AT_ONCE = 16  # requests at the same time
 _WINDOW = 64  # commits held at the same time
 _MOST_HOLES = 16  # that a listing leaves, of commits made meanwhile
 
@@ -167,7 +167,7 @@ async def _delete(bucket: Bucket, steps: Iterable[Sequence[Removal]], heartbeats
         await bucket.delete(one.path)
 
     for step in steps:
-        await each(step, _LANES, delete)
+        await each(step, _AT_ONCE, delete)
 
 
 def _of_versions(objects: Mapping[int, Sequence[ObjectInfo]], bound: int) -> list[Removal]:
@@ -304,7 +304,7 @@ async def _read_shortcuts(chain: ChainReader, view: _View) -> None:
         else:
             view.shortcuts.setdefault(shortcut.version, []).append(shortcut)
 
-    await each([one for objects in view.shortcut_objects.values() for one in objects], _LANES, read)
+    await each([one for objects in view.shortcut_objects.values() for one in objects], _AT_ONCE, read)
 
 
 async def _read_leases(chain: ChainReader, view: _View, retention: Retention) -> None:
@@ -321,7 +321,7 @@ async def _read_leases(chain: ChainReader, view: _View, retention: Retention) ->
             held = min(beat.version, view.head)
             view.leases.append(Lease(_name_of(one.path), held, beat.alive_until(one.modified)))
 
-    await each(view.heartbeats, _LANES, read)
+    await each(view.heartbeats, _AT_ONCE, read)
     view.leases.sort(key=lambda lease: lease.name)
 
 
@@ -371,5 +371,5 @@ async def _read_commits(chain: ChainReader, versions: Iterable[int]) -> dict[int
             raise BrokenChain(f"{chain.where(commit_path(version))}: is gone; nothing was deleted")
         found[version] = commit.record
 
-    await each(versions, _LANES, read)
+    await each(versions, _AT_ONCE, read)
     return found
