@@ -7,6 +7,7 @@ PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV   := .venv
+CORE   := .venv-core
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest --numprocesses 2
@@ -14,7 +15,7 @@ KERNEL := $(shell find src/weightwire/codec -name '*.[ch]')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-s3 test check format lint types chromium clean
+.PHONY: help demo demo-s3 test check core format lint types chromium clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,9 @@ test: lint types chromium ## Format, lint, types and every test: what CI runs
 
 check: lint types ## The same without the slow tests: before every commit
 	$(PYTEST) -m "not slow"
+
+core: $(CORE)/.installed ## The fast tests that need no torch, in an environment without it: any system, any Python
+	$(CORE)/bin/python -m pytest --numprocesses 2 -m "not slow"
 
 format: $(VENV)/.tools ## Rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
@@ -50,15 +54,16 @@ chromium:
 	  && { apt-get update -qq; apt-get install -qq -y --no-install-recommends chromium; } > /dev/null 2>&1; } \
 	  || echo 'WARNING: no chromium here, so the page is not tested in a browser: apt-get install chromium' >&2
 
-clean: ## Remove .venv and everything built
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
+clean: ## Remove the environments and everything built
+	rm -rf $(VENV) $(CORE) build dist .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
 	rm -f src/weightwire/codec/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+NEEDS_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "weightwire needs Python 3.11 or newer: make PYTHON=...")'
 INSTALL = $(PIP) install --quiet --no-deps --no-compile
 
 $(VENV)/.demo: requirements-demo.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "weightwire needs Python 3.11 or newer: make PYTHON=...")'
+	$(NEEDS_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo 'installing what the demo needs into $(VENV)'
 	$(INSTALL) -r $<
@@ -85,4 +90,14 @@ $(VENV)/.installed: $(VENV)/.demo pyproject.toml setup.py $(KERNEL)
 	$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	$(BIN)/python -c 'import weightwire.codec._kernel' || \
 	  { echo 'the kernel did not build: run $(PIP) install -v --no-build-isolation -e . to see why' >&2; exit 1; }
+	touch $@
+
+# What pyproject.toml asks for to use and test weightwire, in the releases of the other environment. torch is not in it.
+$(CORE)/.installed: pyproject.toml setup.py constraints.txt requirements.txt requirements-demo.txt $(KERNEL)
+	$(NEEDS_PYTHON)
+	test -x $(CORE)/bin/python || $(PYTHON) -m venv $(CORE)
+	@echo 'installing weightwire and what the tests of its core need into $(CORE)'
+	rm -f src/weightwire/codec/*.so
+	$(CORE)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt -e '.[test]'
+	$(CORE)/bin/python -c 'import weightwire.codec._kernel' || { echo 'the kernel did not build' >&2; exit 1; }
 	touch $@

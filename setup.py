@@ -1,7 +1,7 @@
 """The C kernel of the codec, and the example in the wheel; everything else about the package is in pyproject.toml.
 
-The kernel is optional: where there is no working C compiler `pip install` warns, leaves it out, and
-weightwire falls back to its NumPy implementation, which produces the same bytes more slowly.
+The kernel is optional: without a working C compiler `pip install` warns and leaves it out, and weightwire falls back
+to its NumPy implementation, which produces the same bytes more slowly. Such a wheel is tagged `py3-none-any`.
 """
 
 import shutil
@@ -9,14 +9,24 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 CODEC = Path("src/weightwire/codec")
 
-# One wheel for every CPython from 3.11 on. Free-threaded builds have no limited API: they get a wheel of
-# their own.
+# One wheel for every CPython from 3.11 on. Free-threaded builds have no limited API: they get a wheel of their own.
 LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+class CleanBuild(build):
+    """Builds from nothing: setuptools packs all that lies in build/, a kernel of an earlier build too."""
+
+    def run(self) -> None:
+        for left_over in (self.build_lib, self.build_temp):
+            shutil.rmtree(left_over, ignore_errors=True)
+        super().run()
 
 
 class BuildKernel(build_ext):
@@ -36,8 +46,19 @@ class BuildWithExample(build_py):
         super().run()
         if not self.editable_mode:
             target = Path(self.build_lib, "weightwire", "examples", "wordle")
-            shutil.rmtree(target, ignore_errors=True)
             shutil.copytree("examples/wordle", target, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+class TaggedWheel(bdist_wheel):
+    """Tags a wheel by what is in it. setuptools decides before it builds, and takes an optional kernel for built."""
+
+    def run(self) -> None:
+        self.run_command("build")
+        self.skip_build = True
+        if not any(Path(file).exists() for file in self.get_finalized_command("build_ext").get_outputs()):
+            self.distribution.ext_modules = []
+            self.root_is_pure = True
+        super().run()
 
 
 kernel = Extension(
@@ -52,6 +73,11 @@ kernel = Extension(
 
 setup(
     ext_modules=[kernel],
-    cmdclass={"build_ext": BuildKernel, "build_py": BuildWithExample},
+    cmdclass={
+        "bdist_wheel": TaggedWheel,
+        "build": CleanBuild,
+        "build_ext": BuildKernel,
+        "build_py": BuildWithExample,
+    },
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED_API else {},
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ WITH_VLLM = {
 }
 WITH_CHROMIUM = "tests/page/test_browser.py"
 SERVERS = {"rclone", "seaweedfs", "vllm", "vllm_split"}
+# The core is tested without torch too (`make core`): there, a test that imports one of these is skipped.
+BEYOND_THE_CORE = {"peft", "starlette", "torch", "transformers", "trl", "uvicorn", "vllm", "websockets"}
+CORE_ONLY = find_spec("torch") is None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -37,6 +41,33 @@ def pytest_collection_finish() -> None:
     """Torch computes in one thread where several processes test: else they wait for each other's threads, spinning."""
     if "PYTEST_XDIST_WORKER" in os.environ and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+def absent(problem: BaseException | None) -> str | None:
+    """The package that only a full environment has and that this exception is about."""
+    name = (problem.name or "").partition(".")[0] if isinstance(problem, ModuleNotFoundError) else ""
+    return name if CORE_ONLY and name in BEYOND_THE_CORE else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    call = getattr(report, "call", None)
+    if report.failed and call and (package := absent(call.excinfo.value.__cause__)):
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: needs {package}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except ModuleNotFoundError as problem:
+        if package := absent(problem):
+            pytest.skip(f"needs {package}")
+        raise
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]

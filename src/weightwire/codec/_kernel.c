@@ -3,7 +3,6 @@
  * Knows bytes and widths only: no file, no tensor, no dtype name. A malformed block raises ValueError with the reason.
  */
 #define Py_LIMITED_API 0x030b0000
-#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -61,8 +60,9 @@ static PyObject *py_encode_block(PyObject *self, PyObject *args) {
     if (!good)
         PyErr_NoMemory();
     else
+        /* Not "y#": a kernel built with the headers of 3.13 would raise SystemError in 3.11 and 3.12. */
         result = Py_BuildValue(
-            "y#nKK", out.data ? (char *)out.data : "", (Py_ssize_t)out.size, (Py_ssize_t)changed,
+            "NnKK", PyBytes_FromStringAndSize((char *)out.data, (Py_ssize_t)out.size), (Py_ssize_t)changed,
             (unsigned long long)digest.sum[0], (unsigned long long)digest.sum[1]);
     scratch_free(out.data);
 done:
