@@ -18,7 +18,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
@@ -27,12 +26,13 @@ from typing import Any, get_args
 
 import numpy as np
 import peers
-from build import MIXED, fingerprint, machine
-from held import Held, check_same, hold
+from arguments import benchmark_parser, recording_path
+from benchmark_run import run_benchmark
+from flat_weights import FlatWeights, check_same, flat_copy
 from recording import read_checkpoint, write_checkpoint
 from rounds import OTHERS, Spread, Times, range_of, ratio_row
 from synthetic import Stage, synthetic, synthetic_dense
-from table import Bar, Payload, Report, Row, print_report, print_verdict
+from table import Bar, Payload, Report, Row
 from timing import Contest
 
 import weightwire
@@ -73,28 +73,12 @@ class Source:
 
 def main() -> None:
     arguments = parse_arguments()
-    reports, build = [], fingerprint()
-    if not arguments.json:
-        print(machine())
-    with tempfile.TemporaryDirectory(prefix="weightwire-benchmark-") as directory:
-        scratch = Path(directory)
-        for report in run(arguments.recordings, scratch):
-            reports.append(report)
-            if not arguments.json:
-                print_report(report)
-    if arguments.json:
-        print(json.dumps({"machine": machine(), "sources": [one.to_json() for one in reports]}, indent=2))
-    else:
-        print_verdict(reports)
-    if fingerprint() != build:
-        # The command line and memory.py run in new processes: their figures would be those of another build.
-        raise SystemExit(MIXED)
+    run_benchmark(lambda scratch: run(arguments.recordings, scratch), as_json=arguments.json)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure the codec against its bars.")
-    parser.add_argument("recordings", nargs="*", type=Path, help="directories that record.py wrote")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = benchmark_parser("Measure the codec against its bars.")
+    parser.add_argument("recordings", nargs="*", type=recording_path, help="directories that record.py wrote")
     return parser.parse_args()
 
 
@@ -131,8 +115,8 @@ def synthesised(scratch: Path) -> Iterator[Source]:
 
 
 def measure(source: Source, scratch: Path) -> Report:
-    old, new = hold(read_checkpoint(source.old)), hold(read_checkpoint(source.new))
-    target = hold(old.bits)
+    old, new = flat_copy(read_checkpoint(source.old)), flat_copy(read_checkpoint(source.new))
+    target = flat_copy(old.bits)
     changes = peers.measure(old.bits, new.bits)
     before = weightwire.digest(old.bf16)
     delta = weightwire.diff(old.bf16, new.bf16, before=before)
@@ -231,13 +215,13 @@ def extra_memory(*arguments: str | Path) -> float:
 
 def bounds() -> list[Row]:
     """What holds for any change, on one that changes nearly everything and on one that nothing compresses."""
-    old, new = map(hold, synthetic_dense())
+    old, new = map(flat_copy, synthetic_dense())
     share = np.count_nonzero(old.flat != new.flat) / old.flat.size
-    size, anchor_size = checked_delta(old, new), checked_anchor(new, hold(old.bits))
+    size, anchor_size = checked_delta(old, new), checked_anchor(new, flat_copy(old.bits))
     rng = np.random.default_rng(0)
-    noise = [hold({"noise": rng.integers(0, 1 << 16, RANDOM_WEIGHTS, np.uint16)}) for _ in range(2)]
+    noise = [flat_copy({"noise": rng.integers(0, 1 << 16, RANDOM_WEIGHTS, np.uint16)}) for _ in range(2)]
     raw = noise[0].flat.nbytes
-    noise_size, noise_anchor_size = checked_delta(*noise), checked_anchor(noise[1], hold(noise[0].bits))
+    noise_size, noise_anchor_size = checked_delta(*noise), checked_anchor(noise[1], flat_copy(noise[0].bits))
     return [
         Row(
             "synthetic, lr 1e-3: delta / anchor",
@@ -251,16 +235,16 @@ def bounds() -> list[Row]:
     ]
 
 
-def checked_delta(old: Held, new: Held) -> int:
+def checked_delta(old: FlatWeights, new: FlatWeights) -> int:
     """The size of the delta between some weights, once it is known to turn one into the other."""
     delta = weightwire.diff(old.bf16, new.bf16)
-    target = hold(old.bits)
+    target = flat_copy(old.bits)
     weightwire.patch(target.bf16, delta)
     check_same(target, new, "delta")
     return delta.nbytes
 
 
-def checked_anchor(weights: Held, target: Held) -> int:
+def checked_anchor(weights: FlatWeights, target: FlatWeights) -> int:
     """The size of the anchor of some weights, once it is known to hold them; overwrites `target`."""
     anchor = weightwire.anchor(weights.bf16)
     weightwire.patch(target.bf16, anchor)

@@ -14,16 +14,15 @@ from pathlib import Path
 
 from receiver import say, tell
 
-from weightwire.engines.version_keeper import Keeper
-from weightwire.engines.vllm.client import VllmEngine
-from weightwire.follower.follower import Follower
+from weightwire import Follower
+from weightwire.engines import Keeper, open_engine
 
 
 def main() -> None:
     url, into, base, engine = sys.argv[1:]
     with (
         Follower(url, into=into, base=Path(base), on_event=tell) as follower,
-        closing(Keeper(follower, [VllmEngine(engine)], on_event=tell)) as keeper,
+        closing(Keeper(follower, [open_engine(f"vllm={engine}")], on_event=tell)) as keeper,
     ):
         keeper.start()
         say(stage="following")

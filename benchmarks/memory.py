@@ -25,7 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from held import hold
+from arguments import absolute_path, recording_path
+from flat_weights import flat_copy
 from recording import read_checkpoint
 from training import Training
 
@@ -77,7 +78,7 @@ def extra_memory_of_diff(old: Path, new: Path, out: Path) -> int:
 
 
 def extra_memory_of_patch(base: Path, delta: Path) -> int:
-    target = hold(read_checkpoint(base))
+    target = flat_copy(read_checkpoint(base))
     with AnonymousPeak() as peak:
         weightwire.patch(target.bf16, delta)
     return peak.bytes - int(target.flat.nbytes)
@@ -98,11 +99,13 @@ def extra_memory_of_publisher(recording: Path, bucket: Path, blocking: bool) -> 
 def main() -> None:
     match sys.argv[1:]:
         case ["diff", old, new, out]:
-            print(extra_memory_of_diff(Path(old), Path(new), Path(out)))
+            print(extra_memory_of_diff(*map(absolute_path, (old, new, out))))
         case ["patch", base, delta]:
-            print(extra_memory_of_patch(Path(base), Path(delta)))
+            print(extra_memory_of_patch(*map(absolute_path, (base, delta))))
         case ["publish" | "publish-blocking" as how, recording, bucket]:
-            print(extra_memory_of_publisher(Path(recording), Path(bucket), how == "publish-blocking"))
+            print(
+                extra_memory_of_publisher(recording_path(recording), absolute_path(bucket), how == "publish-blocking")
+            )
         case _:
             sys.exit("usage: memory.py diff OLD NEW DELTA | patch BASE DELTA | publish[-blocking] RECORDING BUCKET")
 

@@ -13,11 +13,11 @@ Needs numpy and zstandard, and `cc` for Basilica.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import functools
 import math
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
+from arguments import recording_path
 from numpy.typing import NDArray
 from recording import read_recording
 
@@ -253,7 +254,9 @@ def print_row(name: str, size: int, changed: int, note: str) -> None:
 
 
 def main() -> None:
-    for directory in map(Path, sys.argv[1:]):
+    parser = argparse.ArgumentParser(description="Measure the payload of every peer's format, and the limit.")
+    parser.add_argument("recordings", nargs="+", type=recording_path, help="directories that record.py wrote")
+    for directory in parser.parse_args().recordings:
         description, old, new = read_recording(directory)
         masters = f"{description['stage']}, masters {description['masters']}"
         print(f"{directory}: {description['model']}, lr {description['lr']}, {masters}")

@@ -24,12 +24,14 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-from held import Held, check_same, hold
-from rounds import OTHERS, Round, Spread, Times, processor_seconds_of_others, ratio_row
-from slowed import Slowed
+from arguments import benchmark_parser, recording_path
+from benchmark_run import run_benchmark
+from flat_weights import FlatWeights, check_same, flat_copy
+from process_tree import processor_seconds_of_others
+from rounds import OTHERS, Round, Spread, Times, ratio_row
+from slow_bucket import SlowBucket
 from table import Bar, Report, Row
 from training import Training, open_training
-from whole import run_whole
 
 from weightwire.bucket.port import Bucket
 from weightwire.bucket.registry import open_bucket
@@ -56,7 +58,7 @@ class Scene:
 
     def bucket(self, directory: Path) -> Bucket:
         bucket = open_bucket(directory)
-        return bucket if self.bytes_per_second is None else Slowed(bucket, self.bytes_per_second)
+        return bucket if self.bytes_per_second is None else SlowBucket(bucket, self.bytes_per_second)
 
 
 SCENES = [
@@ -71,20 +73,19 @@ SCENES = [
 
 def main() -> None:
     arguments = parse_arguments()
-    run_whole(lambda scratch: [measure(arguments.recording, arguments.rounds, scratch)], as_json=arguments.json)
+    run_benchmark(lambda scratch: [measure(arguments.recording, arguments.rounds, scratch)], as_json=arguments.json)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure how long a trainer waits, and what a publisher takes.")
-    parser.add_argument("recording", nargs="?", type=Path, help="a directory that record.py wrote")
+    parser = benchmark_parser("Measure how long a trainer waits, and what a publisher takes.")
+    parser.add_argument("recording", nargs="?", type=recording_path, help="a directory that record.py wrote")
     parser.add_argument("--rounds", type=int, default=9, help="publishes per scene (default: 9)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 
 
 def measure(recording: Path | None, rounds: int, scratch: Path) -> Report:
     training = open_training(recording, scratch)
-    warm, judge = hold(training.live.bits), training.live.flat.nbytes >= JUDGED_FROM
+    warm, judge = flat_copy(training.live.bits), training.live.flat.nbytes >= JUDGED_FROM
     rows = []
     for index, scene in enumerate(SCENES):
         rows += scene_rows(scene, judge, *play(scene, training, warm, rounds, scratch / f"scene-{index}"))
@@ -96,10 +97,10 @@ def measure(recording: Path | None, rounds: int, scratch: Path) -> Report:
 # ---- how long it takes ----
 
 
-def play(scene: Scene, training: Training, warm: Held, count: int, scratch: Path) -> tuple[list[Times], int]:
+def play(scene: Scene, training: Training, warm: FlatWeights, count: int, scratch: Path) -> tuple[list[Times], int]:
     """The times of all rounds but the first, and how many versions came of all publishes."""
     bucket, weights = scene.bucket(scratch / "bucket"), training.live.bf16
-    base = hold(training.live.bits)
+    base = flat_copy(training.live.bits)
     rounds = []
     with Publisher(bucket, base=base.bf16, files={}, blocking=scene.blocking) as publisher:
         before = publisher.version
@@ -109,12 +110,12 @@ def play(scene: Scene, training: Training, warm: Held, count: int, scratch: Path
         versions = (publisher.version or 0) - (before or 0)
     with Follower(scratch / "bucket", into=scratch / "replica", base=base.bf16) as follower:
         follower.once()
-        made = hold({name: follower.replica.weights[name].bits for name in weights})
+        made = flat_copy({name: follower.replica.weights[name].bits for name in weights})
     check_same(made, training.live, scene.title)
     return rounds[1:], versions
 
 
-def play_round(scene: Scene, training: Training, warm: Held, publisher: Publisher) -> Times:
+def play_round(scene: Scene, training: Training, warm: FlatWeights, publisher: Publisher) -> Times:
     this, weights = Round(), training.live.bf16
     started, busy_before = time.perf_counter(), processor_seconds_of_others()
     training.step()

@@ -33,6 +33,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from arguments import absolute_path
 from safetensors.torch import save_file
 
 BF16_HALF_ULP = 1 << 15  # in units of the last place of fp32
@@ -68,7 +69,7 @@ def parse_arguments() -> argparse.Namespace:
         description="Record consecutive bf16 checkpoints of a model in training with AdamW on CPU.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("out", type=Path, help="directory for step-NNNNN/ and recording.json")
+    parser.add_argument("out", type=absolute_path, help="directory for step-NNNNN/ and recording.json")
     parser.add_argument("--model", choices=("qwen3", "minilm"), default="qwen3")
     parser.add_argument("--lr", type=float, default=1e-6, help="AdamW's learning rate")
     parser.add_argument("--late", action="store_true", help="spread the masters inside their bf16 intervals")

@@ -5,13 +5,11 @@ A shared machine is fast in one second and slow in the next, so only times of th
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from operator import itemgetter
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from table import Bar, Row
@@ -62,21 +60,3 @@ def ratio_row(rounds: list[Times], measure: str, what: str, unit: str, bar: Bar 
 
 def range_of(spread: Spread, rounds: list[Times], form: str = "{:.2f}") -> str:
     return f"{form.format(spread.low)} to {form.format(spread.high)} in {len(rounds)} rounds"
-
-
-def processor_seconds_of_others() -> float:
-    """What the machine has computed so far (stolen time included) less what this process and its children have."""
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
-        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-    )
-    all_ticks = user + nice + system + irq + softirq + steal
-    return (all_ticks - ticks_of_running_children()) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
-
-
-def ticks_of_running_children() -> int:
-    """Those that the first thread started and that have not ended: the system adds up only those that have."""
-    ticks = 0
-    for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-        fields = Path("/proc", child, "stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks

@@ -26,9 +26,7 @@ import argparse
 import asyncio
 import json
 import os
-import queue
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -38,15 +36,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
-from held import check_same, hold
+from arguments import benchmark_parser, recording_path
+from benchmark_run import run_benchmark
+from child_process import PATIENCE, Child
+from flat_weights import check_same, flat_copy
+from process_tree import processor_seconds_of_others
 from recording import make_header, read_checkpoint
-from rounds import OTHERS, Spread, Times, processor_seconds_of_others, range_of
+from rounds import OTHERS, Spread, Times, range_of
 from table import Bar, Report, Row
 from training import Training, write_synthetic
-from whole import run_whole
 
 import weightwire
 from weightwire.bucket.registry import open_bucket
@@ -61,7 +62,6 @@ GIGABIT = 125e6  # bytes per second
 LINES = {"loopback": None, "1 Gbit/s": GIGABIT}
 EVERY = 2.0  # seconds between publishes that are polled for
 WARM_UP = 2
-PATIENCE = 300.0
 
 # In less than a gigabyte of weights, the interpreter and the way to the store are what one sees.
 JUDGED_FROM = 1e9
@@ -85,15 +85,14 @@ class Counts(NamedTuple):
 
 def main() -> None:
     arguments = parse_arguments()
-    run_whole(lambda scratch: measure(arguments, scratch), as_json=arguments.json)
+    run_benchmark(lambda scratch: measure(arguments, scratch), as_json=arguments.json)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure a sync from publish to applied, stage by stage.")
-    parser.add_argument("recording", nargs="?", type=Path, help="a directory that record.py wrote")
+    parser = benchmark_parser("Measure a sync from publish to applied, stage by stage.")
+    parser.add_argument("recording", nargs="?", type=recording_path, help="a directory that record.py wrote")
     parser.add_argument("--polled", type=int, default=12, help="publishes found by polling, per line (default: 12)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of publish, whole file and codec (default: 5)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 
 
@@ -121,44 +120,6 @@ def line(server: SeaweedFS, bytes_per_second: float | None) -> Iterator[str]:
 
 
 # ---- other processes ----
-
-
-class Child:
-    """A script of this directory. It ends when its input does, also where this process is killed."""
-
-    def __init__(self, script: str, *arguments: str | Path) -> None:
-        command = [sys.executable, HERE / script, *arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for one in self._process.stdout:
-            self._lines.put(one)
-        self._lines.put("")
-
-    def next_line(self, timeout: float = PATIENCE) -> str:
-        text = self._lines.get(timeout=timeout)
-        if not text:
-            raise SystemExit("a process of this benchmark ended too early")
-        return text.strip()
-
-    def tell(self, text: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(text + "\n")
-        self._process.stdin.flush()
-
-    def end(self) -> None:
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
-        self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self.end()
 
 
 class Receiver(Child):
@@ -259,7 +220,7 @@ def run(training: Training, url: str, count: Counts, scratch: Path) -> tuple[lis
         pushed = [contest.round() for _ in range(count.rounds + 1)][1:]
         follower.end()
     current = read_checkpoint(scratch / "replica" / "current")
-    check_same(hold({name: current[name] for name in training.live.bits}), training.live, "the replica")
+    check_same(flat_copy({name: current[name] for name in training.live.bits}), training.live, "the replica")
     return polled, pushed
 
 
@@ -279,7 +240,7 @@ class Contest:
         self._trainer, self._follower, self._downloader = trainer, follower, downloader
         self._bucket, self._whole = open_bucket(url), whole
         # What the codec turns into the trainer's weights, in every round anew.
-        self._target = hold(trainer.training.live.bits)
+        self._target = flat_copy(trainer.training.live.bits)
         self._state = weightwire.digest(self._target.bf16)
 
     def round(self) -> Times:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import peers
-from held import Held, check_same
-from rounds import OTHERS, Round, Times, processor_seconds_of_others
+from flat_weights import FlatWeights, check_same
+from process_tree import processor_seconds_of_others
+from rounds import OTHERS, Round, Times
 
 import weightwire
 
@@ -34,9 +35,9 @@ class Contest:
     Copying the old state into that memory before every decode is the memcpy that all else is measured in.
     """
 
-    old: Held
-    new: Held
-    target: Held
+    old: FlatWeights
+    new: FlatWeights
+    target: FlatWeights
     before: weightwire.State
     delta: bytes
     directories: tuple[Path, Path]

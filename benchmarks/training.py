@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from held import Held, hold
+from flat_weights import FlatWeights, flat_copy
 from recording import read_checkpoint, write_checkpoint
 from synthetic import qwen3_shapes, synthetic_steps
 
@@ -29,7 +29,7 @@ class Training:
         self.facts: dict[str, Any] = json.loads((directory / "recording.json").read_text())
         self.first = directory / self.facts["checkpoints"][0]
         checkpoints = [read_checkpoint(directory / name) for name in self.facts["checkpoints"]]
-        self.live: Held = hold(checkpoints[0])
+        self.live: FlatWeights = flat_copy(checkpoints[0])
         self._next: Iterator[Any] = cycle([*checkpoints[1:], *reversed(checkpoints[:-1])])
 
     def step(self) -> None:

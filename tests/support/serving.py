@@ -19,8 +19,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from support.stores import Server, answers, free_ports
 
 __all__ = ["VLLM", "tiny_config", "tiny_model"]
@@ -124,7 +122,7 @@ class VLLM(Server):
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
-                pytest.fail(f"vLLM did not start:\n{self.log()[-6000:]}")
+                raise RuntimeError(f"vLLM did not start:\n{self.log()[-6000:]}")
             time.sleep(0.1)
 
     def kill(self) -> None:

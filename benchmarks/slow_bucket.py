@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from weightwire.bucket.port import Bucket, ObjectInfo
 
 
-class Slowed:
+class SlowBucket:
     """A `Bucket` that carries at most so many bytes per second."""
 
     def __init__(self, inner: Bucket, bytes_per_second: float) -> None:

@@ -13,7 +13,7 @@ Named = dict[str, tuple[str, tuple[int, ...], NDArray[np.uint16]]]
 
 
 @dataclass(frozen=True)
-class Held:
+class FlatWeights:
     """`flat` is all of it, `bits` are views of `flat` by tensor."""
 
     flat: NDArray[np.uint16]
@@ -25,7 +25,7 @@ class Held:
         return {name: ("BF16", bits.shape, bits) for name, bits in self.bits.items()}
 
 
-def hold(weights: Mapping[str, NDArray[np.uint16]]) -> Held:
+def flat_copy(weights: Mapping[str, NDArray[np.uint16]]) -> FlatWeights:
     """A copy of weights, which may be views of files."""
     flat = np.empty(sum(tensor.size for tensor in weights.values()), np.uint16)
     bits: Bits = {}
@@ -34,9 +34,9 @@ def hold(weights: Mapping[str, NDArray[np.uint16]]) -> Held:
         bits[name] = flat[start : start + tensor.size].reshape(tensor.shape)
         bits[name][...] = tensor
         start += tensor.size
-    return Held(flat, bits)
+    return FlatWeights(flat, bits)
 
 
-def check_same(made: Held, wanted: Held, what: str) -> None:
+def check_same(made: FlatWeights, wanted: FlatWeights, what: str) -> None:
     if not np.array_equal(made.flat, wanted.flat):
         raise SystemExit(f"{what}: the result is not bit for bit the new weights")

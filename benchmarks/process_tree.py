@@ -1,7 +1,4 @@
-"""What a benchmark and all processes that came of it have computed, so that the rest can be told apart.
-
-Knows /proc; `rounds.py` knows only the children of a process, and vLLM's workers are children of children.
-"""
+"""How much other processes compute while a benchmark runs: all of the machine but its own process and descendants."""
 
 from __future__ import annotations
 
@@ -11,21 +8,22 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def seconds_of_others() -> float:
-    """What the machine has computed so far (stolen time included), but for this process and all that came of it."""
+def processor_seconds_of_others() -> float:
+    """What the machine has computed so far (stolen time included), but for this process and its descendants."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     )
-    ours = sum(ticks(process) for process in family(os.getpid()))
+    ours = sum(ticks(process) for process in descendants(os.getpid()))
     return (user + nice + system + irq + softirq + steal - ours) / os.sysconf("SC_CLK_TCK")
 
 
-def family(process: int) -> Iterator[int]:
+def descendants(process: int) -> Iterator[int]:
+    """The process itself, its children, and theirs: vLLM's workers are children of children."""
     yield process
     with suppress(OSError):
         for thread in Path(f"/proc/{process}/task").iterdir():
             for child in (thread / "children").read_text().split():
-                yield from family(int(child))
+                yield from descendants(int(child))
 
 
 def ticks(process: int) -> int:

@@ -1,0 +1,32 @@
+"""A benchmark from beginning to end: measures, prints each table when it is there, and checks that the build stayed."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from build import MIXED, fingerprint, machine
+from table import Report, print_report, print_verdict
+
+__all__ = ["run_benchmark"]
+
+
+def run_benchmark(measure: Callable[[Path], Iterable[Report]], *, as_json: bool) -> None:
+    """`measure` is given a temporary directory."""
+    build, reports = fingerprint(), []
+    if not as_json:
+        print(machine(), flush=True)
+    with tempfile.TemporaryDirectory(prefix="weightwire-benchmark-") as directory:
+        for report in measure(Path(directory)):
+            reports.append(report)
+            if not as_json:
+                print_report(report)
+    if as_json:
+        print(json.dumps({"machine": machine(), "sources": [report.to_json() for report in reports]}, indent=2))
+    else:
+        print_verdict(reports)
+    if fingerprint() != build:
+        # Scripts and commands run in new processes: their figures would be those of another build.
+        raise SystemExit(MIXED)

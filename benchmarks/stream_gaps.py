@@ -1,0 +1,93 @@
+"""What the clients of a server saw while it was updated: when tokens came, and the gaps between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rounds import Times
+from streams import Arrival
+
+__all__ = ["Gap", "Played", "Slot", "gaps", "gaps_before_pause", "gaps_in", "stalls", "tokens_per_second"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Some seconds of streaming, and what was done to the server meanwhile."""
+
+    what: str
+    began: float
+    ready: float  # when the pause began
+    ended: float
+    until: float
+    times: Times
+
+
+@dataclass
+class Played:
+    """All that happened to a server."""
+
+    slots: list[Slot] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+    ended: dict[str, Any] = field(default_factory=dict)
+    patch_bytes: int = 0
+
+    def of(self, what: str) -> list[Slot]:
+        return [slot for slot in self.slots if slot.what == what]
+
+    def times(self, what: str) -> list[Times]:
+        return [slot.times | {"pause": self._pause_in(slot)} for slot in self.of(what)]
+
+    def _pause_in(self, slot: Slot) -> float:
+        return slot.ended - max(at for _, _, at, _ in self.arrivals if at <= slot.ended)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The time between two arrivals of the same request."""
+
+    client: int
+    began: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+
+def gaps(played: Played) -> list[Gap]:
+    last: dict[int, float] = {}
+    found = []
+    for request, client, at, _ in played.arrivals:
+        if request in last:
+            found.append(Gap(client, last[request], at))
+        last[request] = at
+    return found
+
+
+def gaps_in(all_gaps: list[Gap], slots: list[Slot]) -> list[float]:
+    """Those that began while it was looked at, sorted."""
+    return sorted(gap.seconds for gap in all_gaps for slot in slots if slot.began < gap.began <= slot.until)
+
+
+def gaps_before_pause(all_gaps: list[Gap], slots: list[Slot]) -> list[float]:
+    """Of those that ended before the pause began: what getting ready for it costs."""
+    return sorted(gap.seconds for gap in all_gaps for slot in slots if slot.began < gap.ended <= slot.ready)
+
+
+def stalls(all_gaps: list[Gap], slots: list[Slot]) -> list[float]:
+    """The gap of each client that an update lies in, for each update."""
+    return [gap.seconds for gap in all_gaps for slot in slots if gap.began < slot.ended <= gap.ended]
+
+
+def tokens_per_second(played: Played) -> list[Times]:
+    """While nothing was done to the server, by slot."""
+    so_far: dict[int, int] = {}
+    came = []
+    for request, _, at, tokens in played.arrivals:
+        came.append((at, tokens - so_far.get(request, 0)))
+        so_far[request] = tokens
+    return [
+        {"rate": sum(tokens for at, tokens in came if slot.began < at <= slot.until) / (slot.until - slot.began)}
+        for slot in played.of("nothing")
+    ]
