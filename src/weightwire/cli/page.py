@@ -18,6 +18,7 @@ from weightwire.errors import OutputError
 from weightwire.page import export_page
 from weightwire.page.page_server import PORT, PageServer
 from weightwire.system import write_file
+from weightwire.weights import file_to_replace
 
 __all__ = ["page"]
 
@@ -42,14 +43,7 @@ def page(
     It reads the bucket alone, and writes nothing to it.
     """
     if export is not None:
-        target = _file_to_write(export)
-        document = with_bucket(url, export_page)
-        try:
-            write_file(target, document)
-        except OSError as problem:
-            reason = problem.strerror
-            raise OutputError(f"{export}: cannot be written ({reason})", hint="choose another place") from problem
-        say(f"wrote {export}: {byte_size(len(document))}, which any browser opens")
+        _export(url, export)
         return
     with stop_on_signal() as stop, PageServer(url, host=host, port=port) as shown:
         print(shown.address, flush=True)
@@ -60,24 +54,14 @@ def page(
         stop.wait()
 
 
-def _file_to_write(out: Path) -> Path:
-    """A new file, or in place of an earlier page. Anything else that is there was hardly meant."""
-    target = Path(os.path.realpath(out))
-    if not target.parent.is_dir():
-        raise OutputError(f"{out}: there is no directory {target.parent}", hint="create it first")
-    if target.is_dir():
-        raise OutputError(f"{out}: is a directory already", hint="name the file to write")
-    if target.exists() and not (target.is_file() and _begins_like_a_page(target)):
-        raise OutputError(f"{out}: exists, and is no page", hint="name another file to write")
-    return target
-
-
-def _begins_like_a_page(path: Path) -> bool:
+def _export(url: str, out: Path) -> None:
+    target = file_to_replace(out, "page", lambda start: start.startswith(b"<!doctype html>"))
+    document = with_bucket(url, export_page)
     try:
-        with path.open("rb") as file:
-            return file.read(15) in (b"", b"<!doctype html>")
-    except OSError:
-        return False
+        write_file(target, document)
+    except OSError as problem:
+        raise OutputError(f"{out}: cannot be written ({problem.strerror})", hint="choose another place") from problem
+    say(f"wrote {out}: {byte_size(len(document))}, which any browser opens")
 
 
 def _is_watched() -> bool:

@@ -1,6 +1,6 @@
 """Checks everything that a run has in its bucket, and rebuilds its weights.
 
-`auditing` does what needs no weights. Changes nothing.
+`chain_walk` reads the records and `data_check` the bytes; what needs weights is here. Changes nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from weightwire.catchup import ChainPath, Fetched, Fetcher, apply_version, load_
 from weightwire.chain import ANCHOR, BASE, DELTA, Run, read_run
 from weightwire.delta import Delta, State
 from weightwire.errors import BucketError, CorruptDelta, NotFound, UnsupportedFormat, WeightwireError
-from weightwire.inspection.chain_walk import ChainWalk, Problem, Progress, Verification, Way
+from weightwire.inspection.chain_walk import ChainWalk
+from weightwire.inspection.data_check import DataCheck
+from weightwire.inspection.verification import Findings, Progress, ReadProgress, Verification, Way
 from weightwire.system import Runtime
 from weightwire.weights import Tensor, Weights
 
-__all__ = ["Problem", "Verification", "verify_run"]
+__all__ = ["verify_run"]
 
 
 def _nothing(done: int, total: int) -> None:
@@ -42,56 +44,51 @@ async def verify_run(
     `rebuild` also rebuilds the weights, version by version, from the `base` that the run started from or the oldest
     anchor there is. That takes as much memory as they have.
     """
-    auditing = ChainWalk(bucket, runtime, await read_run(bucket), progress)
-    await auditing.walk()
-    await auditing.list_data()
-    await auditing.check_side_files()
+    walk = ChainWalk(bucket, await read_run(bucket), Findings(bucket.url))
+    check = DataCheck(walk, runtime, ReadProgress(progress))
+    await walk.walk()
+    await check.list_data()
+    await check.check_side_files()
     if rebuild:
-        await _Rebuilding(auditing, base, threads).run()
+        await _Rebuild(walk, check, runtime, base, threads).run()
     else:
-        await auditing.check_data()
-    return auditing.result()
+        await check.check_all()
+    return walk.result()
 
 
-class _Rebuilding:
+class _Rebuild:
     """The weights, version by version. Every file is read once."""
 
-    def __init__(self, auditing: ChainWalk, base: Weights | None, threads: int | None) -> None:
-        self._auditing = auditing
+    def __init__(
+        self, walk: ChainWalk, check: DataCheck, runtime: Runtime, base: Weights | None, threads: int | None
+    ) -> None:
+        self._walk, self._check, self._findings = walk, check, walk.findings
+        self._runtime = runtime
         self._base = base
         self._threads = threads
-        self._fetcher = Fetcher(auditing.bucket, auditing.runtime)
-        self._targets = _allocate(auditing.run)
+        self._fetcher = Fetcher(walk.bucket, runtime)
+        self._targets = _allocate(walk.run)
         self._state: State | None = None  # of what the targets hold, if that is the version we are at
 
     async def run(self) -> None:
-        auditing = self._auditing
         async with aclosing(self._in_turn()) as fetched:
             async for way, held in fetched:
                 self._state = await self._go_on(way, held)
-                self._note(way.version)
+                if self._state is not None:
+                    self._findings.note_rebuilt(way.version)
                 for one in held or ():
                     self._fetcher.release(one)
-        begun = [way for way in auditing.ways if way.after]
-        if begun and not auditing.rebuilt:
+        begun = [way for way in self._walk.ways if way.after]
+        if begun and not self._findings.rebuilt:
             what = "cannot be rebuilt: no anchor is there, and the base checkpoint is not here"
-            auditing.add(begun[0].version, begun[0].path, what)
-
-    def _note(self, version: int) -> None:
-        rebuilt = self._auditing.rebuilt
-        if self._state is None:
-            return
-        if rebuilt and rebuilt[-1][1] >= version - 1:
-            rebuilt[-1] = rebuilt[-1][0], version
-        else:
-            rebuilt.append((version, version))
+            self._findings.add(begun[0].version, begun[0].path, what)
 
     async def _in_turn(self) -> AsyncGenerator[tuple[Way, list[Fetched] | None], None]:
         """One is fetched while the one before it is dealt with."""
-        waiting = deque(self._auditing.ways)
+        waiting = deque(self._walk.ways)
         ahead: deque[asyncio.Task[list[Fetched] | None]] = deque()
         try:
-            for way in self._auditing.ways:
+            for way in self._walk.ways:
                 while waiting and len(ahead) < 2:
                     ahead.append(asyncio.create_task(self._fetch(waiting.popleft())))
                 yield way, await ahead.popleft()
@@ -103,18 +100,17 @@ class _Rebuilding:
     async def _fetch(self, way: Way) -> list[Fetched] | None:
         """All files of a way, or None."""
         held: list[Fetched] = []
-        auditing = self._auditing
         for file in way.files:
             try:
-                if await auditing.is_there(way, file):
+                if await self._check.is_there(way, file):
                     held.append(await self._fetcher.fetch((file,)))
-                    auditing.read(file.size)
-                    if not auditing.check_header(way, file, held[-1].deltas[0]):
+                    self._check.progress.add(file.size)
+                    if not self._check.check_header(way, file, held[-1].deltas[0]):
                         self._fetcher.release(held.pop())
             except NotFound:
-                await auditing.miss(way, file)
+                await self._check.miss(way, file)
             except (CorruptDelta, UnsupportedFormat) as problem:
-                auditing.add(way.version, file.path, problem)
+                self._findings.add(way.version, file.path, problem)
         if len(held) == len(way.files):
             return held
         for one in held:
@@ -123,7 +119,7 @@ class _Rebuilding:
 
     async def _go_on(self, way: Way, held: list[Fetched] | None) -> State | None:
         """The state after a way, if it can be reached."""
-        auditing, state = self._auditing, self._state
+        state = self._state
         if way.kind == BASE:
             return await self._begin_with_base(way.version)
         if held is None:
@@ -133,35 +129,34 @@ class _Rebuilding:
             if way.kind == ANCHOR:
                 return await self._use_anchor(way, deltas)
             if way.kind == DELTA and state is not None:
-                return await auditing.runtime.run_in_thread(
+                return await self._runtime.run_in_thread(
                     apply_version, self._targets, deltas, state, way.after, self._threads
                 )
             return state
         except BucketError:
             raise
         except WeightwireError as problem:
-            auditing.add(way.version, way.files[0].path, problem)
+            self._findings.add(way.version, way.files[0].path, problem)
             return state if way.is_beside else None
 
     async def _use_anchor(self, way: Way, deltas: Sequence[Delta]) -> State | None:
         """Where there are weights already, they must be the same; if they are not, they stay."""
-        auditing, state = self._auditing, self._state
-        reached = await auditing.runtime.run_in_thread(
+        state = self._state
+        reached = await self._runtime.run_in_thread(
             load_anchor, self._targets, deltas, self._threads, keep=state is not None
         )
         if reached.hex != way.after:
-            auditing.add(way.version, way.files[0].path, f"leads to another state than {way.path} says")
+            self._findings.add(way.version, way.files[0].path, f"leads to another state than {way.path} says")
             return None
-        auditing.compared += state is not None
+        self._findings.compared += state is not None
         return reached
 
     async def _begin_with_base(self, version: int) -> State | None:
-        auditing = self._auditing
-        commit = await auditing.chain.read_linked(version, auditing.hashes[version])
+        commit = await self._walk.chain.read_linked(version, self._walk.hashes[version])
         path = ChainPath(commit.record, commit, ())
         try:
             return await restore_weights(
-                path, self._fetcher, self._targets, auditing.runtime, base=self._base, threads=self._threads
+                path, self._fetcher, self._targets, self._runtime, base=self._base, threads=self._threads
             )
         except WeightwireError:
             if self._base is not None:

@@ -14,7 +14,7 @@ import mmap
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,10 +173,19 @@ def _check_names(out: Path, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
     return files
 
 
-def file_to_replace(out: str | os.PathLike[str]) -> Path:
-    """Where a file is to appear: a new one, or in place of a safetensors file, wherever a symbolic link leads.
+def _begins_like_safetensors(start: bytes) -> bool:
+    return start[LENGTH_SIZE : LENGTH_SIZE + 1] == b"{"
 
-    Anything else that is there (a device, a config, notes) was hardly meant.
+
+def file_to_replace(
+    out: str | os.PathLike[str],
+    kind: str = "safetensors file",
+    is_kind: Callable[[bytes], bool] = _begins_like_safetensors,
+) -> Path:
+    """Where a file is to appear: a new one, or in place of an empty one or one of its kind, wherever a link leads.
+
+    `is_kind` tells the kind by a file's first bytes. Anything else that is there (a device, a config, notes) was
+    hardly meant.
     """
     target = Path(os.path.realpath(out))
     if not target.parent.is_dir():
@@ -185,16 +194,19 @@ def file_to_replace(out: str | os.PathLike[str]) -> Path:
         raise OutputError(f"{out}: {target.parent} cannot be written to", hint="choose another place")
     if target.is_dir():
         raise OutputError(f"{out}: is a directory already", hint="name the file to write")
-    if target.exists() and not (target.is_file() and _is_replaceable(target)):
-        raise OutputError(f"{out}: exists, and is no safetensors file", hint="name another file to write")
+    if target.exists():
+        start = _start_of(target) if target.is_file() else None
+        if start is None or (start and not is_kind(start)):
+            raise OutputError(f"{out}: exists, and is no {kind}", hint="name another file to write")
     return target
 
 
-def _is_replaceable(path: Path) -> bool:
-    """Empty, or it begins like a safetensors file."""
-    with path.open("rb") as file:
-        start = file.read(LENGTH_SIZE + 1)
-    return not start or start[LENGTH_SIZE:] == b"{"
+def _start_of(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(64)
+    except OSError as problem:
+        raise OutputError(f"{path}: cannot be read ({problem.strerror})", hint="choose another place") from problem
 
 
 @contextmanager

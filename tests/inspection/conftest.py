@@ -1,0 +1,17 @@
+"""The run that tests of verification damage."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.clocked import HOUR, Clocked, clocked, first_weights, publish, stepped
+from support.verified import FILES
+
+
+@pytest.fixture
+def bucket() -> Clocked:
+    """Versions 0 to 8, of which 0 and 6 are fences, and 1, 4, 7 and 8 have anchors."""
+    bucket = clocked()
+    weights = publish(bucket, first_weights(), 5, every=HOUR, clock=bucket, anchor_every=3, files=FILES)
+    publish(bucket, stepped(weights, 9), 2, every=HOUR, clock=bucket, anchor_every=1)
+    return bucket
