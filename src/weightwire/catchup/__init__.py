@@ -2,7 +2,7 @@
 
 from weightwire.catchup.detour import around_lost_data
 from weightwire.catchup.fetch import Fetched, Fetcher, Heard, fetch_side_files
-from weightwire.catchup.plan import ChainPath, NoWay, Start, find_anchors, plan, plan_newest
+from weightwire.catchup.plan import ChainPath, NoWay, Start, anchors_of, find_anchors, plan, plan_newest
 from weightwire.catchup.restore import apply_version, copy_weights, load_anchor, restore_weights, schema_of
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Heard",
     "NoWay",
     "Start",
+    "anchors_of",
     "apply_version",
     "around_lost_data",
     "copy_weights",

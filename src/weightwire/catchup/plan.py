@@ -6,13 +6,13 @@ Reads records only. Files that turned out to be lost are passed in by path, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from weightwire.chain import ANCHOR, BASE, ChainReader, Commit, Sealed, Shortcut, commit_path
 from weightwire.errors import BrokenChain, DataGone, PermissionDenied
 
-__all__ = ["ChainPath", "NoWay", "Start", "find_anchors", "plan", "plan_newest"]
+__all__ = ["ChainPath", "NoWay", "Start", "anchors_of", "find_anchors", "plan", "plan_newest"]
 
 _ENOUGH = 4  # anchors to choose from
 _SHORTCUT = re.compile(r"shortcuts/([0-9]{1,19})/anchor-[0-9a-f]{16}\.json")
@@ -95,6 +95,12 @@ async def find_anchors(chain: ChainReader, most: int, lost: Container[str] = ())
     return found
 
 
+def anchors_of(commit: Commit, shortcuts: Iterable[Shortcut]) -> Sequence[Start]:
+    """All that hold every weight of a version: shortcuts that lead to the state of its commit, or the commit itself."""
+    found = [shortcut for shortcut in shortcuts if shortcut.after == commit.after]
+    return [*found, commit] if commit.kind == ANCHOR else found
+
+
 async def _search(
     chain: ChainReader, target: Sealed[Commit], at: Sealed[Commit] | None, lost: Container[str]
 ) -> ChainPath | Sealed[Commit]:
@@ -108,7 +114,7 @@ async def _search(
         if at is not None and version == at.record.version:
             _check_same(chain, at, commit)
             return ChainPath(None, at, tuple(reversed(commits)))
-        start = _start(commit.record, anchors, lost)
+        start = _start(commit.record, anchors.get(version), lost)
         if start is not None and (best is None or cost + start.nbytes < best.nbytes):
             best = ChainPath(start, commit, tuple(reversed(commits)))
         if commit.record.kind in (ANCHOR, BASE) or version == 0 or _lost_of(commit.record, lost):
@@ -143,11 +149,9 @@ def _check_same(chain: ChainReader, at: Sealed[Commit], commit: Sealed[Commit]) 
         )
 
 
-def _start(commit: Commit, anchors: dict[int, Shortcut], lost: Container[str]) -> Start | None:
-    shortcut = anchors.get(commit.version)
-    if shortcut is not None and shortcut.after == commit.after:
-        return shortcut
-    return commit if commit.kind in (ANCHOR, BASE) and not _lost_of(commit, lost) else None
+def _start(commit: Commit, shortcut: Shortcut | None, lost: Container[str]) -> Start | None:
+    starts = [commit] if commit.kind == BASE else anchors_of(commit, [shortcut] if shortcut else [])
+    return next((start for start in starts if not _lost_of(start, lost)), None)
 
 
 def _lost_of(start: Start, lost: Container[str]) -> str:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weightwire.bucket import Bucket, ObjectInfo, each
-from weightwire.catchup import Start, find_anchors
+from weightwire.catchup import anchors_of, find_anchors
 from weightwire.chain import (
-    ANCHOR,
     DELTA,
     ChainReader,
     Commit,
@@ -193,12 +192,9 @@ async def _newest_anchor(chain: ChainReader, head: int) -> AnchorStatus | None:
         commit, shortcut = await chain.read(version), shortcuts.get(version)
         if commit is None:
             continue
-        ways: list[Start] = [commit.record] if commit.record.kind == ANCHOR else []
-        if shortcut is not None and shortcut.after == commit.record.after:
-            ways.append(shortcut)
-        for way in ways:
-            if all(file.path in listed for file in way.files):
-                return AnchorStatus(version, way.nbytes)
+        for anchor in anchors_of(commit.record, [shortcut] if shortcut else []):
+            if all(file.path in listed for file in anchor.files):
+                return AnchorStatus(version, anchor.nbytes)
     return None
 
 

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from weightwire.bucket import ObjectInfo
-from weightwire.chain import ANCHOR, Commit, DataFile, Shortcut
+from weightwire.catchup import anchors_of
+from weightwire.chain import Commit, DataFile, Shortcut
 
 __all__ = [
     "DAY",
@@ -152,10 +153,7 @@ def is_there(files: Iterable[DataFile], sizes: Mapping[str, int]) -> bool:
 
 def holds_all(commit: Commit, shortcuts: Iterable[Shortcut], sizes: Mapping[str, int]) -> bool:
     """Whether all weights of a version are there: by its own commit, or by an anchor beside the chain."""
-    anchors = [shortcut.files for shortcut in shortcuts if shortcut.after == commit.after]
-    if commit.kind == ANCHOR:
-        anchors.append(commit.files)
-    return any(is_there(files, sizes) for files in anchors)
+    return any(is_there(anchor.files, sizes) for anchor in anchors_of(commit, shortcuts))
 
 
 def orphans(
