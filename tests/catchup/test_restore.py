@@ -65,7 +65,8 @@ class Scene:
 
     def restore_weights(self, way: ChainPath, targets: Arrays, **given: Any) -> State:
         runtime = Runtime()
-        return asyncio.run(restore_weights(way, Fetcher(self.bucket, runtime), read_weights(targets), runtime, **given))
+        self.fetcher = Fetcher(self.bucket, runtime)
+        return asyncio.run(restore_weights(way, self.fetcher, read_weights(targets), runtime, **given))
 
 
 async def uploaded(bucket: Troubled, kind: str, version: int, made: Delta, rank: int = 0) -> DataFile:
@@ -118,6 +119,7 @@ class TestFromAnAnchor:
         grow(commits, "anchor", after=digest(weights(1)).hex, files=(file,))
         with pytest.raises(CorruptDelta, match="leads to another state"):
             scene.restore_weights(ChainPath(commits[1].record, commits[1], ()), room())
+        assert set(scene.fetcher.lost) == {file.path}
 
     def test_whose_delta_leads_elsewhere(self) -> None:
         scene = Scene(2)
@@ -125,6 +127,7 @@ class TestFromAnAnchor:
         grow(scene.commits, after=digest(weights(3)).hex, files=(file,))
         with pytest.raises(CorruptDelta, match=r"deltas/3/.*: leads to another state"):
             scene.restore_weights(scene.way(), room())
+        assert set(scene.fetcher.lost) == {file.path}
 
     def test_whose_delta_starts_elsewhere(self) -> None:
         scene = Scene(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import os
 import time
@@ -9,13 +11,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from support.damage import HARMS, cut, flip, put_back, remove, snapshot
 from support.story import bits_of
 from support.troubled import Troubled, in_memory
-from weightwire import Follower, Publisher
+from weightwire import Follower, Publisher, anchor, digest
+from weightwire.chain.reader import read_run
+from weightwire.chain.records import Commit, DataFile, Shortcut, commit_path, data_path, seal, shortcut_path, unseal
 from weightwire.errors import CorruptDelta, DataGone, ReplicaError, Truncated, WeightwireError
 from weightwire.follower import polling
 from weightwire.telemetry.events import Event
@@ -202,3 +207,42 @@ def test_a_lost_replica_is_not_rebuilt_at_an_older_version(
         follower.once()
     assert follower.version is None
     assert bits_of(follower.replica.directory / "current") == bits_of(weights_at(5))
+
+
+def add_anchor(bucket: Troubled, version: int, weights: Arrays, after: str) -> None:
+    """A shortcut to a version, made by someone else, which says that these weights have this state."""
+    data = anchor(weights).to_bytes()
+    sha256 = hashlib.sha256(data).hexdigest()
+    file = DataFile(data_path("anchor", version, 1, 0, sha256), len(data), sha256, 0)
+    run = asyncio.run(read_run(bucket.inner)).run
+    shortcut = seal(Shortcut(run=run, version=version, kind="anchor", after=after, files=(file,)))
+    put_back(bucket.inner, {file.path: data, shortcut_path(shortcut): shortcut.data})
+
+
+def test_an_anchor_that_holds_other_weights_is_passed_by(
+    bucket: Troubled, follower: Follower, heard: list[Event]
+) -> None:
+    """Its bytes are those that its record names; but they do not lead to the state of the version."""
+    add_anchor(bucket, 5, weights_at(9), digest(weights_at(5)).hex)
+    assert follower.once() == 5
+    check(follower, 5)
+    [warning] = messages(heard, "warning")
+    assert warning.endswith("there was another way")
+
+
+def test_a_delta_that_leads_elsewhere_is_passed_by(bucket: Troubled, follower: Follower, heard: list[Event]) -> None:
+    """A commit whose state is that of an anchor, but not what its own delta leads to."""
+    path = commit_path(5)
+    commit = unseal(asyncio.run(bucket.inner.get(path)), Commit, "").record
+    remove(bucket.inner, path)
+    remove(bucket.inner, "HEAD.json")
+    assert follower.once() == 4
+    other = msgspec.structs.replace(commit, after=digest(weights_at(9)).hex)
+    put_back(bucket.inner, {path: seal(other).data})
+    with pytest.raises(CorruptDelta, match=r"/deltas/5/.*stays at version 4"):
+        follower.once()
+    check(follower, 4)
+    add_anchor(bucket, 5, weights_at(9), other.after)
+    assert follower.once() == 5
+    assert bits_of(follower.replica.weights) == bits_of(weights_at(9))
+    assert len(messages(heard, "warning")) == 1
