@@ -1,248 +1,290 @@
-"""A follower and lost data: it serves the newest version that can be rebuilt, says so, and goes on afterwards."""
+"""Which way is taken to the newest version, and how many requests it costs."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import os
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 
-from support.damage import HARMS, cut, flip, put_back, remove, snapshot
-from support.story import bits_of
-from support.troubled import Troubled, in_memory
-from weightwire import Follower, Publisher, anchor, digest
-from weightwire.chain.reader import read_run
-from weightwire.chain.records import Commit, DataFile, Shortcut, commit_path, data_path, seal, shortcut_path, unseal
-from weightwire.errors import CorruptDelta, DataGone, ReplicaError, Truncated, WeightwireError
-from weightwire.follower import polling
-from weightwire.telemetry.events import Event
-
-Arrays = dict[str, Any]
-NEVER = 10**9
-
-
-@pytest.fixture(autouse=True)
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr(polling, "_FASTEST", 0.005)
-
-
-def weights_at(version: int) -> Arrays:
-    weights: Arrays = {"w": np.arange(40000, dtype=np.uint16), "b": np.zeros(7, np.float32)}
-    weights["w"][: 3 * version] += 1
-    weights["b"][0] = version
-    return weights
+from support.follow_scene import (
+    ALWAYS,
+    Play,
+    Scene,
+    now,
+    random_bits,
+)
+from support.records import sha
+from support.troubled import Act
+from weightwire.chain.records import (
+    HEAD,
+    RUN,
+    Head,
+    Shortcut,
+    commit_path,
+    seal,
+    shortcut_path,
+    unseal,
+)
+from weightwire.errors import BrokenChain, DataGone
 
 
-def publish(bucket: Troubled, versions: range, **settings: Any) -> None:
-    with Publisher(bucket.inner, on_event=lambda event: None, blocking=True, threads=1, **settings) as publisher:
-        for version in versions:
-            assert publisher.publish(weights_at(version)).wait() == version
+class TestRequests:
+    def test_a_look_without_news_is_one(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish(3)
+            await scene.look()
+            for _ in range(3):
+                assert await scene.look() == []
+                assert scene.bucket.asked == [("get", commit_path(4))]
+
+        play(act)
+
+    def test_a_new_version_takes_few(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish(3)
+            await scene.look()
+            await scene.publish()
+            assert await scene.look() == ["deltas/4"]
+            assert scene.bucket.asked.count(("get", commit_path(4))) == 1
+            assert len(scene.bucket.asked) <= 4
+            scene.check(4)
+
+        play(act)
+
+    def test_some_versions_are_read_one_after_the_other(self, play: Play) -> None:
+        """Without asking which anchors there are."""
+
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            await scene.look()
+            await scene.publish(60)
+            assert await scene.look() == [f"deltas/{version}" for version in range(2, 62)]
+            assert scene.bucket.count("list") == scene.bucket.count("find") == scene.bucket.count("get", HEAD) == 0
+            assert scene.bucket.count("get", "commits/") <= 60 + 6
+            scene.check(61)
+
+        play(act)
+
+    def test_many_versions_are_planned(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            await scene.look()
+            await scene.publish(66)
+            assert await scene.look() == [f"deltas/{version}" for version in range(2, 68)]
+            assert scene.bucket.count("list", "shortcuts/") == 1
+            scene.check(67)
+
+        play(act)
+
+    def test_an_anchor_is_taken_where_it_is_cheaper(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            scene.every = 50
+            await scene.publish()
+            await scene.look()
+            await scene.publish(90)
+            assert await scene.look() == ["anchors/81", *(f"deltas/{version}" for version in range(82, 92))]
+            scene.check(91)
+
+        play(act, anchor_every=20)
+
+    def test_deltas_are_taken_where_they_are_cheaper(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            await scene.look()
+            await scene.publish(70)
+            assert await scene.look() == [f"deltas/{version}" for version in range(2, 72)]
+
+        play(act, anchor_every=20)
+
+    def test_a_delta_as_large_as_an_anchor_is_planned(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            await scene.look()
+            for seed in range(2, 6):
+                scene.weights["embed"][:] = random_bits(seed)
+                await scene.publish()
+            assert await scene.look() == ["anchors/5"]
+            scene.check(5)
+
+        play(act, anchor_every=4)
+
+    def test_a_long_history_is_proven_by_few(self, play: Play) -> None:
+        """The history is proven by few requests, however long it is."""
+
+        async def act(scene: Scene) -> None:
+            await scene.publish(200)
+            assert await scene.look() == ["anchors/181", *(f"deltas/{version}" for version in range(182, 201))]
+            scene.check(200)
+            assert scene.bucket.count("get", "commits/") < 60
+
+        play(act, anchor_every=20)
+
+    def test_the_newest_version_is_found_without_head_json(self, play: Play) -> None:
+        """HEAD.json is overwritten, lost, wrong or a lie: the newest version is found all the same."""
+
+        async def act(scene: Scene) -> None:
+            await scene.publish(20)
+            run = scene.run_id
+            hints = [None, b"hello", seal(Head(run=run, version=3)).data, seal(Head(run=run, version=900)).data]
+            for k, hint in enumerate(hints):
+                scene.remove(HEAD)
+                if hint is not None:
+                    scene.write(HEAD, hint)
+                scene.replica.close()
+                scene.into = scene.into.with_name(f"replica-{k}")
+                scene.open()
+                await scene.look()
+                scene.check(20)
+
+        play(act)
+
+    def test_after_a_restart_nothing_is_fetched_again(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish(4)
+            await scene.look()
+            scene.replica.close()
+            scene.open()
+            assert await scene.look() == []
+            assert scene.bucket.asked == [("get", RUN), ("get", commit_path(4)), ("get", commit_path(5))]
+            scene.check(4)
+
+        play(act)
+
+    def test_versions_are_fetched_ahead(self, play: Play) -> None:
+        """The next while one is applied, and not one after the other."""
+
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            await scene.look()
+            await scene.publish(8)
+            together, most = 0, 0
+
+            async def slowly(do: Act) -> Any:
+                nonlocal together, most
+                together += 1
+                most = max(most, together)
+                await asyncio.sleep(10)
+                together -= 1
+                return await do()
+
+            scene.bucket.trouble("read_into", "", slowly, ALWAYS)
+            began = now()
+            await scene.look()
+            assert most == 4
+            assert now() - began < 40
+            scene.check(9)
+
+        play(act)
 
 
-@pytest.fixture
-def bucket() -> Troubled:
-    """Versions 1 (an anchor) to 5."""
-    bucket = in_memory()
-    publish(bucket, range(1, 6), anchor_every=NEVER)
-    return bucket
+class TestAnchors:
+    def test_that_are_forged_are_not_taken(self, play: Play) -> None:
+        """Anyone who may write may have made them."""
+
+        async def act(scene: Scene) -> None:
+            await scene.publish(8)
+            [path] = [path for path in scene.store.objects if path.startswith("shortcuts/5/")]
+            good = unseal(scene.read(path), Shortcut, "").record
+            scene.remove("shortcuts/")
+            lie = Shortcut(run=good.run, version=5, kind="anchor", after=sha("lie"), files=good.files)
+            scene.write(shortcut_path(seal(lie)), seal(lie).data)
+            scene.write("shortcuts/6/anchor-0123456789abcdef.json", b"hello")
+            scene.write("shortcuts/7/anchor-0123456789abcdef.json", seal(good).data)
+            assert (await scene.look())[0] == "anchors/1"
+            scene.check(8)
+
+        play(act, anchor_every=4)
+
+    def test_whose_data_is_gone_are_passed_over(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish(10)
+            scene.remove("anchors/9/")
+            assert await scene.look() == ["anchors/9", "anchors/5", *(f"deltas/{v}" for v in range(6, 11))]
+            scene.check(10)
+
+        play(act, anchor_every=4)
+
+    def test_lead_past_what_retention_has_deleted(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            await scene.look()
+            await scene.publish(9)
+            for version in range(1, 9):
+                for folder in ("deltas", "anchors", "shortcuts"):
+                    scene.remove(f"{folder}/{version}/")
+            assert (await scene.look())[-2:] == ["anchors/9", "deltas/10"]
+            scene.check(10)
+            assert (await scene.take()).patch is None
+
+        play(act, anchor_every=4)
+
+    def test_that_are_damaged_are_passed_over(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            scene.every = 50
+            await scene.publish()
+            await scene.look()
+            await scene.publish(90)
+            [path] = [path for path in scene.store.objects if path.startswith("anchors/81/")]
+            scene.write(path, bytes(len(scene.read(path))))
+            fetched = await scene.look()
+            assert fetched[:2] == ["anchors/81", "anchors/61"]
+            scene.check(91)
+            assert scene.replica.trouble is None
+
+        play(act, anchor_every=20)
+
+    def test_of_another_history_are_refused(self, play: Play) -> None:
+        """Commits that follow from what is held, and later ones, with an anchor, that do not follow from those."""
+
+        async def act(scene: Scene) -> None:
+            scene.every = 50
+            await scene.publish(3)
+            await scene.look()
+            other = Scene(scene.into.with_name("other"), seed=8, anchor_every=20)
+            other.replica.close()
+            other.store.objects.update(scene.store.objects)
+            other.every = 50
+            await other.publish(90)
+            await scene.publish(66)
+            for path, one in other.store.objects.items():
+                if not path.startswith("commits/") or path > commit_path(68):
+                    scene.store.objects[path] = one
+            with pytest.raises(BrokenChain, match="is not the commit that later ones were built on"):
+                await scene.look()
+            scene.check(3)
+
+        play(act)
 
 
-@pytest.fixture
-def heard() -> list[Event]:
-    return []
+class TestLostData:
+    def test_is_looked_for_again(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            await scene.look()
+            await scene.publish(2)
+            objects = dict(scene.store.objects)
+            scene.remove("deltas/2/")
+            for _ in range(2):
+                with pytest.raises(DataGone, match="no anchor leads"):
+                    await scene.look()
+                scene.check(1)
+            scene.store.objects = objects
+            await scene.look()
+            scene.check(3)
 
+        play(act)
 
-@pytest.fixture
-def follower(bucket: Troubled, tmp_path: Path, heard: list[Event]) -> Iterator[Follower]:
-    with Follower(bucket, into=tmp_path / "replica", threads=1, on_event=heard.append) as follower:
-        yield follower
+    def test_may_also_be_damaged_data(self, play: Play) -> None:
+        """Where an anchor leads past it."""
 
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            await scene.look()
+            await scene.publish(6)
+            [path] = [path for path in scene.store.objects if path.startswith("deltas/3/")]
+            scene.write(path, bytes(len(scene.read(path))))
+            await scene.look()
+            scene.check(7)
 
-def check(follower: Follower, version: int) -> None:
-    """It holds these bits, and so does `current`, which says that it is this version."""
-    current = follower.replica.directory / "current"
-    assert follower.version == version
-    assert bits_of(follower.replica.weights) == bits_of(weights_at(version))
-    assert json.loads((current / "weightwire.json").read_bytes())["version"] == version
-
-
-def until(reached: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not reached():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.002)
-
-
-def messages(heard: list[Event], stage: str) -> list[str]:
-    return [event.message for event in heard if event.stage == stage]
-
-
-@pytest.mark.parametrize("harm", HARMS)
-class TestADamagedDelta:
-    def test_a_fresh_follower_serves_the_version_before_it(
-        self, bucket: Troubled, follower: Follower, harm: Any
-    ) -> None:
-        harm(bucket.inner, "deltas/5/")
-        for _ in range(2):
-            with pytest.raises(
-                WeightwireError, match="no anchor leads past it; this replica stays at version 4"
-            ) as caught:
-                follower.once()
-            assert "deltas/5/" in caught.value.message
-            assert caught.value.hint
-            check(follower, 4)
-
-    def test_a_follower_goes_as_far_as_it_can(self, bucket: Troubled, follower: Follower, harm: Any) -> None:
-        objects = snapshot(bucket.inner)
-        remove(bucket.inner, "commits/00000000000000000002")
-        for version in (3, 4, 5):
-            remove(bucket.inner, f"commits/{version:020}")
-        remove(bucket.inner, "HEAD.json")
-        assert follower.once() == 1
-        put_back(bucket.inner, objects)
-        harm(bucket.inner, "deltas/4/")
-        with pytest.raises(WeightwireError, match="stays at version 3"):
-            follower.once()
-        check(follower, 3)
-
-    def test_it_is_said_once_and_over_when_the_data_is_back(
-        self, bucket: Troubled, follower: Follower, heard: list[Event], harm: Any
-    ) -> None:
-        objects = snapshot(bucket.inner)
-        harm(bucket.inner, "deltas/4/")
-        follower.start()
-        until(lambda: follower.trouble)
-        said = follower.trouble
-        for _ in range(3):
-            asked = len(bucket.asked)
-            follower.wake()
-            until(lambda asked=asked: bucket.asked[asked:].count(("list", "shortcuts/")))  # type: ignore[misc]
-        check(follower, 3)
-        assert follower.trouble == said
-        [warning] = messages(heard, "warning")
-        assert warning.startswith(said)
-
-        put_back(bucket.inner, objects)
-        follower.wake()
-        until(lambda: follower.version == 5 and not follower.trouble)
-        assert messages(heard, "recovered") == [f"over: {said}"]
-
-    def test_a_new_publisher_heals_the_run_for_its_followers(
-        self, bucket: Troubled, follower: Follower, harm: Any
-    ) -> None:
-        harm(bucket.inner, "deltas/4/")
-        with pytest.raises(WeightwireError, match="stays at version 3"):
-            follower.once()
-        publish(bucket, range(7, 9), anchor_every=NEVER)  # 6 is its fence
-        assert follower.once() == 8
-        check(follower, 8)
-
-    def test_an_anchor_leads_past_it(self, bucket: Troubled, follower: Follower, heard: list[Event], harm: Any) -> None:
-        publish(bucket, range(7, 8), anchor_every=1)
-        harm(bucket.inner, "deltas/4/")
-        harm(bucket.inner, "deltas/7/")
-        assert follower.once() == 7
-        check(follower, 7)
-        assert not messages(heard, "warning")  # the anchor was the cheapest way
-
-
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_damaged_anchor_is_passed_by(bucket: Troubled, follower: Follower, heard: list[Event], harm: Any) -> None:
-    publish(bucket, range(7, 8), anchor_every=1)
-    harm(bucket.inner, "anchors/7/")
-    for _ in range(2):
-        assert follower.once() == 7
-    check(follower, 7)
-    [warning] = messages(heard, "warning")
-    assert "anchors/7/" in warning
-    assert warning.endswith("; there was another way")
-
-
-def test_the_file_that_blocks_the_way_is_named(bucket: Troubled, follower: Follower) -> None:
-    """Not the damaged anchor that it tried before, past which there is another way."""
-    publish(bucket, range(7, 9), anchor_every=1)
-    for folder in ("anchors/7/", "anchors/8/", "deltas/8/"):
-        flip(bucket.inner, folder)
-    with pytest.raises(CorruptDelta, match=r"/deltas/8/.*stays at version 7"):
-        follower.once()
-    check(follower, 7)
-
-
-def test_a_follower_without_any_whole_version_says_what_blocks_it(
-    bucket: Troubled, follower: Follower, tmp_path: Path
-) -> None:
-    remove(bucket.inner, "anchors/")
-    with pytest.raises(DataGone, match=r"/anchors/1/.*, and no anchor leads past it\n"):
-        follower.once()
-    assert follower.version is None
-    assert not (tmp_path / "replica" / "current").exists()
-
-
-def test_a_lost_replica_is_not_rebuilt_at_an_older_version(
-    bucket: Troubled, follower: Follower, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has served version 5, and never goes back."""
-    assert follower.once() == 5
-    publish(bucket, range(7, 8), anchor_every=NEVER)
-
-    def fail(*_: object, **__: object) -> None:
-        monkeypatch.undo()
-        raise MemoryError("half of it")
-
-    monkeypatch.setattr("weightwire.replica.workdir.write_absolute", fail)
-    with pytest.raises(ReplicaError):
-        follower.once()
-    assert follower.replica.position is None
-    cut(bucket.inner, "deltas/5/")
-    with pytest.raises(Truncated, match=r"/deltas/5/.*no anchor leads past it\n"):
-        follower.once()
-    assert follower.version is None
-    assert bits_of(follower.replica.directory / "current") == bits_of(weights_at(5))
-
-
-def add_anchor(bucket: Troubled, version: int, weights: Arrays, after: str) -> None:
-    """A shortcut to a version, made by someone else, which says that these weights have this state."""
-    data = anchor(weights).to_bytes()
-    sha256 = hashlib.sha256(data).hexdigest()
-    file = DataFile(data_path("anchor", version, 1, 0, sha256), len(data), sha256, 0)
-    run = asyncio.run(read_run(bucket.inner)).run
-    shortcut = seal(Shortcut(run=run, version=version, kind="anchor", after=after, files=(file,)))
-    put_back(bucket.inner, {file.path: data, shortcut_path(shortcut): shortcut.data})
-
-
-def test_an_anchor_that_holds_other_weights_is_passed_by(
-    bucket: Troubled, follower: Follower, heard: list[Event]
-) -> None:
-    """Its bytes are those that its record names; but they do not lead to the state of the version."""
-    add_anchor(bucket, 5, weights_at(9), digest(weights_at(5)).hex)
-    assert follower.once() == 5
-    check(follower, 5)
-    [warning] = messages(heard, "warning")
-    assert warning.endswith("there was another way")
-
-
-def test_a_delta_that_leads_elsewhere_is_passed_by(bucket: Troubled, follower: Follower, heard: list[Event]) -> None:
-    """A commit whose state is that of an anchor, but not what its own delta leads to."""
-    path = commit_path(5)
-    commit = unseal(asyncio.run(bucket.inner.get(path)), Commit, "").record
-    remove(bucket.inner, path)
-    remove(bucket.inner, "HEAD.json")
-    assert follower.once() == 4
-    other = msgspec.structs.replace(commit, after=digest(weights_at(9)).hex)
-    put_back(bucket.inner, {path: seal(other).data})
-    with pytest.raises(CorruptDelta, match=r"/deltas/5/.*stays at version 4"):
-        follower.once()
-    check(follower, 4)
-    add_anchor(bucket, 5, weights_at(9), other.after)
-    assert follower.once() == 5
-    assert bits_of(follower.replica.weights) == bits_of(weights_at(9))
-    assert len(messages(heard, "warning")) == 1
+        play(act, anchor_every=4)

@@ -1,0 +1,71 @@
+"""What most tests of followers start from: a bucket with a trainer and a follower, or a scene in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults.simulated_runtime import SimLoop
+from support.follow_scene import Scene
+from support.followers import Trainer
+from support.troubled import Troubled, in_memory
+from weightwire import Follower
+from weightwire.telemetry.events import Event
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power is cut here."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def bucket() -> Troubled:
+    bucket = in_memory()
+    bucket.poll_interval = 0.005
+    return bucket
+
+
+@pytest.fixture
+def trainer(bucket: Troubled) -> Iterator[Trainer]:
+    trainer = Trainer(bucket.inner)
+    yield trainer
+    trainer.close()
+
+
+@pytest.fixture
+def into(tmp_path: Path) -> Path:
+    return tmp_path / "replica"
+
+
+@pytest.fixture
+def heard() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def follower(bucket: Troubled, into: Path, heard: list[Event]) -> Iterator[Follower]:
+    with Follower(bucket, into=into, name="rollout-1", threads=1, on_event=heard.append) as follower:
+        yield follower
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., None]:
+    def play(act: Callable[[Scene], Awaitable[None]], **settings: Any) -> None:
+        async def whole() -> None:
+            scene = Scene(tmp_path / "replica", **settings)
+            try:
+                await act(scene)
+            finally:
+                await scene.stop()
+                scene.replica.close()
+
+        with asyncio.Runner(loop_factory=SimLoop) as runner:
+            runner.run(whole())
+
+    return play

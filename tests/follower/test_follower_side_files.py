@@ -1,0 +1,98 @@
+"""What a checkpoint holds besides weights: it arrives, or is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.followers import (
+    Trainer,
+    copy_of,
+    current,
+    paths,
+    put_back,
+    read,
+    remove,
+    write,
+)
+from support.troubled import Troubled
+from weightwire import Follower
+from weightwire.chain.records import (
+    RUN,
+)
+from weightwire.errors import (
+    BrokenChain,
+    CorruptDelta,
+    WeightwireError,
+)
+
+
+class TestSideFiles:
+    FILES = {"config.json": b'{"model_type": "tiny"}', "tokenizer/vocab.txt": b"a\nb\n"}  # noqa: RUF012
+
+    @pytest.fixture(autouse=True)
+    def _run(self, bucket: Troubled) -> None:
+        trainer = Trainer(bucket.inner, files=self.FILES)
+        trainer.publish(2)
+        trainer.close()
+
+    def test_arrive(self, follower: Follower, into: Path) -> None:
+        follower.once()
+        for name, content in self.FILES.items():
+            assert (into / "current" / name).read_bytes() == content
+
+    def test_that_were_tampered_with_are_refused(self, bucket: Troubled, follower: Follower, into: Path) -> None:
+        before = copy_of(bucket)
+        [path] = [path for path in paths(bucket, "files/") if path.endswith("config.json")]
+        write(bucket, path, b'{"model_type": "TINY"}')
+        with pytest.raises(CorruptDelta, match=r"config.json: its bytes are not those that were published") as caught:
+            follower.once()
+        assert caught.value.hint
+        assert not (into / "current").exists()
+        put_back(bucket, before)
+        assert follower.once() == 2
+        assert (into / "current" / "config.json").read_bytes() == self.FILES["config.json"]
+
+    def test_that_are_gone_are_named(self, bucket: Troubled, follower: Follower, into: Path) -> None:
+        before = copy_of(bucket)
+        remove(bucket, "files/")
+        with pytest.raises(WeightwireError, match=r"files/.*is not there|files/.*not found") as caught:
+            follower.once()
+        assert "anchor" not in str(caught.value)
+        assert caught.value.hint
+        assert not (into / "current").exists()
+        put_back(bucket, before)
+        assert follower.once() == 2
+
+    @pytest.mark.parametrize(
+        "name",
+        ["../../escape", "/escape", "a/../../escape", "..", "a//b", ".hidden", "a\\b", "model.safetensors", ""],
+    )
+    def test_with_hostile_names_are_refused(
+        self, bucket: Troubled, follower: Follower, into: Path, tmp_path: Path, name: str
+    ) -> None:
+        run = json.loads(read(bucket, RUN))
+        run["files"][0]["name"] = name
+        write(bucket, RUN, json.dumps(run).encode())
+        with pytest.raises(BrokenChain, match=r"run.json: cannot be read") as caught:
+            follower.once()
+        assert caught.value.hint
+        assert {path.name for path in tmp_path.iterdir()} == {"replica"}
+        assert {path.name for path in into.iterdir()} <= {"lock", "name"}
+
+    @pytest.mark.parametrize("path", ["../../commits", "commits/00000000000000000000.json", "files/x/y", "run.json"])
+    def test_with_hostile_paths_are_refused(self, bucket: Troubled, follower: Follower, path: str) -> None:
+        run = json.loads(read(bucket, RUN))
+        run["files"][0]["path"] = path
+        write(bucket, RUN, json.dumps(run).encode())
+        with pytest.raises(BrokenChain, match="no path of a side file"):
+            follower.once()
+
+    def test_never_stand_in_for_what_is_ours(self, bucket: Troubled, follower: Follower, into: Path) -> None:
+        run = json.loads(read(bucket, RUN))
+        run["files"][0]["name"] = "weightwire.json"
+        write(bucket, RUN, json.dumps(run).encode())
+        follower.once()
+        assert current(into) == 2

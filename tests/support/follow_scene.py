@@ -1,0 +1,189 @@
+"""A trainer and a follower in virtual time, where waiting takes none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from faults.simulated_runtime import Faults, Process, SimBucket, SimRuntime, Store
+from support.samples import base as bits_for
+from support.story import Bits, bits_of
+from support.troubled import Troubled
+from weightwire import Update
+from weightwire.chain.records import (
+    RUN,
+    Commit,
+    Heartbeat,
+    Run,
+    commit_path,
+    heartbeat_path,
+    unseal,
+)
+from weightwire.follower.follow_loop import FollowLoop
+from weightwire.publisher.publication import Publication
+from weightwire.publisher.publish_context import PublishContext
+from weightwire.publisher.publish_loop import PublishLoop
+from weightwire.publisher.settings import PublisherSettings
+from weightwire.replica.replica import Replica
+from weightwire.telemetry.events import Event
+from weightwire.weights import DTYPES
+from weightwire.weights.source import read_weights
+
+Arrays = dict[str, Any]
+Play = Callable[..., None]
+"""Plays an act: an async function that takes a `Scene`."""
+Result = TypeVar("Result")
+ALWAYS = NEVER = 10**9
+NAME = "rollout-1"
+
+
+def random_bits(seed: int = 1) -> Any:
+    return bits_for(DTYPES["F16"], 51200, seed=seed).view(np.float16).reshape(400, 128)
+
+
+def initial() -> Arrays:
+    return {"embed": random_bits(), "norm": np.linspace(0, 1, 5, dtype=np.float32)}
+
+
+class Scene:
+    """A trainer and a follower, in a world where time passes only when everybody waits."""
+
+    def __init__(self, into: Path, seed: int = 7, **settings: Any) -> None:
+        self.into = into
+        self._seed = seed
+        self.store = Store()
+        self.bucket = Troubled(self._bucket())
+        self.weights = initial()
+        self.bits: dict[int, Bits] = {}
+        self.heard: list[Event] = []
+        self.every = 997  # of how many weights one changes in a step
+        self._settings = settings
+        self._publishing: PublishLoop | None = None
+        self.steps = 0
+        self._running: asyncio.Task[None] | None = None
+        self.open()
+
+    def _bucket(self) -> SimBucket:
+        return SimBucket(self.store, _process())
+
+    # The trainer
+
+    async def publish(self, versions: int = 1, pause: float = 0.0) -> int:
+        """Some versions, and so many seconds after each; returns the last."""
+        if self._publishing is None:
+            given = {"threads": 1, "blocking": True, "anchor_every": NEVER} | self._settings
+            runtime, settings = SimRuntime(_process(self._seed)), PublisherSettings(**given)
+            self._publishing = PublishLoop(PublishContext(self._bucket(), runtime, settings, lambda event: None))
+            await self._publishing.start()
+        for _ in range(versions):
+            self.train()
+            publication = Publication(step=self.steps)
+            await self._publishing.publish_now(publication, read_weights(self.weights))
+            assert publication.version is not None
+            self.bits[publication.version] = bits_of(self.weights)
+            await self._publishing.context.background.wait()  # anchors
+            await asyncio.sleep(pause)
+        return publication.version or 0
+
+    def train(self) -> None:
+        self.steps += 1
+        self.weights["embed"].reshape(-1).view(np.uint16)[self.steps % self.every :: self.every] += 1
+        self.weights["norm"][self.steps % 5] += 1
+
+    # The store, behind everybody's back
+
+    def read(self, path: str) -> bytes:
+        return self.store.objects[path][0]
+
+    def write(self, path: str, data: bytes) -> None:
+        self.store.objects[path] = data, 0.0
+
+    def remove(self, prefix: str) -> None:
+        for path in [path for path in self.store.objects if path.startswith(prefix)]:
+            del self.store.objects[path]
+
+    def commit(self, version: int) -> Commit:
+        return unseal(self.read(commit_path(version)), Commit, "").record
+
+    @property
+    def run_id(self) -> str:
+        return unseal(self.read(RUN), Run, "").record.run
+
+    @property
+    def beat(self) -> Heartbeat:
+        return unseal(self.read(heartbeat_path(NAME)), Heartbeat, "").record
+
+    # The follower
+
+    def open(self, **given: Any) -> None:
+        self.replica = Replica.open(self.into, threads=1)
+        self.work = FollowLoop(
+            self.bucket, SimRuntime(_process()), self.replica, NAME, self.heard.append, threads=1, **given
+        )
+
+    def start(self) -> None:
+        self._running = asyncio.create_task(self.work.run())
+
+    async def stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+            self._running = None
+
+    async def look(self) -> list[str]:
+        """What that asks of the bucket: "anchors/1" and the like."""
+        self.bucket.asked.clear()
+        await self.work.look()
+        return self.fetched()
+
+    def fetched(self) -> list[str]:
+        paths = [path for verb, path in self.bucket.asked if verb == "read_into"]
+        return [path.rsplit("/", 1)[0] for path in paths]
+
+    def check(self, version: int) -> None:
+        """That the follower holds a version, bit for bit."""
+        assert self.work.version == version
+        assert bits_of(self.replica.weights) == self.bits[version]
+
+    async def take(self) -> Update:
+        update = await self.work.take()
+        assert update is not None
+        return update
+
+    @property
+    def warnings(self) -> list[str]:
+        return [event.message for event in self.heard if event.stage == "warning"]
+
+
+def _process(seed: int = 7) -> Process:
+    """One to which nothing happens."""
+    return Process("test", random.Random(seed), Faults())
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def eventually(reached: Callable[[], object], seconds: float = 3600.0) -> None:
+    end = now() + seconds
+    while not reached():
+        assert now() < end, "it never happened"
+        await asyncio.sleep(0.05)
+
+
+def lose(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next version is written half-way."""
+
+    def fail(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr(os, "fsync", lambda fd: None)
+        raise MemoryError("half of it")
+
+    monkeypatch.setattr("weightwire.replica.workdir.write_absolute", fail)

@@ -1,0 +1,207 @@
+"""A trainer that publishes into a bucket, the bucket behind its back, and what a follower of it must hold."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from support.samples import base as bits_for
+from support.story import Bits, bits_of
+from support.troubled import Troubled
+from weightwire import Follower, Publisher, Update, digest, patch
+from weightwire.bucket.port import Bucket
+from weightwire.chain.records import (
+    Commit,
+    Heartbeat,
+    commit_path,
+    heartbeat_path,
+    unseal,
+)
+from weightwire.telemetry.events import Event
+from weightwire.weights import DTYPES
+
+Arrays = dict[str, Any]
+ALWAYS = NEVER = 10**9
+
+
+# --- the trainer -------------------------------------------------------------------------------------------------
+
+
+def initial() -> Arrays:
+    return {
+        "embed": bits_for(DTYPES["F16"], 51200).view(np.float16).reshape(400, 128),
+        "norm": np.linspace(0, 1, 5, dtype=np.float32),
+    }
+
+
+def train(weights: Arrays, step: int, every: int = 997) -> None:
+    """Changes some weights in place, as an optimizer does."""
+    weights["embed"].reshape(-1).view(np.uint16)[step % every :: every] += 1
+    weights["norm"][step % 5] += 1
+
+
+def ignore(event: Event) -> None:
+    pass
+
+
+class Trainer:
+    """A publisher, and the bits of all that it has published."""
+
+    def __init__(self, bucket: Any, every: int = 997, **settings: Any) -> None:
+        self.bucket = bucket
+        self.weights = initial()
+        self._every = every
+        self.bits: dict[int, Bits] = {}
+        self._settings: dict[str, Any] = {"anchor_every": NEVER, "blocking": True, "threads": 1, **settings}
+        self._publisher: Publisher | None = None
+        self._steps = 0
+
+    @property
+    def publisher(self) -> Publisher:
+        if self._publisher is None:
+            self._publisher = Publisher(self.bucket, on_event=ignore, **self._settings)
+        return self._publisher
+
+    def publish(self, versions: int = 1) -> int:
+        """Some steps, and a version of each; returns the last."""
+        for _ in range(versions):
+            self._steps += 1
+            train(self.weights, self._steps, self._every)
+            version = self.publisher.publish(self.weights, step=self._steps, metrics={"reward": 0.5}).wait()
+            self.bits[version] = bits_of(self.weights)
+        return version
+
+    def close(self) -> None:
+        """Anchors that were on their way are there when this returns."""
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+
+    def restart(self) -> int:
+        """Another publisher takes over; returns the version of its fence."""
+        self.close()
+        version = self.publisher.version
+        assert version is not None
+        self.bits[version] = self.bits[version - 1]
+        return version
+
+
+# --- the bucket, behind everybody's back -------------------------------------------------------------------------
+
+
+def paths(bucket: Troubled, prefix: str = "") -> list[str]:
+    return [one.path for one in asyncio.run(bucket.inner.list(prefix))]
+
+
+def read(bucket: Troubled, path: str) -> bytes:
+    return asyncio.run(bucket.inner.get(path))
+
+
+def write(bucket: Troubled, path: str, data: bytes) -> None:
+    asyncio.run(bucket.inner.put(path, data))
+
+
+def remove(bucket: Troubled, prefix: str) -> None:
+    for path in paths(bucket):
+        if path.startswith(prefix):
+            asyncio.run(bucket.inner.delete(path))
+
+
+def commit_in(bucket: Troubled, version: int) -> Commit:
+    return unseal(read(bucket, commit_path(version)), Commit, "").record
+
+
+def beat_in(bucket: Troubled, name: str) -> Heartbeat:
+    return unseal(read(bucket, heartbeat_path(name)), Heartbeat, "").record
+
+
+def copy_of(bucket: Troubled) -> dict[str, bytes]:
+    return asyncio.run(_read_all(bucket.inner))
+
+
+async def _read_all(bucket: Bucket) -> dict[str, bytes]:
+    return {one.path: await bucket.get(one.path) for one in await bucket.list("")}
+
+
+def put_back(bucket: Troubled, objects: dict[str, bytes]) -> None:
+    """As if nothing had happened; what is as it was is not touched."""
+
+    async def put() -> None:
+        now = await _read_all(bucket.inner)
+        for path in now.keys() - objects.keys():
+            await bucket.inner.delete(path)
+        for path, data in objects.items():
+            if now.get(path) != data:
+                await bucket.inner.put(path, data)
+
+    bucket.calm()
+    asyncio.run(put())
+
+
+# --- the follower ------------------------------------------------------------------------------------------------
+
+
+def warnings(heard: list[Event]) -> list[str]:
+    return [event.message for event in heard if event.stage == "warning"]
+
+
+def until(reached: Callable[[], object], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.002)
+
+
+def current(into: Path) -> int:
+    """The version of `current`, which must be whole."""
+    about = json.loads((into / "current" / "weightwire.json").read_bytes())
+    loaded = safetensors.numpy.load_file(into / "current" / "model.safetensors")
+    assert digest(loaded).hex == about["state"]
+    return int(about["version"])
+
+
+def check(follower: Follower, bits: Mapping[int, Bits], version: int) -> None:
+    """That a follower holds a version, bit for bit, and has it ready for whoever loads it."""
+    assert follower.version == version
+    assert bits_of(follower.replica.weights) == bits[version]
+    assert current(follower.replica.directory) == version
+    assert bits_of(follower.replica.directory / "current") == bits[version]
+
+
+def settled(follower: Follower, version: int) -> bool:
+    """Whether it has reached a version by now. Woken, it need not wait as long as it would after many failures."""
+    follower.wake()
+    if follower.version != version or follower.trouble:
+        return False
+    return (follower.replica.directory / "current").resolve().name.startswith(f"{version}-")
+
+
+class Engine:
+    """Takes updates as an inference server does."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self.weights: Arrays = {}
+
+    def take(self, update: Update) -> None:
+        if update.patch is None:
+            self.load()
+        else:
+            patch(self.weights, update.patch)
+        assert digest(self.weights).hex == update.state
+
+    def load(self) -> None:
+        self.weights = safetensors.numpy.load_file(self._follower.checkpoint() / "model.safetensors")
+
+
+def taken(follower: Follower) -> Update:
+    update = follower.take()
+    assert update is not None
+    return update
