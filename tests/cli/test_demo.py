@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,7 @@ def test_a_trainer_that_stops_early_is_no_success(tmp_path: Path) -> None:
     assert "error: the trainer ended with code 1: stopped before the last step\n" in err
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch: the demo asks for it first")
 class TestBadInput:
     def refused(self, *args: str | Path, env: dict[str, str] | None = None) -> str:
         command = [*DEMO, *map(str, args)]
