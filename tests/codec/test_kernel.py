@@ -31,24 +31,35 @@ BF16 = DTYPES["BF16"]
 each_layout = pytest.mark.parametrize("dtype", LAYOUTS, ids=lambda dtype: dtype.name)
 
 
-def check(old: Units | None, new: Units, dtype: Dtype, line: int = 0, word: int = 0, start: int = 0) -> bytes:
-    """Encodes and decodes a block with both, with every width of vectors; returns its bytes."""
-    floats = dtype.unit, dtype.exponent, dtype.mantissa
-    expected = numpy_kernel.encode_block(old, new, *floats, line, word or dtype.unit, start)
-    data = expected[0]
+def check(
+    old: Units | None, new: Units, dtype: Dtype, line: int = 0, words: tuple[int, ...] = (), start: int = 0
+) -> bytes:
+    """Encodes and decodes a block with both, with every width of vectors and of words; returns its bytes."""
+    floats, words = (dtype.unit, dtype.exponent, dtype.mantissa), words or (dtype.unit,)
+    data, changed, *added = numpy_kernel.encode_block(old, new, *floats, line, words[0], start)
     decoded = numpy_kernel.decode_block(data, old, len(new), *floats, line) if data else None
-    for width in vector_widths():
-        with vectors_of(width):
-            assert _kernel.encode_block(old, new, *floats, line, word or dtype.unit, start) == expected
-            if decoded:
-                assert _kernel.decode_block(data, old, len(new), *floats, line) == decoded
-                check_patch(data, old, new, dtype, line, word or dtype.unit, start)
+    for word in words:
+        if old is not None:
+            before, after = (numpy_kernel.digest(units, word, start) for units in (old, new))
+            assert word != words[0] or added == gained(before, after)
+            added = gained(before, after)
+        for width in vector_widths():
+            with vectors_of(width):
+                assert _kernel.encode_block(old, new, *floats, line, word, start) == (data, changed, *added)
+                if decoded:
+                    assert _kernel.decode_block(data, old, len(new), *floats, line) == decoded
+                    check_patch(data, old, new, dtype, line, word, start)
     if decoded:
         assert landed(old, *decoded, dtype).tobytes() == new.tobytes()
     else:
         assert old is not None
         assert old.tobytes() == new.tobytes()
     return data
+
+
+def gained(before: tuple[int, int], after: tuple[int, int]) -> list[int]:
+    """What has to be added to a digest for it to become another."""
+    return [(b - a) % 2**64 for a, b in zip(before, after, strict=True)]
 
 
 def check_patch(data: bytes, old: Units | None, new: Units, dtype: Dtype, line: int, word: int, start: int) -> None:
@@ -61,9 +72,7 @@ def check_patch(data: bytes, old: Units | None, new: Units, dtype: Dtype, line: 
     )
     assert target.tobytes() == new.tobytes()
     assert landed(target, positions, values, dtype).tobytes() == before.tobytes()
-    lanes = (one.digest(two, word, start) for one, two in ((_kernel, before), (_kernel, new)))
-    gained = [(b - a) % 2**64 for a, b in zip(*lanes, strict=True)]
-    assert added == gained
+    assert added == gained(_kernel.digest(before, word, start), _kernel.digest(new, word, start))
 
 
 def landed(old: Units | None, positions: bytes | None, values: bytearray, dtype: Dtype) -> Units:
@@ -87,8 +96,7 @@ def pairs(dtype: Dtype, count: int, line: int = 0) -> Iterator[tuple[Units, Unit
 def check_size(dtype: Dtype, count: int) -> None:
     for line in lines_of(dtype, count):
         for old, new in pairs(dtype, count, line):
-            for word in words_of(dtype, count):
-                check(old, new, dtype, line, word, start=2**40)
+            check(old, new, dtype, line, words_of(dtype, count), start=2**40)
     for kind in BASES:
         check(None, base(dtype, count, kind), dtype)
 
@@ -132,7 +140,7 @@ def test_lines_longer_than_what_the_kernel_does_at_once() -> None:
     for at in (0, 4095, 4096, 4159, 4160, 3 * 4160 + 4100, 5 * 4160 - 1):
         new = old.copy()
         new[at] += 1
-        check(old, new, BF16, line=4160, word=8)
+        check(old, new, BF16, line=4160, words=(8,))
     check(old, change(old, BF16, "rows", line=4160), BF16, line=4160)
 
 
@@ -165,7 +173,7 @@ def test_one_change_wherever_it_is(at: int) -> None:
     old = base(BF16, 1000)
     new = old.copy()
     new[at] += 1
-    check(old, new, BF16, word=8)
+    check(old, new, BF16, words=(8,))
 
 
 @pytest.mark.parametrize("unchanged", [0, 63, 64, 255, 256, 511, 999])
@@ -230,7 +238,7 @@ def test_a_whole_block_of_the_largest_size() -> None:
     old = base(DTYPES["U8"], 1 << 22, "equal")
     new = old.copy()
     new[[0, 1 << 21, (1 << 22) - 1]] += 1
-    check(old, new, DTYPES["U8"], word=8)
+    check(old, new, DTYPES["U8"], words=(8,))
     check(old, new, DTYPES["U8"], line=1 << 21)
 
 

@@ -62,7 +62,7 @@ def test_a_swap_writes_the_values_and_a_second_one_undoes_it(dtype: Dtype, how: 
 
 # The change of a digest, without writing
 
-CHANGE_COUNTS = (8, 64, 4096 + 8, 20_000)
+CHANGE_COUNTS = (8, 4096 + 8)
 
 
 def check_digest_change(old: Units, new: Units, word: int, start: int) -> None:
@@ -85,7 +85,7 @@ def test_digest_change_is_what_a_swap_into_a_copy_adds(dtype: Dtype, how: str) -
     for count in CHANGE_COUNTS:
         old = base(dtype, count)
         for word in words_of(dtype, count):
-            for start in (0, 12_345, 2**63 - 5):
+            for start in (0, 2**63 - 5):
                 check_digest_change(old, change(old, dtype, how), word, start)
 
 

@@ -6,6 +6,8 @@ raises ValueError, which the caller turns into an error that names the file and 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -48,6 +50,11 @@ def unzigzag(value: int) -> int:
     return value >> 1 if value & 1 == 0 else -((value + 1) >> 1)
 
 
+@functools.lru_cache(1 << 12)  # most are small, and come again and again
+def _bits_of(value: int, width: int) -> Bits:
+    return np.array([value >> i & 1 for i in range(width)], np.uint8)
+
+
 class BitWriter:
     """Appends numbers, lowest bit first."""
 
@@ -55,7 +62,7 @@ class BitWriter:
         self._parts: list[Bits] = []
 
     def number(self, value: int, width: int) -> None:
-        self._parts.append(np.array([value >> i & 1 for i in range(width)], np.uint8))
+        self._parts.append(_bits_of(value, width))
 
     def golomb(self, value: int, order: int) -> None:
         """Exp-Golomb: how many bits beyond `order` in ones and a zero, then value + 2^order less its top bit."""

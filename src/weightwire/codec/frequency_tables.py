@@ -52,6 +52,7 @@ Levels = tuple[int, ...]  # per symbol: 0 = absent, else its frequency as a powe
 Shares = tuple[int, ...]  # per symbol: slots out of 4096
 
 
+@functools.lru_cache(1 << 16)
 def lg(value: int) -> int:
     """log2 with 24 fractional bits, rounded down: bit by bit, by squaring."""
     whole = value.bit_length() - 1

@@ -50,7 +50,7 @@ def _step(old: Units, new: Units, dtype: Dtype) -> npt.NDArray[np.int64]:
 def _tokens_of(magnitudes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Per magnitude its token, and how many of its low bits are sent raw."""
     octave = np.zeros(len(magnitudes), np.int64)
-    for bit in range(1, 64):
+    for bit in range(1, int(magnitudes.max(initial=0)).bit_length()):
         octave[magnitudes >> np.uint64(bit) > 0] = bit
     sub = (magnitudes >> np.maximum(octave - 2, 0).astype(np.uint64)).astype(np.int64) & 3
     token = np.where(octave < 16, 15 + (octave - 4) * 4 + sub, 63 + octave - 16)
