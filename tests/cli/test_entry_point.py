@@ -1,21 +1,22 @@
-"""What all commands have in common: how an error reaches people, and programs that asked for JSON."""
+"""What all commands have in common: help, and how an error reaches people, and programs that asked for JSON."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from support.commands import Command, Training
+import weightwire
+from support.command_files import COMMAND, Files, make_weights
+from support.commands import Command, Ran, Training, save_checkpoint, tree
 from weightwire.cli import entry_point
+from weightwire.cli.shared import terminal
 from weightwire.publisher.publisher import Publisher
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capsys)
 
 
 def error_in(out: str) -> dict[str, Any]:
@@ -80,8 +81,165 @@ class TestErrorsAsJson:
         assert "error: out of memory\n" in ran.err
 
 
-def test_every_command_has_a_file_of_its_name() -> None:
+def test_every_command_has_a_file_or_folder_of_its_name() -> None:
     names = {command.callback.__name__ for command in entry_point.app.registered_commands if command.callback}
     folder = Path(entry_point.__file__).parent
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "entry_point"}
+    files = {path.stem for path in folder.iterdir()} - {"__init__", "__pycache__", "entry_point", "shared"}
     assert names == files
+
+
+class TestErrors:
+    """Each is one line of what went wrong and one of what to do, on stderr, and leaves nothing behind."""
+
+    @staticmethod
+    def check(ran: Ran, message: str, hint: str) -> None:
+        assert (ran.code, ran.out) == (1, "")
+        assert ran.err == f"error: {message}\nhint: {hint}\n"
+
+    def test_as_a_user_sees_them(self, tmp_path: Path) -> None:
+        ran = subprocess.run(
+            [*COMMAND, "diff", "nothing", "nowhere", "-o", "x"], cwd=tmp_path, capture_output=True, text=True
+        )
+
+        expected = "error: nothing: no such file or directory\nhint: check the path\n"
+        assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", expected)
+
+    def test_missing_path(self, run: Command, files: Files) -> None:
+        missing = files.here / "missing"
+        out = files.here / "out"
+
+        self.check(
+            run("diff", files.old, missing, "-o", out),
+            f"{missing}: no such file or directory",
+            "check the path",
+        )
+        self.check(
+            run("patch", missing, files.delta, "-o", out),
+            f"{missing}: no such file or directory",
+            "check the path",
+        )
+        self.check(run("show", missing), f"{missing}: cannot be read (No such file or directory)", "check the path")
+
+    def test_wrong_base(self, run: Command, files: Files) -> None:
+        before = tree(files.here)
+        made_for, these = weightwire.digest(files.old).hex[:12], weightwire.digest(files.new).hex[:12]
+
+        self.check(
+            run("patch", files.new, files.delta, "-o", files.here / "out.safetensors"),
+            f"{files.delta}: was made for weights with state {made_for}, and these have {these}",
+            "apply it to the weights it was made from",
+        )
+        assert tree(files.here) == before
+
+    @pytest.mark.parametrize("size", [0, 4, 200, -1])
+    def test_truncated_delta(self, run: Command, files: Files, size: int) -> None:
+        files.delta.write_bytes(files.delta.read_bytes()[:size])
+        before = tree(files.here)
+
+        for ran in (run("show", files.delta), run("patch", files.old, files.delta, "-o", files.here / "out")):
+            assert (ran.code, ran.out) == (1, "")
+            assert ran.err.startswith(f"error: {files.delta}: ")
+            assert "\nhint: " in ran.err
+            assert len(ran.err.splitlines()) == 2
+        assert tree(files.here) == before
+
+    def test_not_a_delta(self, run: Command, files: Files) -> None:
+        self.check(
+            run("patch", files.old, files.new, "-o", files.here / "out"),
+            f"{files.new}: is no weightwire delta",
+            "pass a file that `weightwire diff` wrote",
+        )
+
+    def test_out_exists(self, run: Command, files: Files) -> None:
+        base = save_checkpoint(files.here / "base", make_weights())
+        out = files.here / "out"
+        out.mkdir()
+        (out / "notes.txt").write_text("mine")
+
+        self.check(
+            run("patch", base, files.delta, "-o", out),
+            f"{out}: exists and is not empty",
+            "write to a new directory: one that holds files cannot be replaced all at once",
+        )
+        assert tree(out) == {"notes.txt": b"mine"}
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (["diff", "a", "b"], "Missing option '--output' / '-o'"),
+            (["diff", "a", "-o", "c"], "Missing argument 'NEW'"),
+            (["diff", "a", "b", "-o", "c", "--threads", "0"], "Invalid value for '--threads'"),
+            (["patch", "a", "b", "-o", "c", "--threads", "-1"], "Invalid value for '--threads'"),
+            (["patch", "a", "b", "-o", "c", "--threads", "two"], "Invalid value for '--threads'"),
+            (["show", "a", "--jason"], "No such option: --jason"),
+            (["fetch"], "No such command 'fetch'"),
+        ],
+    )
+    def test_called_wrongly(self, run: Command, args: list[str], message: str) -> None:
+        ran = run(*args)
+
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.startswith("Usage: weightwire ")
+        assert message in ran.err
+
+    def test_out_of_memory(self, run: Command, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+        raise_from_diff(monkeypatch, MemoryError())
+
+        self.check(
+            run("diff", files.old, files.new, "-o", files.here / "x"),
+            "out of memory",
+            "try fewer --threads, or a machine with more memory",
+        )
+
+    def test_interrupt_is_quiet(self, run: Command, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+        raise_from_diff(monkeypatch, KeyboardInterrupt())
+
+        assert run("diff", files.old, files.new, "-o", files.here / "x") == Ran(130, "", "")
+
+    def test_termination_cleans_up(self, run: Command, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = tree(files.here)
+        # The last thing before the result appears.
+        monkeypatch.setattr(os, "replace", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+
+        assert run("patch", files.old, files.delta, "-o", files.here / "out") == Ran(143, "", "")
+        assert tree(files.here) == before
+
+    def test_a_bug_shows_a_traceback(self, run: Command, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+        raise_from_diff(monkeypatch, ZeroDivisionError("a bug"))
+
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            run("diff", files.old, files.new, "-o", files.here / "x")
+
+    def test_a_reader_that_leaves_is_none(self, files: Files) -> None:
+        read, write = os.pipe()
+        os.close(read)
+
+        ran = subprocess.run([*COMMAND, "show", files.delta], stdout=write, stderr=subprocess.PIPE)
+        os.close(write)
+
+        assert (ran.returncode, ran.stderr) == (1, b"")
+
+
+def raise_from_diff(monkeypatch: pytest.MonkeyPatch, problem: BaseException) -> None:
+    def diff(*args: Any, **options: Any) -> NoReturn:
+        raise problem
+
+    monkeypatch.setattr(weightwire, "diff", diff)
+
+
+class TestHelp:
+    def test_lists_the_commands(self, run: Command) -> None:
+        ran = run("--help")
+
+        assert ran.code == 0
+        assert all(f"\n  {command} " in ran.out for command in ("diff", "patch", "show"))
+
+    def test_version(self, run: Command) -> None:
+        assert run("--version") == Ran(0, f"weightwire {weightwire.__version__}\n", "")
+
+    def test_says_when_the_kernel_is_missing(self, run: Command, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(terminal, "has_kernel", lambda: False)
+
+        ran = run("diff", files.old, files.new, "-o", files.delta)
+
+        assert ran.err.startswith("note: the compiled kernel is missing")

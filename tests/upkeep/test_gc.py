@@ -1,24 +1,16 @@
-"""Retention: what may go, what must stay, and that a sweep keeps to it whatever happens meanwhile."""
+"""Sweeps: what goes and what stays, whatever is in the bucket."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from support.clocked import HOUR, Arrays, Clocked, beat, clocked, first_weights, publish, run, stepped
-from weightwire.bucket.port import ObjectInfo
+from support.clocked import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
+from support.swept import Lived, check_whole, run_id, swept, swept_twice
 from weightwire.bucket.registry import open_bucket
-from weightwire.chain.reader import ChainReader, read_run
 from weightwire.chain.records import (
-    FENCE,
-    Commit,
-    DataFile,
     Gc,
     Shortcut,
     commit_path,
@@ -27,195 +19,15 @@ from weightwire.chain.records import (
     shortcut_path,
     unseal,
 )
-from weightwire.delta.state import digest
-from weightwire.errors import BrokenChain, NoRun, PermissionDenied, Unavailable, UnsupportedFormat
-from weightwire.follower.follower import Follower
+from weightwire.errors import BrokenChain, NoRun, PermissionDenied, UnsupportedFormat
 from weightwire.inspection.verify import verify_run
 from weightwire.system.runtime import Runtime
-from weightwire.upkeep.gc import Sweep, sweep
+from weightwire.upkeep.gc import sweep
 from weightwire.upkeep.retention import (
     DAY,
-    Announced,
-    Lease,
     Limit,
-    Removal,
     Retention,
-    below,
-    due,
-    holds_all,
-    limits,
-    orphans,
-    settled,
 )
-
-SHORT = Retention(anchors=2, window=HOUR, grace=HOUR)
-
-
-def swept(bucket: Clocked, retention: Retention = SHORT, *, dry_run: bool = False) -> Sweep:
-    return run(sweep(bucket, Runtime(), retention, dry_run=dry_run))
-
-
-def swept_twice(bucket: Clocked, retention: Retention = SHORT) -> Sweep:
-    """With more than the grace period in between."""
-    swept(bucket, retention)
-    bucket.now += retention.grace + 1
-    return swept(bucket, retention)
-
-
-def run_id(bucket: Clocked) -> str:
-    return run(read_run(bucket)).run
-
-
-def commit_of(bucket: Clocked, version: int) -> Commit:
-    return unseal(run(bucket.get(commit_path(version))), Commit, "here").record
-
-
-def check_whole(bucket: Clocked) -> None:
-    """That the newest version can be rebuilt from what is left."""
-    found = run(verify_run(bucket, Runtime(), rebuild=True))
-    assert found.problems == ()
-    assert found.rebuilt[-1][1] == found.head
-
-
-@dataclass(frozen=True)
-class Lived:
-    """A run of a version an hour: 0 is a fence, anchors are 1, 4, 7 and 10, which is the newest."""
-
-    bucket: Clocked
-    weights: Arrays
-
-
-@pytest.fixture
-def lived() -> Lived:
-    bucket = clocked()
-    return Lived(bucket, publish(bucket, first_weights(), 10, every=HOUR, clock=bucket, anchor_every=3))
-
-
-@pytest.fixture
-def bucket(lived: Lived) -> Clocked:
-    return lived.bucket
-
-
-# --- rules -------------------------------------------------------------------------------------------------------
-
-
-HOURLY = {version: version * HOUR for version in range(11)}
-NOW = 10 * HOUR
-
-
-class TestBelow:
-    def below(
-        self,
-        *,
-        anchors: Iterable[int] = (1, 4, 7, 10),
-        leases: Iterable[Lease] = (),
-        keep: int = 2,
-        window: float = 0.0,
-    ) -> int:
-        return below(Retention(keep, window), NOW, list(anchors), leases, HOURLY)
-
-    @pytest.mark.parametrize(("keep", "expected"), [(1, 10), (2, 7), (3, 4), (4, 1), (5, 1)])
-    def test_the_oldest_anchor_that_is_kept(self, keep: int, expected: int) -> None:
-        assert self.below(keep=keep) == expected
-
-    def test_nothing_without_an_anchor(self) -> None:
-        assert self.below(anchors=()) == 0
-
-    def test_a_replica_needs_what_comes_after_its_version(self) -> None:
-        assert self.below(leases=[Lease("a", 5, NOW + 1), Lease("b", 3, NOW + 1)]) == 4
-
-    def test_a_replica_that_is_at_the_head_needs_nothing_old(self) -> None:
-        assert self.below(leases=[Lease("a", 10, NOW + 1)]) == 7
-
-    def test_a_lease_that_has_ended_holds_nothing(self) -> None:
-        assert self.below(leases=[Lease("a", 3, NOW)]) == 7
-
-    def test_a_replica_that_holds_nothing_yet_needs_an_anchor_only(self) -> None:
-        assert self.below(leases=[Lease("a", -1, NOW + 1)]) == 7
-
-    @pytest.mark.parametrize(("hours", "expected"), [(0, 7), (3, 7), (4, 7), (5, 4), (6.5, 4), (100, 0)])
-    def test_what_is_young_stays(self, hours: float, expected: int) -> None:
-        assert self.below(window=hours * HOUR) == expected
-
-    def test_one_that_is_dated_later_than_its_successors_stays_too(self) -> None:
-        commits = {**HOURLY, 3: NOW}
-        assert below(Retention(2, HOUR), NOW, [2, 7, 10], [], commits) == 2
-
-    def test_what_leads_to_young_versions_stays_too(self) -> None:
-        assert below(Retention(1, 5 * HOUR), NOW, [4, 7, 10], [], HOURLY) == 4
-        assert below(Retention(1, 5 * HOUR), NOW, [7, 10], [], HOURLY) == 0
-
-    def test_says_what_holds_it_back(self) -> None:
-        found = limits(Retention(2, HOUR), NOW, [7, 10], [Lease("a", 2, NOW + 1)], HOURLY)
-        assert found == [
-            Limit(3, "replica a is at version 2"),
-            Limit(7, "the oldest anchor that is kept"),
-            Limit(10, "leads to versions committed less than 1 h ago"),
-        ]
-
-    @pytest.mark.parametrize("wrong", [{"anchors": 0}, {"window": -1.0}, {"grace": float("nan")}])
-    def test_refuses_nonsense(self, wrong: dict[str, float]) -> None:
-        with pytest.raises(ValueError, match="must be"):
-            Retention(**wrong)  # type: ignore[arg-type]
-
-
-class TestGrace:
-    RECORDS = (Announced(4, 100.0), Announced(7, 200.0), Announced(9, 250.0))
-
-    @pytest.mark.parametrize(("now", "expected"), [(100, 0), (149, 0), (150, 4), (249, 4), (250, 7), (300, 9)])
-    def test_counts_from_the_record(self, now: float, expected: int) -> None:
-        assert settled(self.RECORDS, now, 50) == expected
-
-    @pytest.mark.parametrize(("version", "expected"), [(0, 150), (3, 150), (4, 250), (6, 250), (8, 300), (9, None)])
-    def test_says_when(self, version: int, expected: float | None) -> None:
-        assert due(self.RECORDS, version, 50) == expected
-
-
-class TestAnchors:
-    def test_must_be_there_whole_and_lead_to_the_committed_state(self, bucket: Clocked) -> None:
-        commit = commit_of(bucket, 4)
-        path = bucket.paths("shortcuts/4/")[0]
-        shortcut = unseal(run(bucket.get(path)), Shortcut, "here").record
-        sizes = {one.path: one.size for one in run(bucket.list("anchors/"))}
-        other = msgspec.structs.replace(shortcut, after="0" * 64)
-
-        assert holds_all(commit, [shortcut], sizes)
-        assert not holds_all(commit, [], sizes)
-        assert not holds_all(commit, [other], sizes)
-        assert not holds_all(commit, [shortcut], {**sizes, shortcut.files[0].path: 5})
-        assert not holds_all(commit, [shortcut], {})
-
-    def test_may_be_a_commit(self, bucket: Clocked) -> None:
-        commit = commit_of(bucket, 1)
-        assert holds_all(commit, [], {commit.files[0].path: commit.files[0].size})
-        assert not holds_all(commit, [], {})
-
-
-class TestOrphans:
-    def found(self, bucket: Clocked, path: str, age: float, retention: Retention = SHORT) -> list[Removal]:
-        return orphans(commit_of(bucket, 4), [], [ObjectInfo(path, 3, 1e6 - age)], 1e6, retention)
-
-    def test_wait_for_the_grace_period(self, bucket: Clocked) -> None:
-        assert self.found(bucket, "deltas/4/other", HOUR - 1) == []
-        assert [one.path for one in self.found(bucket, "deltas/4/other", HOUR)] == ["deltas/4/other"]
-
-    def test_of_an_anchor_wait_for_a_day(self, bucket: Clocked) -> None:
-        assert self.found(bucket, "anchors/4/other", DAY - 1) == []
-        assert len(self.found(bucket, "anchors/4/other", DAY)) == 1
-        assert self.found(bucket, "anchors/4/other", DAY, Retention(grace=2 * DAY)) == []
-
-    def test_are_not_what_the_commit_names(self, bucket: Clocked) -> None:
-        assert self.found(bucket, commit_of(bucket, 4).files[0].path, 100 * DAY) == []
-
-    def test_are_not_what_a_shortcut_names(self, bucket: Clocked) -> None:
-        path = bucket.paths("shortcuts/4/")[0]
-        shortcut = unseal(run(bucket.get(path)), Shortcut, "here").record
-        file = ObjectInfo(shortcut.files[0].path, 3, 0)
-        assert orphans(commit_of(bucket, 4), [shortcut], [file], 100 * DAY, SHORT) == []
-        assert len(orphans(commit_of(bucket, 4), [], [file], 100 * DAY, SHORT)) == 1
-
-
-# --- sweeps ------------------------------------------------------------------------------------------------------
 
 
 class TestSweep:
@@ -575,141 +387,3 @@ class TestHostile:
         bucket.now += DAY
         assert swept(bucket).below == 7
         assert bucket.versions("deltas") == [7, 8, 9, 10]
-
-
-class Flaky(Clocked):
-    """Fails at the n-th request that changes something, as if the process were killed there."""
-
-    left = 10**9
-
-    def _note(self, verb: str, path: str) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Unavailable("killed")
-        super()._note(verb, path)
-
-
-class TestMeanwhile:
-    def test_may_be_killed_anywhere(self) -> None:
-        for killed_after in range(0, 40, 3):
-            bucket = Flaky(clocked())
-            publish(bucket, first_weights(), 7, every=HOUR, clock=bucket, anchor_every=2)
-            for _ in range(2):
-                bucket.now += 2 * HOUR
-                bucket.left = killed_after
-                with suppress(Unavailable):
-                    swept(bucket)
-                bucket.left = 10**9
-                check_whole(bucket)
-            swept_twice(bucket)
-            check_whole(bucket)
-            assert bucket.versions("deltas") == [5, 6, 7]
-            assert bucket.versions("anchors") == [5, 7]
-
-    def test_several_at_the_same_time(self, bucket: Clocked) -> None:
-        async def all_at_once() -> list[Sweep]:
-            return await asyncio.gather(*(sweep(bucket, Runtime(), SHORT) for _ in range(4)))
-
-        run(all_at_once())
-        bucket.now += HOUR
-        run(all_at_once())
-
-        assert bucket.versions("deltas") == [7, 8, 9, 10]
-        assert bucket.paths("gc/") == [gc_path(7)]
-        check_whole(bucket)
-
-    def test_versions_that_come_during_a_sweep(self, lived: Lived) -> None:
-        """Between any two steps of a sweep another publisher takes over and publishes two, with an anchor each."""
-        bucket = lived.bucket
-        swept(bucket)
-        bucket.now += HOUR
-        moments = {("list", "deltas/"), ("list", "shortcuts/"), ("get", gc_path(7)), ("get", commit_path(10))}
-        weights = lived.weights
-
-        async def publish_first(verb: str, path: str) -> None:
-            nonlocal weights
-            if (verb, path) in moments:
-                moments.remove((verb, path))
-                bucket.hook = None  # a publisher reads too
-                weights = await asyncio.to_thread(publish, bucket, stepped(weights, 5), 2, anchor_every=1)
-                bucket.hook = publish_first
-
-        bucket.hook = publish_first
-        found = swept(bucket)
-
-        assert not moments
-        assert found.head == 10 < max(bucket.versions("deltas"))
-        assert bucket.versions("deltas")[:2] == [7, 8]
-        check_whole(bucket)
-
-    def test_a_listing_that_misses_a_commit(self, bucket: Clocked) -> None:
-        """Of a directory that is written to: the commit is there all the same."""
-        bucket.hidden.add(commit_path(9))
-        assert swept(bucket).below == 7
-
-    def test_the_clock_of_this_machine_does_not_matter(self, bucket: Clocked) -> None:
-        class Wrong(Runtime):
-            def time(self) -> float:
-                return 1e12
-
-        run(sweep(bucket, Wrong(), SHORT))
-        bucket.now += HOUR - 1
-        assert run(sweep(bucket, Wrong(), SHORT)).removed == ()
-
-    def test_a_replica_that_is_being_followed_can_go_on(self, bucket: Clocked) -> None:
-        """Whoever is at a version that is held finds everything after it."""
-        bucket.write(*beat(run_id(bucket), "slow", 3, lease=10 * HOUR))
-        swept_twice(bucket)
-
-        chain = ChainReader(bucket, run(read_run(bucket)))
-        files: list[DataFile] = []
-        for version in range(4, 11):
-            commit = run(chain.read(version))
-            assert commit is not None
-            assert commit.record.kind != FENCE
-            files += commit.record.files
-        assert {file.path for file in files} <= set(bucket.paths())
-
-
-class TestFollowers:
-    """Real ones, with a replica of their own."""
-
-    def follow(self, bucket: Clocked, into: Path) -> tuple[int, str]:
-        """Catches up. Returns the version, and the state of the checkpoint."""
-        with Follower(bucket, into=into, name="a", threads=1, on_event=lambda event: None) as follower:
-            return follower.once(), digest(follower.checkpoint()).hex
-
-    def test_one_that_was_away_too_long_takes_an_anchor(self, tmp_path: Path) -> None:
-        bucket = clocked()
-        weights = publish(bucket, first_weights(), 3, every=HOUR, clock=bucket, anchor_every=3)
-        assert self.follow(bucket, tmp_path)[0] == 3
-        publish(bucket, stepped(weights, 7), 9, every=HOUR, clock=bucket, anchor_every=3)
-
-        swept_twice(bucket)
-
-        assert bucket.versions("deltas")[0] > 4
-        assert self.follow(bucket, tmp_path) == (13, commit_of(bucket, 13).after)
-
-    def test_one_that_was_heard_of_goes_on_by_deltas(self, tmp_path: Path) -> None:
-        bucket = clocked()
-        weights = publish(bucket, first_weights(), 3, anchor_every=3)
-        with Follower(bucket, into=tmp_path, name="a", threads=1, on_event=lambda event: None) as follower:
-            follower.once()
-            publish(bucket, stepped(weights, 7), 9, anchor_every=3)
-            bucket.now += 30  # of a lease of 60
-
-            swept(bucket, Retention(1, 0.0, 0.0))
-
-            assert bucket.versions("deltas")[0] == 5  # version 4 is a fence
-        assert self.follow(bucket, tmp_path) == (13, commit_of(bucket, 13).after)
-
-    def test_one_that_was_stopped_holds_back_nothing(self, tmp_path: Path) -> None:
-        bucket = clocked()
-        weights = publish(bucket, first_weights(), 3, anchor_every=3)
-        self.follow(bucket, tmp_path)
-        publish(bucket, stepped(weights, 7), 9, anchor_every=3)
-
-        swept(bucket, Retention(1, 0.0, 0.0))
-
-        assert bucket.versions("deltas")[0] == 11
-        assert self.follow(bucket, tmp_path) == (13, commit_of(bucket, 13).after)

@@ -15,8 +15,8 @@ import msgspec
 import typer
 
 from weightwire.chain import FENCE
+from weightwire.cli.demo.demo_board import beside_bytes, board, changed, fifths, full_bytes, sent_bytes
 from weightwire.cli.shared.bucket_command import check_installed
-from weightwire.cli.shared.demo_board import beside_bytes, board, changed, fifths, full_bytes, sent_bytes
 from weightwire.cli.shared.terminal import AsJson, byte_size, note_if_slow, say, write_json
 from weightwire.demo.programs import OWN_SERVER, needed_modules
 from weightwire.demo.scenario import DemoOptions, Played, play

@@ -16,9 +16,9 @@ import typer
 from weightwire.bucket import Bucket, open_bucket
 from weightwire.catchup import schema_of
 from weightwire.chain import ANCHOR, FENCE, ChainReader, Commit, Run, read_run
-from weightwire.cli.shared import publish_cache
+from weightwire.cli.publish import publish_cache
+from weightwire.cli.publish.checkpoint_watch import CheckpointWatch, FinishedCheckpoint, fingerprint, step_of
 from weightwire.cli.shared.bucket_command import with_bucket
-from weightwire.cli.shared.checkpoint_watch import CheckpointWatch, FinishedCheckpoint, fingerprint, step_of
 from weightwire.cli.shared.stop_signal import stop_on_signal
 from weightwire.cli.shared.terminal import (
     AsJson,

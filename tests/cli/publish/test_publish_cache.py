@@ -15,7 +15,7 @@ from support.commands import Training, bits_of, state_of, tree, versions_in, wei
 from support.damage import HARMS
 from weightwire.bucket.port import Bucket
 from weightwire.bucket.registry import open_bucket
-from weightwire.cli.shared import publish_cache
+from weightwire.cli.publish import publish_cache
 from weightwire.delta.state import digest
 from weightwire.errors import WeightwireError
 from weightwire.weights.checkpoint import Checkpoint

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from weightwire.cli.shared.demo_board import Lines, _Board, beside_bytes, changed, fifths, full_bytes, sent_bytes
+from weightwire.cli.demo.demo_board import Lines, _Board, beside_bytes, changed, fifths, full_bytes, sent_bytes
 from weightwire.page.run_view import AnchorView, ReplicaView, RunView, VersionView
 
 

@@ -15,9 +15,8 @@ import pytest
 import safetensors.numpy
 
 from support.commands import Running, Training, bits_of, state_of, tree, versions_in, weightwire
-from weightwire.cli import publish as command
-from weightwire.cli.shared.checkpoint_watch import CheckpointWatch, step_of
-from weightwire.publisher import publish_loop
+from weightwire.cli.publish import publish_command as command
+from weightwire.publisher import encoded_version
 from weightwire.publisher.last_published import advance_copy
 
 
@@ -286,7 +285,7 @@ class TestTorn:
             os.utime(path / "model-00002-of-00002.safetensors")
             return advance_copy(*args, **kwargs)
 
-        monkeypatch.setattr(publish_loop, "advance_copy", overwrite_first)
+        monkeypatch.setattr(encoded_version, "advance_copy", overwrite_first)
         desk = command._Desk(str(bucket), None, None, None, False, None, command._write_nothing)
         candidate = command._Candidate(path, None, None)
 
@@ -399,140 +398,6 @@ class TestWatch:
             if watching.process.poll() is None:
                 watching.process.send_signal(signal.SIGINT)
             assert watching.end().code in (0, 130)
-
-
-class TestWatching:
-    """Which checkpoints are finished, without waiting for them."""
-
-    @pytest.fixture(autouse=True)
-    def _clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
-
-    def look(self, watch: CheckpointWatch, seconds: float) -> list[str]:
-        self.now += seconds
-        return [finished.path.name for finished in watch.finished()]
-
-    def test_one_that_changes_is_not_finished(self, training: Training) -> None:
-        path = training.save("checkpoint-1")
-        watch = CheckpointWatch(training.parent)
-
-        assert self.look(watch, 0) == []
-        assert self.look(watch, 1.9) == []
-        (path / "model-00001-of-00002.safetensors").write_bytes(b"longer")
-        assert self.look(watch, 1) == []
-        os.utime(path / "config.json", (1, 1))
-        assert self.look(watch, 1.5) == []
-        assert self.look(watch, 2) == ["checkpoint-1"]
-
-    def test_one_without_all_shards_is_not_finished(self, training: Training) -> None:
-        path = training.save("checkpoint-1")
-        (path / "model.safetensors.index.json").unlink()
-        (path / "model-00002-of-00002.safetensors").rename(path.parent / "later")
-        watch = CheckpointWatch(training.parent)
-
-        assert [self.look(watch, 3) for _ in range(2)] == [[], []]
-        (path.parent / "later").rename(path / "model-00002-of-00002.safetensors")
-        assert [self.look(watch, 3) for _ in range(2)] == [[], ["checkpoint-1"]]
-
-    def test_the_order_is_that_of_the_steps(self, training: Training) -> None:
-        for name in ("checkpoint-1000", "checkpoint-20", "checkpoint-300"):
-            training.save(name)
-        watch = CheckpointWatch(training.parent)
-
-        self.look(watch, 0)
-
-        assert self.look(watch, 3) == ["checkpoint-20", "checkpoint-300", "checkpoint-1000"]
-
-    def test_or_of_time_where_not_all_have_steps(self, training: Training) -> None:
-        for second, name in enumerate(("checkpoint-1000", "best", "checkpoint-20")):
-            for file in training.save(name).iterdir():
-                os.utime(file, (second, second))
-        watch = CheckpointWatch(training.parent)
-
-        self.look(watch, 0)
-
-        assert self.look(watch, 3) == ["checkpoint-1000", "best", "checkpoint-20"]
-
-    def test_what_is_settled_comes_again_only_when_it_has_changed(self, training: Training) -> None:
-        training.save("checkpoint-1")
-        watch = CheckpointWatch(training.parent)
-        self.look(watch, 0)
-        self.now += 3
-        (finished,) = watch.finished()
-
-        watch.settle(finished)
-
-        assert self.look(watch, 3) == []
-        training.save("checkpoint-1")
-        assert [self.look(watch, 3) for _ in range(2)] == [[], ["checkpoint-1"]]
-
-    def test_what_is_old_when_it_starts(self, training: Training) -> None:
-        for second in (100, 200, 300):
-            for file in training.save(f"checkpoint-{second}").iterdir():
-                os.utime(file, (second, second))
-        watch = CheckpointWatch(training.parent)
-
-        watch.settle_old(200, published=1000.0)  # 300 was there already, and waited
-        self.look(watch, 0)
-
-        assert self.look(watch, 3) == ["checkpoint-300"]
-
-    def test_what_may_be_old_when_nothing_has_a_step(self, training: Training) -> None:
-        for second, name in ((100, "a"), (200, "b"), (2000, "c")):
-            for file in training.save(name).iterdir():
-                os.utime(file, (second, second))
-        watch = CheckpointWatch(training.parent)
-
-        watch.settle_old(None, published=1000.0)
-        self.look(watch, 0)
-
-        assert self.look(watch, 3) == ["c"]
-
-    def test_hidden_directories_and_a_parent_that_goes(self, training: Training) -> None:
-        training.save(".weightwire")
-        watch = CheckpointWatch(training.parent)
-        self.look(watch, 0)
-        assert self.look(watch, 3) == []
-
-        shutil.rmtree(training.parent)
-
-        assert self.look(watch, 3) == []
-
-    @pytest.mark.parametrize(
-        ("name", "step"),
-        [
-            ("checkpoint-500", 500),
-            ("global_step_12", 12),
-            ("global_step7", 7),
-            ("iter_0000500", 500),
-            ("step-3", 3),
-            ("500", 500),
-            ("llama-3", None),
-            ("checkpoint-best", None),
-            ("checkpoint-5-merged", None),
-        ],
-    )
-    def test_steps_by_name(self, tmp_path: Path, name: str, step: int | None) -> None:
-        (tmp_path / name).mkdir()
-
-        assert step_of(tmp_path / name) == step
-
-    @pytest.mark.parametrize(
-        ("text", "step"),
-        [
-            ('{"global_step": 12}', 12),
-            ("{", None),
-            ("[]", None),
-            ('{"global_step": "x"}', None),
-            ('{"global_step": true}', None),
-        ],
-    )
-    def test_steps_by_trainer_state(self, tmp_path: Path, text: str, step: int | None) -> None:
-        (tmp_path / "model").mkdir()
-        (tmp_path / "model" / "trainer_state.json").write_text(text)
-
-        assert step_of(tmp_path / "model") == step
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0.6, 0.7])

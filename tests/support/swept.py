@@ -1,0 +1,57 @@
+"""Runs to sweep, and what a sweep did to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from support.clocked import HOUR, Arrays, Clocked, run
+from weightwire.chain.reader import read_run
+from weightwire.chain.records import (
+    Commit,
+    commit_path,
+    unseal,
+)
+from weightwire.inspection.verify import verify_run
+from weightwire.system.runtime import Runtime
+from weightwire.upkeep.gc import Sweep, sweep
+from weightwire.upkeep.retention import (
+    Retention,
+)
+
+__all__ = ["SHORT", "Lived", "check_whole", "commit_of", "run_id", "swept", "swept_twice"]
+
+SHORT = Retention(anchors=2, window=HOUR, grace=HOUR)
+
+
+def swept(bucket: Clocked, retention: Retention = SHORT, *, dry_run: bool = False) -> Sweep:
+    return run(sweep(bucket, Runtime(), retention, dry_run=dry_run))
+
+
+def swept_twice(bucket: Clocked, retention: Retention = SHORT) -> Sweep:
+    """With more than the grace period in between."""
+    swept(bucket, retention)
+    bucket.now += retention.grace + 1
+    return swept(bucket, retention)
+
+
+def run_id(bucket: Clocked) -> str:
+    return run(read_run(bucket)).run
+
+
+def commit_of(bucket: Clocked, version: int) -> Commit:
+    return unseal(run(bucket.get(commit_path(version))), Commit, "here").record
+
+
+def check_whole(bucket: Clocked) -> None:
+    """That the newest version can be rebuilt from what is left."""
+    found = run(verify_run(bucket, Runtime(), rebuild=True))
+    assert found.problems == ()
+    assert found.rebuilt[-1][1] == found.head
+
+
+@dataclass(frozen=True)
+class Lived:
+    """A run of a version an hour: 0 is a fence, anchors are 1, 4, 7 and 10, which is the newest."""
+
+    bucket: Clocked
+    weights: Arrays

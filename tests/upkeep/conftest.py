@@ -1,0 +1,19 @@
+"""A run of ten hours, with a version and sometimes an anchor every hour."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.clocked import HOUR, Clocked, clocked, first_weights, publish
+from support.swept import Lived
+
+
+@pytest.fixture
+def lived() -> Lived:
+    bucket = clocked()
+    return Lived(bucket, publish(bucket, first_weights(), 10, every=HOUR, clock=bucket, anchor_every=3))
+
+
+@pytest.fixture
+def bucket(lived: Lived) -> Clocked:
+    return lived.bucket

@@ -1,0 +1,163 @@
+"""Sweeps that are killed, run side by side, or while versions are published and followed."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+from support.clocked import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
+from support.swept import SHORT, Lived, check_whole, commit_of, run_id, swept, swept_twice
+from weightwire.chain.reader import ChainReader, read_run
+from weightwire.chain.records import (
+    FENCE,
+    DataFile,
+    commit_path,
+    gc_path,
+)
+from weightwire.delta.state import digest
+from weightwire.errors import Unavailable
+from weightwire.follower.follower import Follower
+from weightwire.system.runtime import Runtime
+from weightwire.upkeep.gc import Sweep, sweep
+from weightwire.upkeep.retention import (
+    Retention,
+)
+
+
+class Flaky(Clocked):
+    """Fails at the n-th request that changes something, as if the process were killed there."""
+
+    left = 10**9
+
+    def _note(self, verb: str, path: str) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Unavailable("killed")
+        super()._note(verb, path)
+
+
+class TestMeanwhile:
+    def test_may_be_killed_anywhere(self) -> None:
+        for killed_after in range(0, 40, 3):
+            bucket = Flaky(clocked())
+            publish(bucket, first_weights(), 7, every=HOUR, clock=bucket, anchor_every=2)
+            for _ in range(2):
+                bucket.now += 2 * HOUR
+                bucket.left = killed_after
+                with suppress(Unavailable):
+                    swept(bucket)
+                bucket.left = 10**9
+                check_whole(bucket)
+            swept_twice(bucket)
+            check_whole(bucket)
+            assert bucket.versions("deltas") == [5, 6, 7]
+            assert bucket.versions("anchors") == [5, 7]
+
+    def test_several_at_the_same_time(self, bucket: Clocked) -> None:
+        async def all_at_once() -> list[Sweep]:
+            return await asyncio.gather(*(sweep(bucket, Runtime(), SHORT) for _ in range(4)))
+
+        run(all_at_once())
+        bucket.now += HOUR
+        run(all_at_once())
+
+        assert bucket.versions("deltas") == [7, 8, 9, 10]
+        assert bucket.paths("gc/") == [gc_path(7)]
+        check_whole(bucket)
+
+    def test_versions_that_come_during_a_sweep(self, lived: Lived) -> None:
+        """Between any two steps of a sweep another publisher takes over and publishes two, with an anchor each."""
+        bucket = lived.bucket
+        swept(bucket)
+        bucket.now += HOUR
+        moments = {("list", "deltas/"), ("list", "shortcuts/"), ("get", gc_path(7)), ("get", commit_path(10))}
+        weights = lived.weights
+
+        async def publish_first(verb: str, path: str) -> None:
+            nonlocal weights
+            if (verb, path) in moments:
+                moments.remove((verb, path))
+                bucket.hook = None  # a publisher reads too
+                weights = await asyncio.to_thread(publish, bucket, stepped(weights, 5), 2, anchor_every=1)
+                bucket.hook = publish_first
+
+        bucket.hook = publish_first
+        found = swept(bucket)
+
+        assert not moments
+        assert found.head == 10 < max(bucket.versions("deltas"))
+        assert bucket.versions("deltas")[:2] == [7, 8]
+        check_whole(bucket)
+
+    def test_a_listing_that_misses_a_commit(self, bucket: Clocked) -> None:
+        """Of a directory that is written to: the commit is there all the same."""
+        bucket.hidden.add(commit_path(9))
+        assert swept(bucket).below == 7
+
+    def test_the_clock_of_this_machine_does_not_matter(self, bucket: Clocked) -> None:
+        class Wrong(Runtime):
+            def time(self) -> float:
+                return 1e12
+
+        run(sweep(bucket, Wrong(), SHORT))
+        bucket.now += HOUR - 1
+        assert run(sweep(bucket, Wrong(), SHORT)).removed == ()
+
+    def test_a_replica_that_is_being_followed_can_go_on(self, bucket: Clocked) -> None:
+        """Whoever is at a version that is held finds everything after it."""
+        bucket.write(*beat(run_id(bucket), "slow", 3, lease=10 * HOUR))
+        swept_twice(bucket)
+
+        chain = ChainReader(bucket, run(read_run(bucket)))
+        files: list[DataFile] = []
+        for version in range(4, 11):
+            commit = run(chain.read(version))
+            assert commit is not None
+            assert commit.record.kind != FENCE
+            files += commit.record.files
+        assert {file.path for file in files} <= set(bucket.paths())
+
+
+class TestFollowers:
+    """Real ones, with a replica of their own."""
+
+    def follow(self, bucket: Clocked, into: Path) -> tuple[int, str]:
+        """Catches up. Returns the version, and the state of the checkpoint."""
+        with Follower(bucket, into=into, name="a", threads=1, on_event=lambda event: None) as follower:
+            return follower.once(), digest(follower.checkpoint()).hex
+
+    def test_one_that_was_away_too_long_takes_an_anchor(self, tmp_path: Path) -> None:
+        bucket = clocked()
+        weights = publish(bucket, first_weights(), 3, every=HOUR, clock=bucket, anchor_every=3)
+        assert self.follow(bucket, tmp_path)[0] == 3
+        publish(bucket, stepped(weights, 7), 9, every=HOUR, clock=bucket, anchor_every=3)
+
+        swept_twice(bucket)
+
+        assert bucket.versions("deltas")[0] > 4
+        assert self.follow(bucket, tmp_path) == (13, commit_of(bucket, 13).after)
+
+    def test_one_that_was_heard_of_goes_on_by_deltas(self, tmp_path: Path) -> None:
+        bucket = clocked()
+        weights = publish(bucket, first_weights(), 3, anchor_every=3)
+        with Follower(bucket, into=tmp_path, name="a", threads=1, on_event=lambda event: None) as follower:
+            follower.once()
+            publish(bucket, stepped(weights, 7), 9, anchor_every=3)
+            bucket.now += 30  # of a lease of 60
+
+            swept(bucket, Retention(1, 0.0, 0.0))
+
+            assert bucket.versions("deltas")[0] == 5  # version 4 is a fence
+        assert self.follow(bucket, tmp_path) == (13, commit_of(bucket, 13).after)
+
+    def test_one_that_was_stopped_holds_back_nothing(self, tmp_path: Path) -> None:
+        bucket = clocked()
+        weights = publish(bucket, first_weights(), 3, anchor_every=3)
+        self.follow(bucket, tmp_path)
+        publish(bucket, stepped(weights, 7), 9, anchor_every=3)
+
+        swept(bucket, Retention(1, 0.0, 0.0))
+
+        assert bucket.versions("deltas")[0] == 11
+        assert self.follow(bucket, tmp_path) == (13, commit_of(bucket, 13).after)
