@@ -1,0 +1,26 @@
+"""A replica at version 0, for tests in which no power is cut."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.replicas import STORY
+from weightwire.replica.replica import Replica
+
+
+@pytest.fixture
+def without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power is cut here: see test_replica_crash.py for that."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Iterator[Replica]:
+    """At version 0."""
+    with Replica.open(tmp_path / "replica", threads=1) as opened:
+        STORY.build(opened)
+        yield opened

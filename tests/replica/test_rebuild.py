@@ -1,0 +1,74 @@
+"""New weights for a replica take the place of the old ones at once, or not at all."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from support.replicas import STORY, check, reopened
+from support.story import SHAPES, Story
+from weightwire.errors import ReplicaError
+from weightwire.replica.replica import Replica
+from weightwire.weights.dtypes import DTYPES
+
+pytestmark = pytest.mark.usefixtures("without_fsync")
+
+
+def test_a_rebuild_takes_its_place_at_once(replica: Replica) -> None:
+    check(replica, 0)
+    with reopened(replica) as again:
+        check(again, 0)
+        assert again.journal_bytes == 0
+
+
+def test_a_rebuild_is_invisible_until_it_is_finished(replica: Replica) -> None:
+    before = sorted(os.listdir(replica.directory / "works"))
+    with replica.rebuild(STORY.schema) as new:
+        assert set(new) == set(SHAPES)
+        assert len(new) == len(SHAPES)
+        assert not any(new[name].bits.any() for name in new)
+        new["embed"].bits[:] = 1
+        check(replica, 0)
+    check(replica, 0)
+    assert sorted(os.listdir(replica.directory / "works")) == before
+    with pytest.raises(ZeroDivisionError), replica.rebuild(STORY.schema) as new:
+        raise ZeroDivisionError
+    assert sorted(os.listdir(replica.directory / "works")) == before
+
+
+def test_a_rebuild_replaces_a_replica_with_a_journal(replica: Replica) -> None:
+    other = Story(run="other", seed=7)
+    STORY.advance(replica, 1)
+    STORY.advance(replica, 2)
+    other.build(replica, 1)
+    check(replica, 1, other)
+    assert replica.journal_bytes == 0
+    with reopened(replica) as again:
+        check(again, 1, other)
+
+
+def test_a_rebuild_with_other_weights_is_refused(replica: Replica) -> None:
+    with replica.rebuild(STORY.schema) as new, pytest.raises(ReplicaError, match="'embed' was not filled in"):
+        new.finish(STORY.at(1), STORY.states[1])
+    check(replica, 0)
+
+
+def test_a_rebuild_is_finished_once(replica: Replica) -> None:
+    with replica.rebuild(STORY.schema) as new:
+        for name in new:
+            new[name].bits[:] = STORY.versions[3][name].bits
+        new.finish(STORY.at(3), STORY.states[3])
+        check(replica, 3)
+        with pytest.raises(ValueError, match="finished once"):
+            new.finish(STORY.at(3), STORY.states[3])
+    with pytest.raises(ValueError, match="inside its block"):
+        new.finish(STORY.at(3), STORY.states[3])
+    check(replica, 3)
+
+
+def test_a_rebuild_has_real_blocks(replica: Replica) -> None:
+    """A sparse file would be a SIGBUS on the day the disk is full."""
+    with replica.rebuild({"x": (DTYPES["U8"], (10_000_000,))}):
+        (staged,) = (replica.directory / "works").glob(".*.partial")
+        assert (staged / "model.safetensors").stat().st_blocks * 512 >= 10_000_000
