@@ -9,8 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from weightwire.chain import StageTiming
-from weightwire.cli.shared.bucket_command import Url, ago, short, with_bucket
+from weightwire.cli.shared.bucket_command import Url, ago, stage_time, with_bucket
 from weightwire.cli.shared.terminal import AsJson, byte_size, print_rows, say, write_json
 from weightwire.inspection import VersionStatus, read_history
 
@@ -46,13 +45,9 @@ def _cells(one: VersionStatus, metrics: Sequence[str]) -> list[str]:
         ago(time.time() - one.time),
         byte_size(one.nbytes) if one.nbytes else "-",
         f"{one.changed:,}" if one.changed else "-",
-        *(_time(one.stages.get(stage)) for stage in ("encode", "upload")),
+        *(stage_time(one.stages.get(stage)) for stage in ("encode", "upload")),
         *(_number(one.metrics.get(name)) for name in metrics),
     ]
-
-
-def _time(stage: StageTiming | None) -> str:
-    return "-" if stage is None else short(stage.seconds)
 
 
 def _number(value: float | None) -> str:

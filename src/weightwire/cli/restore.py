@@ -26,7 +26,7 @@ from weightwire.catchup import (
 )
 from weightwire.chain import ChainReader, Commit, Sealed, read_run
 from weightwire.cli.shared.bucket_command import Url, with_bucket
-from weightwire.cli.shared.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, write_json
+from weightwire.cli.shared.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, warn, write_json
 from weightwire.delta import digest
 from weightwire.errors import CorruptDelta, DataGone, NoRun, RunError, Truncated, WeightwireError
 from weightwire.system import Runtime
@@ -147,7 +147,7 @@ class _Work:
         async def attempt() -> _Restored:
             return await self._write(await plan(self._chain, target, lost=self.fetcher.lost), files)
 
-        return await around_lost_data(self.fetcher, attempt, lambda message: say(f"warning: {message}"))
+        return await around_lost_data(self.fetcher, attempt, warn)
 
     async def _write(self, path: ChainPath, files: dict[str, bytes]) -> _Restored:
         schema, runtime = schema_of(self._chain.run), Runtime()

@@ -20,14 +20,23 @@ from rich.table import Table
 from rich.text import Text
 
 from weightwire import Delta
-from weightwire.cli.shared.terminal import AsJson, byte_size, counted, percent, printable, write_json
+from weightwire.cli.shared.terminal import (
+    AsJson,
+    byte_size,
+    counted,
+    percent,
+    print_facts,
+    print_lines,
+    printable,
+    write_json,
+)
 from weightwire.codec import encoding
 from weightwire.delta import FORMAT, Entry
 
 __all__ = ["show"]
 
 _HEADINGS = ("dtype", "shape", "encoding", "changed", "share", "bytes", "bits")
-_NUMBERS = _HEADINGS[3:]
+_WORDS = _HEADINGS[:3]
 _LAYER = re.compile(r"(?:.*?\.)?\d+\.(?=.)")
 
 
@@ -49,10 +58,10 @@ def show(
     if console.file.isatty() and console.width >= 70:
         console.print(_table(rows))
     else:
-        _print_lines(rows)
+        cells = [[row.entry.name, *_cells(row, str, str)] for row in rows]
+        print_lines(("tensor", *_HEADINGS), cells, ("tensor", *_WORDS))
     console.print()
-    for label, text in _totals(opened, rows):
-        console.print(Text.assemble((f"{label:<10}", "bold"), " ", text), soft_wrap=True)
+    print_facts(_totals(opened, rows))
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,7 @@ def _table(rows: Sequence[_Row]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("tensor", overflow="fold")
     for heading in _HEADINGS[first:]:
-        table.add_column(heading, justify="right" if heading in _NUMBERS else "left", no_wrap=True)
+        table.add_column(heading, justify="left" if heading in _WORDS else "right", no_wrap=True)
     for layer, members in groupby(rows, lambda row: _layer(row.entry.name)):
         if layer:
             table.add_row(Text(printable(layer.rstrip("."))))
@@ -138,18 +147,6 @@ def _natural(name: str) -> str:
     return re.sub(r"\d+", lambda number: number[0].zfill(12), name)
 
 
-def _print_lines(rows: Sequence[_Row]) -> None:
-    lines = [("tensor", *_HEADINGS), *((printable(row.entry.name), *_cells(row, str, str)) for row in rows)]
-    # One name may be as long as a file allows: it is no reason to pad all others.
-    widths = [min(120, max(map(len, column))) for column in zip(*lines, strict=True)]
-    for line in lines:
-        aligned = [
-            cell.rjust(width) if heading in _NUMBERS else cell.ljust(width)
-            for heading, cell, width in zip(lines[0], line, widths, strict=True)
-        ]
-        print("  ".join(aligned))
-
-
 # --- all together -------------------------------------------------------------------------------------------
 
 
@@ -166,7 +163,7 @@ def _totals(delta: Delta, rows: Sequence[_Row]) -> Iterator[tuple[str, str]]:
     yield "before", delta.before or "-"
     yield "after", delta.after or "-"
     for name in delta.removed:
-        yield "removed", printable(name)
+        yield "removed", name
 
 
 def _by_encoding(rows: Sequence[_Row]) -> dict[str, dict[str, int]]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from weightwire.chain import StageTiming
-from weightwire.cli.shared.bucket_command import Url, ago, short, with_bucket
+from weightwire.cli.shared.bucket_command import Url, ago, stage_time, with_bucket
 from weightwire.cli.shared.terminal import AsJson, byte_size, counted, print_facts, print_rows, write_json
 from weightwire.inspection import ReplicaStatus, RunStatus, read_status
 from weightwire.system import Runtime
@@ -77,7 +76,7 @@ def _newest(found: RunStatus) -> str:
 
 
 def _cells(one: ReplicaStatus) -> list[str]:
-    times = (_time(one.stages.get(stage)) for stage in ("fetch", "apply", "swap"))
+    times = (stage_time(one.stages.get(stage)) for stage in ("fetch", "apply", "swap"))
     alive = "yes" if one.alive else "stopped" if one.stopped else "no"
     return [one.name, *_position(one), ago(one.seen), alive, *times, one.trouble or "-"]
 
@@ -88,7 +87,3 @@ def _position(one: ReplicaStatus) -> tuple[str, str, str]:
         return "-", "-", "-"
     served = "-" if one.served is None else "none" if one.served < 0 else str(one.served)
     return str(one.version), served, str(one.behind)
-
-
-def _time(stage: StageTiming | None) -> str:
-    return "-" if stage is None else short(stage.seconds)

@@ -15,7 +15,8 @@ import pytest
 import safetensors.numpy
 
 from support.commands import Running, Training, bits_of, state_of, tree, versions_in, weightwire
-from weightwire.cli.publish import publish_command as command
+from weightwire.cli.publish.checkpoint_candidate import CheckpointCandidate, TornCheckpoint
+from weightwire.cli.publish.run_publisher import PublishOptions, RunPublisher
 from weightwire.publisher import encoded_version
 from weightwire.publisher.last_published import advance_copy
 
@@ -286,14 +287,14 @@ class TestTorn:
             return advance_copy(*args, **kwargs)
 
         monkeypatch.setattr(encoded_version, "advance_copy", overwrite_first)
-        desk = command._Desk(str(bucket), None, None, None, False, None, command._write_nothing)
-        candidate = command._Candidate(path, None, None)
+        publisher = RunPublisher(PublishOptions(str(bucket)), lambda value: None)
+        candidate = CheckpointCandidate(path, None, None)
 
-        desk.find()
-        with desk:  # ends well: what failed has been told
-            desk.open(path.parent, candidate)
-            with pytest.raises(command._Torn, match="was written to while it was read"):
-                desk.publish(candidate, path.parent)
+        publisher.find()
+        with publisher:  # ends well: what failed has been told
+            publisher.open(path.parent, candidate)
+            with pytest.raises(TornCheckpoint, match="was written to while it was read"):
+                publisher.publish(candidate, path.parent)
 
         assert kinds(bucket) == ["fence", "anchor", "fence"]
         monkeypatch.undo()

@@ -11,9 +11,10 @@ from typing import Annotated, TypeVar
 import typer
 
 from weightwire.bucket import Bucket, open_bucket
+from weightwire.chain import StageTiming
 from weightwire.errors import WeightwireError
 
-__all__ = ["Url", "ago", "check_installed", "duration", "short", "span", "with_bucket"]
+__all__ = ["Url", "ago", "check_installed", "duration", "short", "span", "stage_time", "with_bucket"]
 
 Result = TypeVar("Result")
 
@@ -73,6 +74,11 @@ def span(seconds: float) -> str:
 def short(seconds: float) -> str:
     """The same for what is often over within a millisecond."""
     return f"{1000 * max(0.0, seconds):.1f} ms" if seconds < 0.00995 else span(seconds)
+
+
+def stage_time(stage: StageTiming | None) -> str:
+    """How long a stage took, for a cell of a table."""
+    return "-" if stage is None else short(stage.seconds)
 
 
 def ago(seconds: float) -> str:

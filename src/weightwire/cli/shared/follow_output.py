@@ -11,7 +11,7 @@ import typer
 from weightwire.bucket import open_bucket
 from weightwire.chain import is_replica_name, read_run
 from weightwire.cli.shared.bucket_command import with_bucket
-from weightwire.cli.shared.terminal import byte_size, say
+from weightwire.cli.shared.terminal import byte_size, say, warn
 from weightwire.errors import NoRun, Unavailable
 from weightwire.follower import Update
 from weightwire.telemetry import Event, Metrics
@@ -70,9 +70,7 @@ class FollowListener:
             self.pauses[event.message] = event.seconds
         elif event.stage == "warning":
             message, _, hint = event.message.partition("\nhint: ")
-            say(f"warning: {message}")
-            if hint:
-                say(f"hint: {hint}")
+            warn(message, hint)
         elif event.stage == "recovered":
             say(event.message)
 

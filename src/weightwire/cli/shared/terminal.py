@@ -38,11 +38,13 @@ __all__ = [
     "note_if_slow",
     "percent",
     "print_facts",
+    "print_lines",
     "print_rows",
     "printable",
     "progress_bar",
     "say",
     "stdout_is_watched",
+    "warn",
     "write_json",
     "write_json_line",
 ]
@@ -57,6 +59,13 @@ Threads = Annotated[
 def say(text: str) -> None:
     """A line of talk."""
     _stderr().print(Text(printable(text)), soft_wrap=True)
+
+
+def warn(message: str, hint: str | None = None) -> None:
+    """Says what went wrong and is being dealt with."""
+    say(f"warning: {message}")
+    if hint:
+        say(f"hint: {hint}")
 
 
 def fail(message: str, hint: str | None = None) -> NoReturn:
@@ -95,16 +104,21 @@ def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], words: Co
 
     On a terminal cells are folded so that a line fits; elsewhere each row is one line, for grep, sort and awk.
     """
-    cells = [[printable(cell) for cell in row] for row in rows]
-    if stdout_is_watched():
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-        for heading in headings:
-            table.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
-        for row in cells:
-            table.add_row(*map(Text, row))
-        Console(highlight=False).print(table)
+    if not stdout_is_watched():
+        print_lines(headings, rows, words)
         return
-    lines = [list(headings), *cells]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    Console(highlight=False).print(table)
+
+
+def print_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str]) -> None:
+    """The same, one line for each row, whoever reads it."""
+    lines = [list(headings), *([printable(cell) for cell in row] for row in rows)]
+    # One name may be as long as a file allows: it is no reason to pad all others.
     widths = [min(120, max(map(len, column))) for column in zip(*lines, strict=True)]
     for line in lines:
         aligned = [
