@@ -13,7 +13,7 @@ from support.stores import NOWHERE
 from weightwire.delta.state import digest
 from weightwire.demo.programs import ReplicaProgram
 from weightwire.demo.proof import prove
-from weightwire.engines.registry import Command
+from weightwire.engines.registry import Program
 from weightwire.errors import EngineError, EngineGone
 
 
@@ -29,7 +29,7 @@ def checkpoint(directory: Path, *, flipped: int | None = None) -> Path:
 
 def replica(into: Path, *, ours: bool = False) -> ReplicaProgram:
     """One whose server is none of ours has a follower beside it."""
-    return ReplicaProgram("replica-1", NOWHERE, into, Command([]), None if ours else Command([]))
+    return ReplicaProgram("replica-1", NOWHERE, into, Program([]), None if ours else Program([]))
 
 
 def test_the_same_bits(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from weightwire.errors import EngineError
 
 PACKAGE = """
     from pathlib import Path
-    from weightwire.engines import Command, EngineKind, ServedVersion, Swap
+    from weightwire.engines import Program, EngineKind, ServedVersion, Swap
 
     class MadeUp:
         '''Writes every version that it is brought to a file: its URL.'''
@@ -43,7 +43,7 @@ PACKAGE = """
         def close(self):
             pass
 
-    KIND = EngineKind(MadeUp, launch=lambda model, port: Command(["serve", model, str(port)]))
+    KIND = EngineKind(MadeUp, launch=lambda model, port: Program(["serve", model, str(port)]))
     NOT_CALLABLE = 3
 """
 

@@ -105,7 +105,7 @@ def test_a_module_that_was_torn_is_not_served(tmp_path: Path) -> None:
     model, bits = Fused(), arrays()
     engine = TorchEngine(model, load=model.load_weights)
     engine.reload(save(bits, tmp_path / "a"), holding(bits, 1))
-    engine._runtime.torn = True
+    engine._live.torn = True
     with pytest.raises(EngineError, match="a reload failed half way"), engine.serving():
         pass
     engine.reload(save(bits, tmp_path / "b"), holding(bits, 2))

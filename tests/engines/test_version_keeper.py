@@ -58,7 +58,7 @@ class Watched(TorchEngine):
 
     def forget(self) -> None:
         """As a server does that is started anew."""
-        self._runtime.holding = None
+        self._live.holding = None
         self.model.norm.data.zero_()
 
     def _do(self, what: str) -> None:

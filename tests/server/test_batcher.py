@@ -15,7 +15,7 @@ import pytest
 from support.serving import tiny_config
 from weightwire.engines.torch import TorchEngine
 from weightwire.errors import EngineError
-from weightwire.server.batcher import Batcher, InTurn
+from weightwire.server.batcher import Batcher, FairLock
 from weightwire.server.generation import Generation, Running, Task
 
 LONG = 400  # tokens: more than are generated while a test looks
@@ -25,7 +25,7 @@ LONG = 400  # tokens: more than are generated while a test looks
 def engine() -> TorchEngine:
     from transformers import Qwen3ForCausalLM
 
-    return TorchEngine(Qwen3ForCausalLM(tiny_config()).requires_grad_(False).eval(), lock=InTurn())
+    return TorchEngine(Qwen3ForCausalLM(tiny_config()).requires_grad_(False).eval(), lock=FairLock())
 
 
 @pytest.fixture
@@ -92,12 +92,12 @@ def test_no_more_wait_than_can_be_served_in_time(batcher: Batcher) -> None:
 
 
 def test_weights_that_are_torn_are_said_and_it_goes_on_afterwards(batcher: Batcher, engine: TorchEngine) -> None:
-    engine._runtime.torn = True
+    engine._live.torn = True
     try:
         with pytest.raises(EngineError, match="a reload failed half way"):
             result(batcher.submit([task()]))
     finally:
-        engine._runtime.torn = False
+        engine._live.torn = False
     assert result(batcher.submit([task()]))[0].reason
 
 
@@ -123,7 +123,7 @@ def test_nobody_is_left_waiting_at_the_end(engine: TorchEngine) -> None:
 
 def test_a_lock_that_goes_to_who_waits() -> None:
     """One takes it again and again; still the other gets it each time that it asks."""
-    lock, stop, rounds = InTurn(), threading.Event(), [0]
+    lock, stop, rounds = FairLock(), threading.Event(), [0]
 
     def use() -> None:
         while not stop.is_set():

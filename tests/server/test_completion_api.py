@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from weightwire.engines.vllm.sample_versions import VersionSpan, oldest_version, spans_of
-from weightwire.server.completion_api import FinishedChoice, Refusal, answer, error, read_ask
+from weightwire.server.completion_api import FinishedChoice, Refusal, completion_body, error_body, parse_request
 
 
 def ask(**fields: Any) -> bytes:
@@ -25,18 +25,18 @@ def ask(**fields: Any) -> bytes:
     ],
 )
 def test_a_prompt_is_text_or_tokens_one_or_several(prompt: Any, prompts: Any) -> None:
-    assert read_ask(ask(prompt=prompt)).prompts == prompts
+    assert parse_request(ask(prompt=prompt)).prompts == prompts
 
 
 def test_what_is_null_is_not_given_and_what_is_unknown_is_ignored() -> None:
-    read = read_ask(ask(prompt="a", n=None, stop=None, user="me", model="whatever", best_of=1, stream=False))
+    read = parse_request(ask(prompt="a", n=None, stop=None, user="me", model="whatever", best_of=1, stream=False))
     assert (read.n, read.stops) == (None, ())
 
 
 def test_one_stop_or_several() -> None:
-    assert read_ask(ask(prompt="a", stop="x")).stops == ("x",)
-    assert read_ask(ask(prompt="a", stop=["x", "yz"])).stops == ("x", "yz")
-    assert len(read_ask(ask(prompt="a", stop=["ä" * 1000] * 16)).stops) == 16
+    assert parse_request(ask(prompt="a", stop="x")).stops == ("x",)
+    assert parse_request(ask(prompt="a", stop=["x", "yz"])).stops == ("x", "yz")
+    assert len(parse_request(ask(prompt="a", stop=["ä" * 1000] * 16)).stops) == 16
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_one_stop_or_several() -> None:
 )
 def test_what_is_wrong_is_said(body: bytes, message: str) -> None:
     with pytest.raises(Refusal, match=message) as caught:
-        read_ask(body)
+        parse_request(body)
     assert caught.value.status == 400
 
 
@@ -81,7 +81,9 @@ class TestAnswer:
     def choice(self, **fields: Any) -> Any:
         tops = [{7: -0.5}, {8: -0.25, 9: -2.0}, {10: -1.5}]
         finished = FinishedChoice("abcd", [7, 8, 10], [-0.5, -0.25, -1.5], tops, [4, 4, 6], "length")
-        told = answer(read_ask(ask(prompt="p", **fields)), "m", [finished], 5, {7: "a", 8: "bc", 9: "x", 10: "d"}.get)
+        told = completion_body(
+            parse_request(ask(prompt="p", **fields)), "m", [finished], 5, {7: "a", 8: "bc", 9: "x", 10: "d"}.get
+        )
         assert told["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
         assert (told["object"], told["model"]) == ("text_completion", "m")
         return told["choices"][0]
@@ -109,12 +111,12 @@ class TestAnswer:
 
     def test_weights_of_no_version(self) -> None:
         finished = FinishedChoice("a", [7], [-0.5], [{}], [None], "stop")
-        choice = answer(read_ask(ask(prompt="p")), "m", [finished], 1, str)["choices"][0]
+        choice = completion_body(parse_request(ask(prompt="p")), "m", [finished], 1, str)["choices"][0]
         assert choice["weight_versions"] == [{"version": "default", "start": 0, "end": 1}]
         assert oldest_version(choice) is None
 
 
 def test_errors_have_openais_shape() -> None:
     told = {"message": "no", "type": "invalid_request_error", "param": None, "code": 404}
-    assert error(404, "no") == {"error": told}
-    assert error(503, "later")["error"]["type"] == "server_error"
+    assert error_body(404, "no") == {"error": told}
+    assert error_body(503, "later")["error"]["type"] == "server_error"

@@ -29,7 +29,7 @@ from weightwire.follower.follower import Follower
 from weightwire.server.generation import Task
 from weightwire.server.listener import Listener
 from weightwire.server.routes import Routes
-from weightwire.server.service import Service, serving
+from weightwire.server.service import CompletionService, serving
 from weightwire.telemetry.events import Event
 from weightwire.telemetry.metrics import Metrics
 
@@ -37,7 +37,7 @@ from weightwire.telemetry.metrics import Metrics
 @dataclass
 class Client:
     url: str
-    service: Service
+    service: CompletionService
 
     def call(self, path: str, body: Any = None) -> tuple[int, Any]:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()

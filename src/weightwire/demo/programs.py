@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weightwire.engines.registry import Command, find_engine
+from weightwire.engines.registry import Program, find_engine
 from weightwire.errors import CheckpointError, EngineError
 
 __all__ = [
@@ -38,8 +38,8 @@ class ReplicaProgram:
     name: str
     url: str
     into: Path
-    server: Command
-    follower: Command | None = None
+    server: Program
+    follower: Program | None = None
 
 
 def find_example() -> Path:
@@ -51,8 +51,8 @@ def find_example() -> Path:
     raise CheckpointError("the example is not part of this installation", hint="clone the repository, and `make demo`")
 
 
-def environment(example: Path, port: int) -> Command:
-    return Command([sys.executable, example / "environment.py", "--port", str(port)])
+def environment(example: Path, port: int) -> Program:
+    return Program([sys.executable, example / "environment.py", "--port", str(port)])
 
 
 def replica(engine: str, number: int, example: Path, run: str, root: Path, port: int) -> ReplicaProgram:
@@ -72,10 +72,10 @@ def replica(engine: str, number: int, example: Path, run: str, root: Path, port:
             "--threads",
             "1",
         ]
-        return ReplicaProgram(name, url, into, Command(words, _ONE_THREAD))
+        return ReplicaProgram(name, url, into, Program(words, _ONE_THREAD))
     server = _launcher(engine)(example / "policy", port)
-    follower = Command([*weightwire, "follow", run, *following, "--engine", f"{engine}={url}"])
-    return ReplicaProgram(name, url, into, Command(server.words, {**_ONE_THREAD, **server.env}), follower)
+    follower = Program([*weightwire, "follow", run, *following, "--engine", f"{engine}={url}"])
+    return ReplicaProgram(name, url, into, Program(server.words, {**_ONE_THREAD, **server.env}), follower)
 
 
 def needed_modules(engine: str) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def needed_modules(engine: str) -> tuple[str, ...]:
     return find_engine(engine).needs
 
 
-def _launcher(engine: str) -> Callable[[Path, int], Command]:
+def _launcher(engine: str) -> Callable[[Path, int], Program]:
     launch = find_engine(engine).launch
     if launch is None:
         raise EngineError(f"the demo cannot start engine {engine!r}", hint=f"choose {OWN_SERVER}")
@@ -95,8 +95,8 @@ def _launcher(engine: str) -> Callable[[Path, int], Command]:
 
 def trainer(
     example: Path, run: str, environment_url: str, replicas: Sequence[ReplicaProgram], steps: int, seed: int, save: Path
-) -> Command:
+) -> Program:
     rollouts = [word for one in replicas for word in ("--rollout", one.url)]
     where = ["--bucket", run, "--environment", environment_url, *rollouts]
     how: list[Word] = ["--steps", str(steps), "--seed", str(seed), "--save", save]
-    return Command([sys.executable, example / "train.py", *where, *how], _ONE_THREAD)
+    return Program([sys.executable, example / "train.py", *where, *how], _ONE_THREAD)

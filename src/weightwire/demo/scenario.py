@@ -19,14 +19,14 @@ from weightwire.demo import programs
 from weightwire.demo.processes import Process, Processes, answers, free_port
 from weightwire.demo.programs import OWN_SERVER, ReplicaProgram
 from weightwire.demo.proof import Proof, prove
-from weightwire.engines.registry import Command
+from weightwire.engines.registry import Program
 from weightwire.errors import BucketError, OutputError, WeightwireError
 from weightwire.page.page_server import PageServer
 from weightwire.page.run_reader import RunReader
 from weightwire.page.run_view import RunView
 from weightwire.system import LoopThread, Runtime
 
-__all__ = ["DemoOptions", "Played", "View", "play"]
+__all__ = ["DemoOptions", "DemoResult", "DemoView", "run_demo"]
 
 _REQUESTS = 2.5  # how many more requests than a follower one look at the run makes, about
 _START = 120.0  # seconds that a server of ours may take
@@ -38,7 +38,7 @@ _AWAY = 4.0  # seconds that a killed replica stays away
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What is to be played, and where: `root` is a new directory of this demo."""
+    """What the demo runs, and where: `root` is a new directory of this demo."""
 
     run: str  # its URL
     root: Path
@@ -49,7 +49,7 @@ class DemoOptions:
 
 
 @dataclass(frozen=True)
-class Played:
+class DemoResult:
     """What came of it."""
 
     picture: RunView
@@ -57,7 +57,7 @@ class Played:
     seconds: float
 
 
-class View(Protocol):
+class DemoView(Protocol):
     """Who tells a person."""
 
     def say(self, text: str) -> None:
@@ -70,20 +70,20 @@ class View(Protocol):
         """What the run looks like now."""
 
 
-def play(plan: DemoOptions, view: View) -> Played:
+def run_demo(plan: DemoOptions, view: DemoView) -> DemoResult:
     """From the first process to the last comparison. Whatever goes wrong, no process is left behind."""
     began = time.monotonic()
     example = programs.find_example()
     asyncio.run(_try_bucket(plan.run))
     logs = _make_room(plan.root)
-    with _eye(plan.run) as eye, _page(plan.run) as page, Processes(logs) as processes:
+    with _watching(plan.run) as watcher, _page(plan.run) as page, Processes(logs) as processes:
         view.say(f"watch it at {page.address}")
-        stage = _Stage(plan, example, processes, eye, view)
-        stage.raise_curtain()
-        stage.train()
-        picture = stage.catch_up()
-        proof = prove(stage.replicas, plan.root / "trained")
-    return Played(picture, proof, time.monotonic() - began)
+        demo = _DemoRun(plan, example, processes, watcher, view)
+        demo.start_all()
+        demo.train()
+        picture = demo.catch_up()
+        proof = prove(demo.replicas, plan.root / "trained")
+    return DemoResult(picture, proof, time.monotonic() - began)
 
 
 def _make_room(root: Path) -> Path:
@@ -129,18 +129,20 @@ class _Absent:
     version: int
 
 
-class _Stage:
+class _DemoRun:
     """The processes of one demo, and how far it is."""
 
-    def __init__(self, plan: DemoOptions, example: Path, processes: Processes, eye: _Eye, view: View) -> None:
-        self._plan, self._example, self._processes, self._eye, self._view = plan, example, processes, eye, view
+    def __init__(
+        self, plan: DemoOptions, example: Path, processes: Processes, watcher: _RunWatcher, view: DemoView
+    ) -> None:
+        self._plan, self._example, self._processes, self._watcher, self._view = plan, example, processes, watcher, view
         self._running: dict[str, list[Process]] = {}  # by replica
         self._absent: _Absent | None = None
         self.replicas: list[ReplicaProgram] = []
 
     # --- the beginning -------------------------------------------------------------------------------------------
 
-    def raise_curtain(self) -> None:
+    def start_all(self) -> None:
         """All at once: who needs another one waits for it."""
         plan = self._plan
         port = free_port()
@@ -171,7 +173,7 @@ class _Stage:
             self._wait_for(replica)
             self._view.say(f"{replica.name} serves at {replica.url}")
 
-    def _start(self, name: str, command: Command) -> Process:
+    def _start(self, name: str, command: Program) -> Process:
         return self._processes.start(name, command.words, command.env)
 
     def _start_replica(self, replica: ReplicaProgram) -> None:
@@ -234,7 +236,7 @@ class _Stage:
             self._view.say(f"{one.replica.name} is back: version {reached}, {missed} further than when it was killed")
 
     def _look(self) -> RunView:
-        picture = self._eye.look()
+        picture = self._watcher.look()
         self._view.show(picture)
         return picture
 
@@ -262,7 +264,7 @@ class _Stage:
 # --- the bucket --------------------------------------------------------------------------------------------------
 
 
-class _Eye:
+class _RunWatcher:
     """Looks at the run now and then; what cannot be seen just now has not changed."""
 
     def __init__(self, url: str, background: LoopThread) -> None:
@@ -285,12 +287,12 @@ class _Eye:
 
 
 @contextmanager
-def _eye(url: str) -> Iterator[_Eye]:
+def _watching(url: str) -> Iterator[_RunWatcher]:
     background = LoopThread("weightwire-demo")
     try:
-        eye = _Eye(url, background)
-        yield eye
-        eye.close()
+        watcher = _RunWatcher(url, background)
+        yield watcher
+        watcher.close()
     finally:
         background.stop(timeout=5)
 

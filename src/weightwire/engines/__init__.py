@@ -12,7 +12,7 @@ vllm              the engine for a vLLM server on this machine
 from typing import TYPE_CHECKING
 
 from weightwire.engines.engine import Engine, RolloutServer, ServedVersion, Swap
-from weightwire.engines.registry import Command, EngineKind, engine_names, find_engine, open_engine
+from weightwire.engines.registry import EngineKind, Program, engine_names, find_engine, open_engine
 from weightwire.engines.version_keeper import Keeper
 from weightwire.system import lazy_exports
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from weightwire.engines.torch import TorchEngine
 
 __all__ = [
-    "Command",
     "Engine",
     "EngineKind",
     "Keeper",
+    "Program",
     "RolloutServer",
     "ServedVersion",
     "Swap",

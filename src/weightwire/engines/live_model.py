@@ -175,7 +175,7 @@ class StagedPatch:
     Of `odd` tensors nothing is written: that is left to who knows how.
     """
 
-    _runtime: LiveModel
+    _live: LiveModel
     _writes: list[_Write]
     _patch: Delta
     holding: ServedVersion
@@ -187,40 +187,40 @@ class StagedPatch:
 
     @property
     def odd(self) -> list[str]:
-        return [name for name in self._patch.entries if name in self._runtime.odd]
+        return [name for name in self._patch.entries if name in self._live.odd]
 
     def swap(self) -> None:
         """Writes, and proves that the model then holds what it should; puts everything back where it does not."""
-        runtime = self._runtime
-        if not self._is_fresh or runtime.holding != self._from or runtime._state is not self._before:
+        live = self._live
+        if not self._is_fresh or live.holding != self._from or live._state is not self._before:
             raise EngineError("this patch was made ready for what the model no longer holds", hint="stage it again")
-        runtime.check_in_place()
+        live.check_in_place()
         self._is_fresh = False
         # Whatever happens in between, nobody is to believe that it holds what it held.
-        runtime.holding, runtime.torn = None, True
+        live.holding, live.torn = None, True
         try:
             to_the_end(self._write)
         except BaseException:
             self.undo()
             raise
-        runtime._state, runtime.holding, runtime.torn = self._after, self.holding, False
+        live._state, live.holding, live.torn = self._after, self.holding, False
 
     def undo(self) -> None:
         """Back to what was there before this was swapped in; twice is harmless."""
         if self._is_fresh:
             return
 
-        def take_back(stop: threading.Event) -> None:
-            runtime = self._runtime
-            if runtime.holding not in (None, self.holding):  # something else has been written since
+        def put_back(stop: threading.Event) -> None:
+            live = self._live
+            if live.holding not in (None, self.holding):  # something else has been written since
                 return
-            runtime.holding, runtime.torn = None, True
+            live.holding, live.torn = None, True
             while self._written:
                 self._written[-1].swap()
                 self._written.pop()
-            runtime._state, runtime.holding, runtime.torn = self._before, self._from, False
+            live._state, live.holding, live.torn = self._before, self._from, False
 
-        to_the_end(take_back)
+        to_the_end(put_back)
 
     def _write(self, stop: threading.Event) -> None:
         todo = iter(self._writes)  # of which every thread takes the next
@@ -234,7 +234,7 @@ class StagedPatch:
             return done
 
         sums: dict[str, Digest] = {}
-        cores = _cores(self._runtime._threads or min(8, os.cpu_count() or 1))
+        cores = _cores(self._live._threads or min(8, os.cpu_count() or 1))
         for done in in_order(work, cores, len(cores)):
             for name, added in done:
                 if added is not None:

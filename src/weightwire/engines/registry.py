@@ -21,14 +21,14 @@ from typing import Any
 from weightwire.engines.engine import Engine, RolloutServer
 from weightwire.errors import EngineError
 
-__all__ = ["Command", "EngineKind", "engine_names", "find_engine", "open_engine", "split_engine"]
+__all__ = ["EngineKind", "Program", "engine_names", "find_engine", "open_engine", "split_engine"]
 
 _BUILT_IN = {"vllm": "weightwire.engines.vllm.kind:VLLM"}
 _GROUP = "weightwire.engines"
 
 
 @dataclass(frozen=True)
-class Command:
+class Program:
     """How a program is started."""
 
     words: Sequence[str | Path]
@@ -47,7 +47,7 @@ class EngineKind:
 
     connect: Callable[[str], Engine]
     rollout: Callable[[str], RolloutServer] | None = None
-    launch: Callable[[Path, int], Command] | None = None
+    launch: Callable[[Path, int], Program] | None = None
     needs: tuple[str, ...] = ()
 
 

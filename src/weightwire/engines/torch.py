@@ -5,7 +5,7 @@
         with engine.serving() as version:  # which stays the same in here
             tokens = model.generate(...)
 
-Knows the module and its names; where its weights lie is learnt by `mapping`.
+Knows the module and its names; where its weights lie is learnt by `weight_map`.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class TorchEngine:
         self.name = name
         self.lock: Any = lock or threading.RLock()
         self._model = model
-        self._runtime = LiveModel(model, load or _by_name(model), threads=threads)
+        self._live = LiveModel(model, load or _by_name(model), threads=threads)
 
     @property
     def holding(self) -> ServedVersion | None:
-        return self._runtime.holding
+        return self._live.holding
 
     @property
     def can_patch(self) -> bool:
@@ -62,7 +62,7 @@ class TorchEngine:
     @property
     def version(self) -> int | None:
         """What it serves, while `lock` is held."""
-        return self._runtime.holding.version if self._runtime.holding else None
+        return self._live.holding.version if self._live.holding else None
 
     @contextmanager
     def serving(self) -> Iterator[int | None]:
@@ -71,21 +71,21 @@ class TorchEngine:
         Raises where a reload failed half way: the module is good for nothing until the next one.
         """
         with self.lock:
-            if self._runtime.torn:
+            if self._live.torn:
                 raise EngineError(f"{self.name}: a reload failed half way", hint="wait for the next one")
             yield self.version
 
     def attach(self, run: str = "") -> ServedVersion | None:
-        return self._runtime.holding
+        return self._live.holding
 
     def adopt(self, checkpoint: Path, holding: ServedVersion) -> bool:
         self._check(checkpoint)
         with self.lock:
-            return self._runtime.adopt(checkpoint, holding)
+            return self._live.adopt(checkpoint, holding)
 
     def patch(self, patch: Delta, holding: ServedVersion) -> Swap:
         began = time.perf_counter()
-        staged = self._runtime.stage(patch, holding)
+        staged = self._live.stage(patch, holding)
         ready = time.perf_counter()
         with self.lock:
             paused = time.perf_counter()
@@ -97,7 +97,7 @@ class TorchEngine:
         self._check(checkpoint)
         with self.lock:
             paused = time.perf_counter()
-            self._runtime.reload(checkpoint, holding)
+            self._live.reload(checkpoint, holding)
             self._tell()
             return Swap(0.0, time.perf_counter() - paused)
 
@@ -106,8 +106,8 @@ class TorchEngine:
 
     def _check(self, checkpoint: Path) -> None:
         """That it is one of this module, and can be patched in place from then on."""
-        self._runtime.learn(Checkpoint(checkpoint))
-        for name, why in self._runtime.odd.items():
+        self._live.learn(Checkpoint(checkpoint))
+        for name, why in self._live.odd.items():
             raise EngineError(
                 f"tensor {name!r}: cannot be patched in place ({why})",
                 hint="serve the model in the run's own dtype: model.to(torch.bfloat16)",

@@ -16,14 +16,14 @@ from typing import Self
 from weightwire.errors import EngineError
 from weightwire.server.generation import Generation, Running, Task
 
-__all__ = ["Batcher", "InTurn"]
+__all__ = ["Batcher", "FairLock"]
 
 _MOST_RUNNING = 256  # sequences
 _MOST_WAITING = 16_384  # sequences: who comes then would wait for long, and is better told so
 _MOST_READ = 1024  # tokens of prompts, padding and all, in one step: the others, and a new version, wait for it
 
 
-class InTurn:
+class FairLock:
     """A lock that nobody gets twice in a row while another waits: a new version is not kept out by a busy server."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Batcher:
         while self._has_work():
             try:
                 self._drop_cancelled()
-                while newcomers := self._take():
+                while newcomers := self._next_batch():
                     self._generation.join(newcomers)
                 if self._generation.running:
                     self._generation.advance()
@@ -113,7 +113,7 @@ class Batcher:
             self._changed.wait_for(lambda: self._closed or self._jobs)
             return not self._closed
 
-    def _take(self) -> list[Running]:
+    def _next_batch(self) -> list[Running]:
         """Some that may be begun now: who has waited longest, and whose prompts are about as long, to pad little."""
         with self._changed:
             free = _MOST_RUNNING - len(self._generation.running)

@@ -18,7 +18,15 @@ import msgspec
 
 from weightwire.errors import WeightwireError
 
-__all__ = ["CompletionRequest", "FinishedChoice", "Refusal", "answer", "error", "read_ask", "version_name"]
+__all__ = [
+    "CompletionRequest",
+    "FinishedChoice",
+    "Refusal",
+    "completion_body",
+    "error_body",
+    "parse_request",
+    "version_name",
+]
 
 _MOST_CHOICES = 4096  # in one answer
 _MOST_TOPS = 20  # as vLLM
@@ -66,7 +74,7 @@ class CompletionRequest(msgspec.Struct, frozen=True):
 _DECODER = msgspec.json.Decoder(CompletionRequest)
 
 
-def read_ask(data: bytes) -> CompletionRequest:
+def parse_request(data: bytes) -> CompletionRequest:
     """Raises a Refusal that says what is wrong."""
     try:
         ask = _DECODER.decode(data)
@@ -103,7 +111,7 @@ class FinishedChoice:
     reason: str
 
 
-def answer(
+def completion_body(
     ask: CompletionRequest, model: str, choices: Sequence[FinishedChoice], prompt_tokens: int, token_texts: Any
 ) -> dict[str, Any]:
     """`token_texts` tells the text of a token."""
@@ -161,7 +169,7 @@ def version_name(version: int | None) -> str:
     return "default" if version is None else str(version)
 
 
-def error(status: int, message: str) -> dict[str, Any]:
+def error_body(status: int, message: str) -> dict[str, Any]:
     """OpenAI's shape."""
     kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from weightwire.server.completion_api import error
+from weightwire.server.completion_api import error_body
 from weightwire.system import Closeable, cannot_listen, is_local_request, is_loopback
 
 __all__ = ["Listener"]
@@ -71,7 +71,7 @@ class _Local:
         if len(hosts) == 1 and is_local_request(hosts[0], self._host):
             await self._app(scope, receive, send)
             return
-        told = error(403, "this server is for this machine only: ask it as 127.0.0.1 or localhost")
+        told = error_body(403, "this server is for this machine only: ask it as 127.0.0.1 or localhost")
         await Response(msgspec.json.encode(told), 403, media_type="application/json")(scope, receive, send)
 
 

@@ -8,7 +8,7 @@
     GET /metrics            Prometheus' text format
     POST /wake              looks for a new version now; answers 202
 
-Knows HTTP and whom to ask; what a request means is in `wire`.
+Knows HTTP and whom to ask; what a request means is in `completion_api`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from weightwire.errors import EngineError, WeightwireError
-from weightwire.server.completion_api import Refusal, answer, error, read_ask, version_name
+from weightwire.server.completion_api import Refusal, completion_body, error_body, parse_request, version_name
 from weightwire.telemetry import Metrics
 
 if TYPE_CHECKING:  # it brings torch, and this is to answer before that is there
-    from weightwire.server.service import Service
+    from weightwire.server.service import CompletionService
 
 __all__ = ["Routes"]
 
@@ -44,7 +44,7 @@ class Routes:
     """What the network sees: `app`, which says that it is not ready until `open` is called."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._service: Service | None = None
+        self._service: CompletionService | None = None
         self._metrics = metrics
         registry = metrics.registry
         self._requests = Counter("weightwire_requests", "Requests answered.", ["status"], registry=registry)
@@ -65,11 +65,11 @@ class Routes:
             exception_handlers={HTTPException: _http_problem, WeightwireError: _problem, Exception: _bug},
         )
 
-    def open(self, service: Service) -> None:
+    def open(self, service: CompletionService) -> None:
         self._service = service
 
     @property
-    def _ready(self) -> Service:
+    def _ready(self) -> CompletionService:
         if self._service is None:
             raise Refusal(503, "the server is starting: it has no weights to serve yet")
         return self._service
@@ -88,10 +88,10 @@ class Routes:
 
     async def _complete(self, request: Request) -> Response:
         service = self._ready
-        ask = await run_in_threadpool(read_ask, await _body(request))
+        ask = await run_in_threadpool(parse_request, await _body(request))
         choices, read = await _unless_gone(request, service.complete(ask))
         self._tokens.inc(sum(len(choice.tokens) for choice in choices))
-        return _json(await run_in_threadpool(answer, ask, service.name, choices, read, service.token_text))
+        return _json(await run_in_threadpool(completion_body, ask, service.name, choices, read, service.token_text))
 
     async def _models(self, request: Request) -> Response:
         model = {"id": self._ready.name, "object": "model", "created": 0, "owned_by": "weightwire"}
@@ -157,18 +157,18 @@ def _status(problem: WeightwireError) -> int:
 
 async def _problem(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, WeightwireError)
-    return _json(error(_status(problem), problem.message), _status(problem))
+    return _json(error_body(_status(problem), problem.message), _status(problem))
 
 
 async def _http_problem(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
     where = f"{request.method} {request.url.path}"
     told = {404: f"there is no {request.url.path}", 405: f"there is no {where}"}
-    return _json(error(problem.status_code, told.get(problem.status_code, problem.detail)), problem.status_code)
+    return _json(error_body(problem.status_code, told.get(problem.status_code, problem.detail)), problem.status_code)
 
 
 async def _bug(request: Request, problem: Exception) -> Response:
-    return _json(error(500, f"the server failed ({type(problem).__name__}: {problem})"), 500)
+    return _json(error_body(500, f"the server failed ({type(problem).__name__}: {problem})"), 500)
 
 
 def _json(value: Any, status: int = 200) -> Response:

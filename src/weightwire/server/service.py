@@ -16,17 +16,17 @@ from typing import Any
 from weightwire.delta import digest
 from weightwire.engines.torch import TorchEngine
 from weightwire.follower import Follower
-from weightwire.server.batcher import Batcher, InTurn
+from weightwire.server.batcher import Batcher, FairLock
 from weightwire.server.completion_api import CompletionRequest, FinishedChoice, Refusal
 from weightwire.server.generation import Generation, Running, Task
 from weightwire.server.model_loader import Model, load_model
 
-__all__ = ["Service", "serving"]
+__all__ = ["CompletionService", "serving"]
 
 _TOKENS = 16  # that are generated where a request does not say, as OpenAI does
 
 
-class Service:
+class CompletionService:
     """What there is to ask once everything is loaded.
 
     - `name`: the model's, in answers.
@@ -113,13 +113,15 @@ class Service:
 
 
 @contextmanager
-def serving(path: Path, follower: Follower, threads: int | None = None) -> Iterator[Service]:
+def serving(path: Path, follower: Follower, threads: int | None = None) -> Iterator[CompletionService]:
     """A model with all that it takes to generate; its `engine` is for who keeps the weights up to date."""
     model = load_model(path, threads)
-    engine = TorchEngine(model.module, lock=InTurn(), threads=threads)
+    engine = TorchEngine(model.module, lock=FairLock(), threads=threads)
     generation = Generation(model.module, engine.serving, ends=model.ends, decode=model.decode)
     with closing(Batcher(generation)) as batcher:
-        yield Service(str(path), model, batcher, engine, lambda: tuple(follower.replica.weights), follower.wake)
+        yield CompletionService(
+            str(path), model, batcher, engine, lambda: tuple(follower.replica.weights), follower.wake
+        )
 
 
 def _finished(one: Running) -> FinishedChoice:

@@ -75,7 +75,7 @@ class BucketTransfer:
         self._max_behind = 0 if applied else max_behind
         self._casting = Casting.of(options.get("dtype", "bfloat16"), options.get("dtypes"))
         self._copies: dict[str, Tensor] = {}
-        self._engine = None if server is None else _Engine(server)
+        self._engine = None if server is None else _EngineLag(server)
         self._trainer: Any = None
         self._samples: _Samples | None = None
 
@@ -150,7 +150,7 @@ class BucketTransfer:
             with suppress(queue.Full):
                 self._trainer.rollout_worker.metrics_queue.put_nowait(metrics)
 
-    def _wait(self, engine: _Engine, version: int) -> dict[str, float]:
+    def _wait(self, engine: _EngineLag, version: int) -> dict[str, float]:
         first = not engine.sent
         engine.sent.append(version)
         behind, began = engine.behind(), time.perf_counter()
@@ -182,7 +182,7 @@ def _size(publication: Publication) -> int:
 # --- the engine --------------------------------------------------------------------------------------------------
 
 
-class _Engine:
+class _EngineLag:
     """What a server says that it serves, compared with what was sent."""
 
     def __init__(self, server: str) -> None:
@@ -260,7 +260,7 @@ class _Samples:
     TRL counts its transfers, and tells the worker how many there were.
     """
 
-    def __init__(self, worker: Any, engine: _Engine) -> None:
+    def __init__(self, worker: Any, engine: _EngineLag) -> None:
         self._worker = worker
         self._engine = engine
         self._tell = worker.update_model_version

@@ -230,7 +230,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _ShardPlan:
     """A file to be: the bytes before its data part, and where its tensors go."""
 
     name: str
@@ -242,7 +242,7 @@ class _Plan:
         return len(self.head) + sum(slot.end - slot.start for slot in self.slots)
 
 
-def _plan_like(like: Checkpoint, schema: Schema) -> list[_Plan]:
+def _plan_like(like: Checkpoint, schema: Schema) -> list[_ShardPlan]:
     shards = [[slot.name for slot in file.header.slots if slot.name in schema] for file in like.files]
     shards[-1] += [name for name in schema if name not in like]
     plans = [_plan_shard(file, names, schema) for file, names in zip(like.files, shards, strict=True)]
@@ -250,21 +250,21 @@ def _plan_like(like: Checkpoint, schema: Schema) -> list[_Plan]:
     return [plan for plan in plans if plan.slots] or plans[-1:]
 
 
-def _plan_shard(file: ShardFile, names: Sequence[str], schema: Schema) -> _Plan:
+def _plan_shard(file: ShardFile, names: Sequence[str], schema: Schema) -> _ShardPlan:
     slots = file.header.slots
     if [(name, *schema[name]) for name in names] == [(slot.name, slot.dtype, slot.shape) for slot in slots]:
-        return _Plan(file.path.name, file.head, slots)
+        return _ShardPlan(file.path.name, file.head, slots)
     return _plan_fresh(file.path.name, names, schema, file.header.metadata)
 
 
-def _plan_fresh(name: str, names: Iterable[str], schema: Schema, metadata: Mapping[str, str]) -> _Plan:
+def _plan_fresh(name: str, names: Iterable[str], schema: Schema, metadata: Mapping[str, str]) -> _ShardPlan:
     """Wide units first, as stock safetensors does: so that every tensor is aligned."""
     order = sorted(names, key=lambda name: (-schema[name][0].unit, name))
     slots = lay_out((name, *schema[name]) for name in order)
-    return _Plan(name, build_header(slots, metadata), slots)
+    return _ShardPlan(name, build_header(slots, metadata), slots)
 
 
-def _build_index(index_file: Path, files: Sequence[ShardFile], plans: Sequence[_Plan]) -> bytes:
+def _build_index(index_file: Path, files: Sequence[ShardFile], plans: Sequence[_ShardPlan]) -> bytes:
     """The index as it is, or one of the same kind where the tensors are not the same."""
     raw = index_file.read_bytes()
     if [plan.head for plan in plans] == [file.head for file in files]:

@@ -19,7 +19,7 @@ from rich.text import Text
 from weightwire.chain import DELTA, FENCE
 from weightwire.cli.shared.bucket_command import short
 from weightwire.cli.shared.terminal import byte_size, percent, printable, say
-from weightwire.demo.scenario import View
+from weightwire.demo.scenario import DemoView
 from weightwire.page.run_view import ReplicaView, RunView, VersionView
 
 __all__ = ["Lines", "beside_bytes", "board", "changed", "fifths", "full_bytes", "sent_bytes"]
@@ -212,7 +212,7 @@ def _plot(values: Sequence[float], width: int) -> str:
 
 
 @contextmanager
-def board(steps: int) -> Iterator[View]:
+def board(steps: int) -> Iterator[DemoView]:
     """On stderr, as all talk is."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield Lines()

@@ -19,7 +19,7 @@ from weightwire.cli.demo.demo_board import beside_bytes, board, changed, fifths,
 from weightwire.cli.shared.bucket_command import check_installed
 from weightwire.cli.shared.terminal import AsJson, byte_size, note_if_slow, say, write_json
 from weightwire.demo.programs import OWN_SERVER, needed_modules
-from weightwire.demo.scenario import DemoOptions, Played, play
+from weightwire.demo.scenario import DemoOptions, DemoResult, run_demo
 from weightwire.engines import engine_names
 from weightwire.errors import EngineError, OutputError
 from weightwire.page.document import exported
@@ -71,16 +71,16 @@ def demo(
     run = f"{bucket.rstrip('/')}/{name}" if bucket else str(root / "bucket")
     try:
         with board(steps) as view:
-            played = play(DemoOptions(run, root, steps, seed, engine, replicas), view)
+            result = run_demo(DemoOptions(run, root, steps, seed, engine, replicas), view)
     except (KeyboardInterrupt, SystemExit):
         say(f"stopped; what there is of it is in {root}")
         raise
-    page = _write_page(played.picture, root / "page.html")
+    page = _write_page(result.picture, root / "page.html")
     if as_json:
-        write_json(_figures(played, run, page))
+        write_json(_figures(result, run, page))
     else:
-        say(_learnt(played.picture, steps))
-        for line in _summary(played, run, page):
+        say(_learnt(result.picture, steps))
+        for line in _summary(result, run, page):
             print(line)
 
 
@@ -95,16 +95,16 @@ def _write_page(picture: RunView, path: Path) -> Path:
     return path
 
 
-def _summary(played: Played, run: str, page: Path) -> Iterator[str]:
-    picture = played.picture
+def _summary(result: DemoResult, run: str, page: Path) -> Iterator[str]:
+    picture = result.picture
     sent, full = sent_bytes(picture), full_bytes(picture)
     versions = sum(one.kind != FENCE for one in picture.versions)
     beside = beside_bytes(picture)
     more = f" (and {byte_size(beside)} of anchors, for who comes later)" if beside else ""
     full_sync = f"all weights each time would be {byte_size(full)}, {full / sent:.0f}x more"
     yield f"sent       {byte_size(sent)} for {versions} versions{more}; {full_sync}"
-    same = f"hold the same bits: state {played.proof.state[:12]} of version {picture.versions[-1].version}"
-    yield f"bit-exact  {', '.join(played.proof.holders)} {same}"
+    same = f"hold the same bits: state {result.proof.state[:12]} of version {picture.versions[-1].version}"
+    yield f"bit-exact  {', '.join(result.proof.holders)} {same}"
     yield f"page       {page} (live: {_program()} page {run})"
 
 
@@ -126,14 +126,14 @@ def _learnt(picture: RunView, steps: int) -> str:
     return "; ".join(parts)
 
 
-def _figures(played: Played, run: str, page: Path) -> dict[str, Any]:
-    picture = played.picture
+def _figures(result: DemoResult, run: str, page: Path) -> dict[str, Any]:
+    picture = result.picture
     learnt = fifths(picture)
     return {
         "run": run,
         "version": picture.versions[-1].version,
-        "state": played.proof.state,
-        "holders": list(played.proof.holders),
+        "state": result.proof.state,
+        "holders": list(result.proof.holders),
         "sent_bytes": sent_bytes(picture),
         "beside_bytes": beside_bytes(picture),
         "full_bytes": full_bytes(picture),
@@ -141,6 +141,6 @@ def _figures(played: Played, run: str, page: Path) -> dict[str, Any]:
         "reward_first_fifth": learnt and learnt[0],
         "reward_last_fifth": learnt and learnt[1],
         "pause_seconds": {one.name: one.pause for one in picture.replicas},
-        "seconds": round(played.seconds, 1),
+        "seconds": round(result.seconds, 1),
         "page": str(page),
     }

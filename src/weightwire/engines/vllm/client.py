@@ -39,7 +39,7 @@ class VllmEngine:
 
     def __init__(self, url: str) -> None:
         self.name = public_url(url)
-        self.gone = ""  # why nothing can be patched in place
+        self.unpatchable = ""  # why nothing can be patched in place
         self._holding: ServedVersion | None = None
         self._server, self._pausing = VllmConnection(url), VllmConnection(url)
         self._workers = self._replicas = 0
@@ -56,7 +56,7 @@ class VllmEngine:
 
     @property
     def can_patch(self) -> bool:
-        return not self.gone
+        return not self.unpatchable
 
     # --- the engine ----------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class VllmEngine:
         self._holding = holdings.pop() if len(holdings) == 1 else None
         # Workers that hold different versions are as bad as one that holds two.
         self._torn = any(answer.torn for answer in answers) or len(holdings) > 1
-        self.gone = next((answer.gone for answer in answers if answer.gone), "")
+        self.unpatchable = next((answer.unpatchable for answer in answers if answer.unpatchable), "")
         return answers
 
     def _read(self, token: str, timeout: float) -> list[Answer]:

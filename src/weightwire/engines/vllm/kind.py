@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from weightwire.engines.registry import Command, EngineKind
+from weightwire.engines.registry import EngineKind, Program
 from weightwire.engines.vllm.client import VllmEngine
 from weightwire.engines.vllm.rollout_server import VllmRolloutServer
 
@@ -22,13 +22,13 @@ _ENVIRONMENT = {
 }
 
 
-def _launch(model: Path, port: int) -> Command:
+def _launch(model: Path, port: int) -> Program:
     """For a small model, on any machine."""
     # `vllm serve` is the same, where the distribution is named vllm.
     vllm: list[str | Path] = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     sizes = ["--max-model-len", "128", "--max-num-seqs", "128", "--dtype", "bfloat16", "--enforce-eager"]
     transfer = ["--weight-transfer-config", json.dumps({"backend": "weightwire"})]
-    return Command([*vllm, "--host", "127.0.0.1", "--port", str(port), *sizes, *transfer], _ENVIRONMENT)
+    return Program([*vllm, "--host", "127.0.0.1", "--port", str(port), *sizes, *transfer], _ENVIRONMENT)
 
 
 VLLM = EngineKind(VllmEngine, VllmRolloutServer, _launch, needs=("vllm",))

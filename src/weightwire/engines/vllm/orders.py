@@ -28,7 +28,7 @@ class Answer:
     torn: bool = False  # that it must not serve: its weights may be a mixture
     problem: str = ""
     hint: str = ""
-    gone: str = ""  # why nothing can be patched in place: only whole reloads can be done
+    unpatchable: str = ""  # why nothing can be patched in place: only whole reloads can be done
 
 
 def check_place(directory: str, token: str) -> None:

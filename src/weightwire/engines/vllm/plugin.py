@@ -69,16 +69,16 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._runtime = LiveModel(model, model.load_weights)
-        self._gone = relaid_out(model)
+        self._live = LiveModel(model, model.load_weights)
+        self._unpatchable = relaid_out(model)
         self._staged: StagedPatch | None = None
         self._patch: Delta | None = None
         self._busy: threading.Thread | None = None
         self._owner = ""  # who staged it
         self._done = ""  # the order that was carried out last
         self._is_pristine = True  # that nobody has written to the model since vLLM loaded it
-        if self._gone:
-            _log.warning("weightwire: %s. Every version will be loaded anew, which is slow.", self._gone)
+        if self._unpatchable:
+            _log.warning("weightwire: %s. Every version will be loaded anew, which is slow.", self._unpatchable)
 
     # --- vLLM's interface ----------------------------------------------------------------------------------------
 
@@ -114,22 +114,22 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
 
     def _adopt(self, order: Order) -> bool:
         self._check_whole()
-        return not self._gone and self._runtime.adopt(order.file, order.holding)
+        return not self._unpatchable and self._live.adopt(order.file, order.holding)
 
     def _check(self, order: Order) -> bool:
         """That this is a checkpoint of this model, before anything is written."""
         self._check_whole()
-        if not self._gone:
-            self._runtime.learn(Checkpoint(order.file))
+        if not self._unpatchable:
+            self._live.learn(Checkpoint(order.file))
         return True
 
     def _stage(self, order: Order) -> bool:
         self._patch, self._owner = Delta.open(order.file), order.directory
-        self._staged = self._runtime.stage(self._patch, order.holding)
+        self._staged = self._live.stage(self._patch, order.holding)
         for name in self._staged.odd:
-            if not self._runtime.odd[name].startswith("the loader casts"):
-                raise EngineError(f"tensor {name!r}: cannot be patched ({self._runtime.odd[name]})", hint="reload it")
-            _log.info("weightwire: tensor %r takes the slow way: %s", name, self._runtime.odd[name])
+            if not self._live.odd[name].startswith("the loader casts"):
+                raise EngineError(f"tensor {name!r}: cannot be patched ({self._live.odd[name]})", hint="reload it")
+            _log.info("weightwire: tensor %r takes the slow way: %s", name, self._live.odd[name])
         return True
 
     def _swap(self, order: Order) -> bool:
@@ -145,20 +145,20 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
         if self._staged is not None:
             self._staged.undo()
             if self._staged.odd:  # those have no way back
-                self._runtime.holding, self._runtime.torn = None, True
+                self._live.holding, self._live.torn = None, True
         return True
 
     def _reload(self, order: Order) -> bool:
         self._is_pristine = False
-        if not self._gone:
-            self._runtime.reload(order.file, order.holding)
+        if not self._unpatchable:
+            self._live.reload(order.file, order.holding)
             return True
         from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
         self._check_whole()
-        self._runtime.holding, self._runtime.torn = None, True
+        self._live.holding, self._live.torn = None, True
         reload_weights(self.vllm_config, self.model, None, order.file, True)
-        self._runtime.holding, self._runtime.torn = order.holding, False
+        self._live.holding, self._live.torn = order.holding, False
         return True
 
     def _load_slowly(self, patch: Delta, staged: StagedPatch) -> None:
@@ -166,10 +166,10 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
         from vllm.model_executor.model_loader.checkpoint_weight_patch import load_checkpoint_weight_patches
 
         patches = checkpoint_patches(patch, staged.odd)
-        holding = self._runtime.holding
-        self._runtime.holding, self._runtime.torn = None, True
+        holding = self._live.holding
+        self._live.holding, self._live.torn = None, True
         load_checkpoint_weight_patches(self.model, patches)
-        self._runtime.holding, self._runtime.torn = holding, False
+        self._live.holding, self._live.torn = holding, False
 
     def _check_whole(self) -> None:
         """That this is a model whose weights are those of a checkpoint."""
@@ -179,8 +179,8 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
                 hint="serve it without: its weights are not those of the checkpoint",
             )
         self._look_at_layout()
-        if "experts" in self._gone:
-            raise EngineError(self._gone, hint="vLLM cannot reload such a model either: serve it on a GPU")
+        if "experts" in self._unpatchable:
+            raise EngineError(self._unpatchable, hint="vLLM cannot reload such a model either: serve it on a GPU")
 
     def _look_at_layout(self) -> None:
         """Whether the weights lie in the model as they were loaded: else what looks right would be served wrongly."""
@@ -189,8 +189,8 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
         self._is_pristine = False
         path = Path(self.model_config.model)
         try:
-            if not self._gone and path.is_dir() and not self._runtime.holds(Checkpoint(path)):
-                self._gone = "the weights are not kept as they were loaded"
+            if not self._unpatchable and path.is_dir() and not self._live.holds(Checkpoint(path)):
+                self._unpatchable = "the weights are not kept as they were loaded"
         except WeightwireError as problem:
             _log.warning("weightwire: %s: could not be compared with what is served (%s)", path, problem.message)
 
@@ -213,8 +213,8 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
         except Exception as error:
             _log.exception("weightwire: an order failed")
             problem = f"{type(error).__name__}: {error}"
-        runtime = self._runtime
-        answer = Answer(runtime.holding, done, runtime.torn, problem, hint, self._gone)
+        live = self._live
+        answer = Answer(live.holding, done, live.torn, problem, hint, self._unpatchable)
         try:
             write_answer(Path(order.directory), order.token, str(os.getpid()), answer)
         except OSError as error:  # whoever asked is gone
