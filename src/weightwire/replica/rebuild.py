@@ -1,0 +1,126 @@
+"""New weights for a replica, filled in beside those it has, and then put in their place at once."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Self
+
+from weightwire.delta import State, digest
+from weightwire.errors import ReplicaError
+from weightwire.replica.checkpoint_store import ABOUT, FILES
+from weightwire.replica.disk import LinkedFolder, explained
+from weightwire.replica.workdir import Position, Workdir, different
+from weightwire.system import durable_files
+from weightwire.weights import CheckpointWriter, Schema, Tensor
+
+__all__ = ["Rebuild", "SideFiles"]
+
+SideFiles = Mapping[str, bytes | Path]
+"""What a checkpoint holds besides weights: names relative to it, and the bytes or where to find them."""
+
+
+class Rebuild(Mapping[str, Tensor]):
+    """New weights for a replica: `with replica.rebuild(...) as new:`, fill in `new[name].bits`, then `new.finish(...)`.
+
+    All zeros at first, with room on disk for all of them. Until `finish` has returned the replica is as it was, and it
+    stays so if the block ends without it.
+    """
+
+    def __init__(
+        self,
+        works: LinkedFolder,
+        schema: Schema,
+        side_files: SideFiles,
+        adopt: Callable[[Path], None],
+        threads: int | None,
+    ) -> None:
+        """Not to be called: see `Replica.rebuild`."""
+        for name in side_files:
+            _check_side_file(name)
+        self._works = works
+        self._directory = works.folder.parent
+        self._adopt = adopt  # makes a complete directory the replica's
+        self._names = tuple(schema)
+        self._side_files = side_files
+        self._threads = threads
+        self._path = works.folder / secrets.token_hex(4)
+        self._writer = CheckpointWriter(self._path, schema=schema)
+        self._tensors: dict[str, Tensor] = {}
+        self._open = False
+
+    def __enter__(self) -> Self:
+        with explained(self._directory):
+            durable_files.make_directory(self._path.parent)
+            self._writer.__enter__()
+        self._open = True
+        self._tensors = {name: self._writer[name] for name in self._names}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._tensors = {}
+        if self._open:
+            problem = error or _Unfinished()
+            self._writer.__exit__(type(problem), problem, traceback)
+            self._open = False
+
+    def finish(self, position: Position, state: State) -> None:
+        """Checks that the weights have this state, brings them to disk, and then makes them the replica's, at once."""
+        if not self._open:
+            raise ValueError("a rebuild can be finished once, inside its block")
+        if name := different(digest(self._tensors, threads=self._threads), state):
+            raise ReplicaError(
+                f"{self._directory}: tensor {name!r} was not filled in as it should be",
+                hint="rebuild it once more",
+            )
+        self._open = False
+        self._tensors = {}
+        self._writer.__exit__(None, None, None)
+        with explained(self._directory):
+            try:
+                self._write_files()
+                Workdir.complete(self._path, position, state)
+                self._adopt(self._path)
+            finally:
+                self._works.tidy()
+
+    def _write_files(self) -> None:
+        files = self._path / FILES
+        files.mkdir()
+        for name, content in self._side_files.items():
+            if not _is_ours(name):
+                (files / name).parent.mkdir(parents=True, exist_ok=True)
+                durable_files.write_file(files / name, content if isinstance(content, bytes) else content.read_bytes())
+        durable_files.sync_tree(files)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+class _Unfinished(Exception):
+    """A block that ended without `finish`."""
+
+
+# --- side files --------------------------------------------------------------------------------------------------
+
+
+def _check_side_file(name: str) -> None:
+    """They come from a bucket: none may lead out of the checkpoint."""
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ReplicaError(f"{name!r} cannot be the name of a side file", hint="it must stay inside the checkpoint")
+
+
+def _is_ours(name: str) -> bool:
+    """Files that would contradict the one that holds the weights, as those of a checkpoint that once was in shards."""
+    return name == ABOUT or name.endswith((".safetensors", ".safetensors.index.json"))
