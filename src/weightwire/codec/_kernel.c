@@ -212,54 +212,43 @@ static PyObject *digest_sums(Digest digest) {
     return Py_BuildValue("KK", (unsigned long long)digest.sum[0], (unsigned long long)digest.sum[1]);
 }
 
-static PyObject *py_swap_block(PyObject *self, PyObject *args) {
+/* Writes a patch into its block and the old units into the patch; or, without `write`, only tells the digest change. */
+static PyObject *swap_or_tell(PyObject *args, int write) {
     PyObject *positions_object, *result = NULL;
-    Py_buffer target = {0}, positions = {0}, values = {0};
+    Py_buffer block = {0}, positions = {0}, values = {0};
     Classing k = {0};
     Indexing where;
     unsigned long long start;
-    (void)self;
-    if (!PyArg_ParseTuple(args, "w*Ow*IIK", &target, &positions_object, &values, &k.unit, &where.word, &start))
+    if (!PyArg_ParseTuple(
+            args, write ? "w*Ow*IIK" : "y*Oy*IIK", &block, &positions_object, &values, &k.unit, &where.word, &start))
         return NULL;
     where.start = start;
-    if (!known_layout(&k, where.word, target.len)) goto done;
-    if (!known_patch(positions_object, &positions, &values, target.len / (Py_ssize_t)k.unit, k.unit, 0)) goto done;
+    if (!known_layout(&k, where.word, block.len)) goto done;
+    if (!known_patch(positions_object, &positions, &values, block.len / (Py_ssize_t)k.unit, k.unit, !write)) goto done;
     Digest digest = {{0, 0}};
     size_t changes = (size_t)values.len / k.unit;
     Py_BEGIN_ALLOW_THREADS;
-    swap_block(target.buf, positions.buf, values.buf, changes, k.unit, where, &digest);
+    if (write)
+        swap_block(block.buf, positions.buf, values.buf, changes, k.unit, where, &digest);
+    else
+        digest_change(block.buf, positions.buf, values.buf, changes, k.unit, where, &digest);
     Py_END_ALLOW_THREADS;
     result = digest_sums(digest);
 done:
     if (positions.obj) PyBuffer_Release(&positions);
-    PyBuffer_Release(&target);
+    PyBuffer_Release(&block);
     PyBuffer_Release(&values);
     return result;
 }
 
-static PyObject *py_digest_change(PyObject *self, PyObject *args) {
-    PyObject *positions_object, *result = NULL;
-    Py_buffer old = {0}, positions = {0}, values = {0};
-    Classing k = {0};
-    Indexing where;
-    unsigned long long start;
+static PyObject *py_swap_block(PyObject *self, PyObject *args) {
     (void)self;
-    if (!PyArg_ParseTuple(args, "y*Oy*IIK", &old, &positions_object, &values, &k.unit, &where.word, &start))
-        return NULL;
-    where.start = start;
-    if (!known_layout(&k, where.word, old.len)) goto done;
-    if (!known_patch(positions_object, &positions, &values, old.len / (Py_ssize_t)k.unit, k.unit, 1)) goto done;
-    Digest digest = {{0, 0}};
-    size_t changes = (size_t)values.len / k.unit;
-    Py_BEGIN_ALLOW_THREADS;
-    digest_change(old.buf, positions.buf, values.buf, changes, k.unit, where, &digest);
-    Py_END_ALLOW_THREADS;
-    result = digest_sums(digest);
-done:
-    if (positions.obj) PyBuffer_Release(&positions);
-    PyBuffer_Release(&old);
-    PyBuffer_Release(&values);
-    return result;
+    return swap_or_tell(args, 1);
+}
+
+static PyObject *py_digest_change(PyObject *self, PyObject *args) {
+    (void)self;
+    return swap_or_tell(args, 0);
 }
 
 /* Makes the target equal to the source. All that can fail is done while there is a way back. */

@@ -158,14 +158,7 @@ def apply(data: bytes | memoryview, target: Units, layout: Layout, index: int, *
 def swap(target: Units, patch: Patch, layout: Layout, index: int) -> Digest:
     """Writes a patch into its block, and the old units into the patch: doing it twice undoes it."""
     begin, end = layout.span(index)
-    return KERNEL.swap_block(
-        target[begin:end],
-        patch.positions,
-        patch.values,
-        layout.dtype.unit,
-        layout.word,
-        layout.word_index(begin),
-    )
+    return swap_units(target[begin:end], patch, layout.word, layout.word_index(begin))
 
 
 def swap_units(target: Units, patch: Patch, word: int, start: int) -> Digest:
@@ -176,14 +169,8 @@ def swap_units(target: Units, patch: Patch, word: int, start: int) -> Digest:
 def digest_change(old: Units, patch: Patch, layout: Layout, index: int) -> Digest:
     """What a patch adds to the digest of its block, which is only read. The patch is one that `decode` made."""
     begin, end = layout.span(index)
-    return KERNEL.digest_change(
-        old[begin:end],
-        patch.positions,
-        patch.values,
-        layout.dtype.unit,
-        layout.word,
-        layout.word_index(begin),
-    )
+    start = layout.word_index(begin)
+    return KERNEL.digest_change(old[begin:end], patch.positions, patch.values, layout.dtype.unit, layout.word, start)
 
 
 def replace(target: Units, source: Units, layout: Layout, index: int) -> Patch:
