@@ -1,28 +1,26 @@
-"""The door: what it answers, and that nothing which is sent to it does any harm."""
+"""The server that wakes a follower: what it answers, and that nothing which is sent to it does any harm."""
 
 from __future__ import annotations
 
 import json
-import socket
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
 
+from support.http_client import ask, raw_reply
 from weightwire.errors import WeightwireError
 from weightwire.follower.wakeups import WakeupServer, parse_address
 
 
-class House:
-    """Who is behind the door."""
+class Woken:
+    """What is behind the server."""
 
     def __init__(self) -> None:
-        self.woken = 0
+        self.count = 0
 
     def wake(self) -> None:
-        self.woken += 1
+        self.count += 1
 
     def status(self) -> dict[str, Any]:
         return {"version": 4, "head": 5, "behind": 1, "trouble": ""}
@@ -32,58 +30,44 @@ class House:
 
 
 @pytest.fixture
-def house() -> House:
-    return House()
+def woken() -> Woken:
+    return Woken()
 
 
 @pytest.fixture
-def door(house: House) -> Iterator[WakeupServer]:
-    with WakeupServer("0", wake=house.wake, status=house.status, metrics=house.metrics) as door:
-        yield door
+def server(woken: Woken) -> Iterator[WakeupServer]:
+    with WakeupServer("0", wake=woken.wake, status=woken.status, metrics=woken.metrics) as server:
+        yield server
 
 
-def ask(door: WakeupServer, path: str, data: bytes | None = None, method: str | None = None) -> tuple[int, bytes]:
-    request = urllib.request.Request(f"http://{door.address}{path}", data, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as response:
-            return response.status, response.read()
-    except urllib.error.HTTPError as problem:
-        return problem.code, problem.read()
+def post(path: str, body: bytes) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def send(door: WakeupServer, data: bytes) -> bytes:
-    host, _, port = door.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        answer = b""
-        try:
-            connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
-            while piece := connection.recv(4096):
-                answer += piece
-        except (ConnectionResetError, BrokenPipeError):  # it has heard enough
-            pass
-        return answer
+def asked(server: WakeupServer, path: str, method: str = "GET") -> tuple[int, bytes]:
+    reply, body = ask(server.address, path, method)
+    return reply.status, body
 
 
 class TestAnswers:
     @pytest.mark.parametrize("path", ["/", "/wake", "/any/thing?x=1"])
-    def test_a_post_wakes(self, door: WakeupServer, house: House, path: str) -> None:
-        assert ask(door, path, b'{"version": 4}')[0] == 202
-        assert house.woken == 1
+    def test_a_post_wakes(self, server: WakeupServer, woken: Woken, path: str) -> None:
+        assert raw_reply(server.address, post(path, b'{"version": 4}')).startswith(b"HTTP/1.0 202 ")
+        assert woken.count == 1
 
     @pytest.mark.parametrize("path", ["/", "/status", "/status?pretty"])
-    def test_status(self, door: WakeupServer, house: House, path: str) -> None:
-        code, body = ask(door, path)
+    def test_status(self, server: WakeupServer, woken: Woken, path: str) -> None:
+        code, body = asked(server, path)
 
-        assert (code, json.loads(body)) == (200, house.status())
-        assert house.woken == 0
+        assert (code, json.loads(body)) == (200, woken.status())
+        assert woken.count == 0
 
-    def test_metrics(self, door: WakeupServer, house: House) -> None:
-        assert ask(door, "/metrics") == (200, house.metrics())
+    def test_metrics(self, server: WakeupServer, woken: Woken) -> None:
+        assert asked(server, "/metrics") == (200, woken.metrics())
 
-    def test_anything_else(self, door: WakeupServer) -> None:
-        assert ask(door, "/../etc/passwd")[0] == 404
-        assert ask(door, "/", method="DELETE")[0] == 501
+    def test_anything_else(self, server: WakeupServer) -> None:
+        assert asked(server, "/../etc/passwd")[0] == 404
+        assert asked(server, "/", "DELETE")[0] == 501
 
 
 class TestGarbage:
@@ -103,26 +87,26 @@ class TestGarbage:
         ],
     )
     def test_is_survived_in_silence(
-        self, door: WakeupServer, house: House, capfd: pytest.CaptureFixture[str], data: bytes
+        self, server: WakeupServer, woken: Woken, capfd: pytest.CaptureFixture[str], data: bytes
     ) -> None:
-        send(door, data)
+        raw_reply(server.address, data)
 
-        assert ask(door, "/status")[0] == 200
+        assert asked(server, "/status")[0] == 200
         assert capfd.readouterr() == ("", "")
 
-    def test_of_a_body_only_some_is_read(self, door: WakeupServer, house: House) -> None:
+    def test_of_a_body_only_some_is_read(self, server: WakeupServer, woken: Woken) -> None:
         head = b"POST / HTTP/1.1\r\nContent-Length: 50000\r\n\r\n"
 
-        assert send(door, head + b"x" * 50_000).startswith(b"HTTP/1.0 202 ")
-        assert house.woken == 1
+        assert raw_reply(server.address, head + b"x" * 50_000).startswith(b"HTTP/1.0 202 ")
+        assert woken.count == 1
 
-    def test_a_failure_inside_is_no_traceback(self, house: House, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_a_failure_inside_is_no_traceback(self, woken: Woken, capfd: pytest.CaptureFixture[str]) -> None:
         def status() -> NoReturn:
             raise ZeroDivisionError
 
-        with WakeupServer("127.0.0.1:0", wake=house.wake, status=status, metrics=house.metrics) as door:
-            assert send(door, b"GET /status HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 500 ")
-            assert ask(door, "/metrics")[0] == 200
+        with WakeupServer("127.0.0.1:0", wake=woken.wake, status=status, metrics=woken.metrics) as server:
+            assert raw_reply(server.address, b"GET /status HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 500 ")
+            assert asked(server, "/metrics")[0] == 200
         assert capfd.readouterr() == ("", "")
 
 
@@ -148,19 +132,19 @@ class TestAddress:
             parse_address(text)
         assert "HOST:PORT" in (caught.value.hint or "")
 
-    def test_of_a_port_that_is_taken(self, door: WakeupServer, house: House) -> None:
+    def test_of_a_port_that_is_taken(self, server: WakeupServer, woken: Woken) -> None:
         with pytest.raises(WeightwireError, match="another program listens there already") as caught:
-            WakeupServer(door.address, wake=house.wake, status=house.status, metrics=house.metrics)
+            WakeupServer(server.address, wake=woken.wake, status=woken.status, metrics=woken.metrics)
         assert caught.value.hint == "choose another port, or 0 for any"
 
     @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "x" * 70 + ".example"])
-    def test_of_a_host_that_is_not_this_one(self, house: House, host: str) -> None:
+    def test_of_a_host_that_is_not_this_one(self, woken: Woken, host: str) -> None:
         with pytest.raises(WeightwireError, match="cannot be listened on"):
-            WakeupServer(f"{host}:0", wake=house.wake, status=house.status, metrics=house.metrics)
+            WakeupServer(f"{host}:0", wake=woken.wake, status=woken.status, metrics=woken.metrics)
 
-    def test_is_free_again_after_it_was_closed(self, door: WakeupServer, house: House) -> None:
-        door.close()
+    def test_is_free_again_after_it_was_closed(self, server: WakeupServer, woken: Woken) -> None:
+        server.close()
 
-        with WakeupServer(door.address, wake=house.wake, status=house.status, metrics=house.metrics) as again:
-            assert again.address == door.address
-            assert ask(again, "/")[0] == 200
+        with WakeupServer(server.address, wake=woken.wake, status=woken.status, metrics=woken.metrics) as again:
+            assert again.address == server.address
+            assert asked(again, "/")[0] == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
 import shutil
 import socket
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.clocked import first_weights, publish, stepped
+from support.http_client import ask
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import WeightwireError
 from weightwire.page.page_server import PORT, PageServer
@@ -41,19 +41,8 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
         yield page
 
 
-def ask(page: PageServer, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
-    host, _, port = page.address.removeprefix("http://").rstrip("/").rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=10)
-    try:
-        connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
-        answer = connection.getresponse()
-        return answer, answer.read()
-    finally:
-        connection.close()
-
-
 def picture(page: PageServer) -> dict[str, Any]:
-    return dict(json.loads(ask(page, "/run.json")[1]))
+    return dict(json.loads(ask(page.address, "/run.json")[1]))
 
 
 def wait_for(page: PageServer, key: str, value: object) -> dict[str, Any]:
@@ -79,7 +68,7 @@ class TestAnswers:
         ],
     )
     def test_the_parts_of_the_page(self, quiet: PageServer, path: str, kind: str) -> None:
-        answer, body = ask(quiet, path)
+        answer, body = ask(quiet.address, path)
         assert (answer.status, answer.getheader("Content-Type"), bool(body)) == (200, kind, True)
         policy = answer.getheader("Content-Security-Policy") or ""
         assert "script-src 'self';" in policy
@@ -88,48 +77,48 @@ class TestAnswers:
 
     @pytest.mark.parametrize("path", ["/x", "/../errors.py", "/serving.py", "/page.html"])
     def test_nothing_else(self, quiet: PageServer, path: str) -> None:
-        assert ask(quiet, path)[0].status == 404
+        assert ask(quiet.address, path)[0].status == 404
 
     def test_the_picture(self, quiet: PageServer) -> None:
         assert [one["version"] for one in picture(quiet)["versions"]] == [0, 1, 2, 3]
 
     def test_nothing_where_nothing_is_new(self, quiet: PageServer) -> None:
-        tag = ask(quiet, "/run.json")[0].getheader("ETag") or ""
-        answer, body = ask(quiet, "/run.json", If_None_Match=tag)
+        tag = ask(quiet.address, "/run.json")[0].getheader("ETag") or ""
+        answer, body = ask(quiet.address, "/run.json", If_None_Match=tag)
         assert (answer.status, body) == (304, b"")
 
     @pytest.mark.parametrize("path", ["/run.json", "/plotly.js"])
     def test_smaller_for_those_who_can_read_it(self, quiet: PageServer, path: str) -> None:
-        plain, packed = ask(quiet, path)[1], ask(quiet, path, Accept_Encoding="gzip")
+        plain, packed = ask(quiet.address, path)[1], ask(quiet.address, path, Accept_Encoding="gzip")
         assert packed[0].getheader("Content-Encoding") == "gzip"
         assert gzip.decompress(packed[1]) == plain
 
     def test_only_that_it_is_there(self, quiet: PageServer) -> None:
-        answer, body = ask(quiet, "/", "HEAD")
+        answer, body = ask(quiet.address, "/", "HEAD")
         assert (answer.status, body) == (200, b"")
 
     @pytest.mark.parametrize(
         "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "[::1]evil", "[::1]:1:2", ""]
     )
     def test_not_under_the_name_of_another_site(self, quiet: PageServer, host: str) -> None:
-        assert ask(quiet, "/run.json", Host=host)[0].status == 403
+        assert ask(quiet.address, "/run.json", Host=host)[0].status == 403
 
     @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:99"])
     def test_under_the_names_of_this_machine(self, quiet: PageServer, host: str) -> None:
-        assert ask(quiet, "/run.json", Host=host)[0].status == 200
+        assert ask(quiet.address, "/run.json", Host=host)[0].status == 200
 
     @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
     def test_it_can_only_be_read(self, quiet: PageServer, method: str) -> None:
-        assert ask(quiet, "/run.json", method)[0].status == 501
+        assert ask(quiet.address, "/run.json", method)[0].status == 501
 
 
 class TestLive:
     def test_a_new_version_is_seen(self, page: PageServer, url: Path) -> None:
-        tag = ask(page, "/run.json")[0].getheader("ETag")
+        tag = ask(page.address, "/run.json")[0].getheader("ETag")
         publish(open_bucket(url), stepped(first_weights(), 2), 1)
         found = wait_for(page, "versions", lambda versions: len(versions) == 6)
         assert found["trouble"] == ""
-        assert ask(page, "/run.json")[0].getheader("ETag") != tag
+        assert ask(page.address, "/run.json")[0].getheader("ETag") != tag
 
     def test_what_was_seen_stays_when_the_bucket_is_broken(self, page: PageServer, url: Path) -> None:
         commit = url / "commits" / "00000000000000000004.json"
