@@ -130,6 +130,18 @@ class TestServer:
             with socket.create_connection((host, int(port)), timeout=10) as connection:
                 assert connection.recv(1) == b""
 
+    def test_a_body_is_read_before_the_reply(self) -> None:
+        """A server that closes the connection before that makes its reply an error at the other end."""
+        with serving() as server:
+            host, _, port = server.address.rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=0.2) as connection:
+                connection.sendall(b"POST /a HTTP/1.0\r\nContent-Length: 5\r\n\r\n")
+                with pytest.raises(TimeoutError):
+                    connection.recv(1)
+                connection.settimeout(10)
+                connection.sendall(b"hello")
+                assert connection.recv(12) == b"HTTP/1.0 200"
+
     def test_takes_the_first_free_port(self) -> None:
         with serving() as first, serving(ports=[first.port, 0]) as second:
             assert second.port not in (0, first.port)

@@ -45,7 +45,7 @@ class FoundRun:
     last: Commit | None  # the newest commit up to it that is not a fence
 
 
-class _Ear:
+class _HeldWarnings:
     """Hears of a publish, and keeps warnings until it is known whether they matter."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class RunPublisher:
         self.where = open_bucket(options.url).url
         self.found: FoundRun | None = None
         self._write = write
-        self._ear = _Ear()
+        self._warnings = _HeldWarnings()
         self._publisher: Publisher | None = None
         self._failed: WeightwireError | None = None
 
@@ -94,7 +94,7 @@ class RunPublisher:
         except WeightwireError as problem:
             if problem is not self._failed:  # else it has been told
                 raise
-        self._ear.speak()
+        self._warnings.speak()
 
     @property
     def is_open(self) -> bool:
@@ -141,7 +141,7 @@ class RunPublisher:
                 insist=options.insist,
                 published=published,
                 threads=options.threads,
-                on_event=self._ear,
+                on_event=self._warnings,
             )
         if found is None and options.base is not None:  # which has started it
             self.find()
@@ -164,10 +164,10 @@ class RunPublisher:
                 version = publication.wait()
         except WeightwireError as problem:
             self._failed = problem
-            self._ear.forget()
+            self._warnings.forget()
             raise
         seconds = time.perf_counter() - began
-        self._ear.speak()
+        self._warnings.speak()
         self.find(version)
         found = self.found
         if found is not None and found.last is not None:
