@@ -48,14 +48,14 @@ def until(reached: Callable[[], object], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def test_what_they_print_is_in_their_logs(processes: Processes, tmp_path: Path) -> None:
+def test_output_goes_to_the_logs(processes: Processes, tmp_path: Path) -> None:
     one = processes.start("follower of replica-1", SLEEPS)
     until(lambda: one.log.read_text() == "up\n")
     assert one.log == tmp_path / "follower-of-replica-1.log"
     processes.check()
 
 
-def test_all_have_ended_in_the_end(tmp_path: Path) -> None:
+def test_all_processes_end_with_the_block(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         pids = [processes.start(f"process {number}", SLEEPS).pid for number in range(3)]
         assert all(map(lives, pids))
@@ -75,7 +75,7 @@ def test_one_that_will_not_end_is_killed_and_what_it_started_too(
     until(lambda: not lives(one.pid) and not lives(child))
 
 
-def test_one_that_was_killed_is_named(processes: Processes) -> None:
+def test_a_killed_process_is_named_in_the_error(processes: Processes) -> None:
     one = processes.start("trainer", SLEEPS)
     os.kill(one.pid, signal.SIGKILL)
     until(lambda: one.ended)
@@ -84,7 +84,7 @@ def test_one_that_was_killed_is_named(processes: Processes) -> None:
     assert caught.value.hint == f"see {one.log}"
 
 
-def test_its_last_words_are_passed_on(processes: Processes) -> None:
+def test_the_last_error_line_of_a_process_is_passed_on(processes: Processes) -> None:
     said = "print('working'); print('error: s3://x: no such bucket'); print('hint: make one'); exit(1)"
     one = processes.start("trainer", [sys.executable, "-c", said])
     until(lambda: one.ended)
@@ -95,7 +95,7 @@ def test_its_last_words_are_passed_on(processes: Processes) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_one_that_may_end_must_end_well(processes: Processes, code: int) -> None:
+def test_a_process_that_may_end_must_not_fail(processes: Processes, code: int) -> None:
     one = processes.start("trainer", [sys.executable, "-c", f"exit({code})"])
     one.must_last = False
     until(lambda: one.ended)
@@ -106,13 +106,13 @@ def test_one_that_may_end_must_end_well(processes: Processes, code: int) -> None
         processes.check()
 
 
-def test_who_waits_for_one_that_has_ended_is_told_so(processes: Processes) -> None:
+def test_waiting_for_an_ended_process_is_an_error(processes: Processes) -> None:
     one = processes.start("server", [sys.executable, "-c", "raise SystemExit('no room')"])
     with pytest.raises(ProcessFailed, match="the server ended with code 1: no room"):
         processes.wait_to_answer(one, f"http://127.0.0.1:{free_port()}/health", 20)
 
 
-def test_waiting_ends(processes: Processes) -> None:
+def test_waiting_times_out(processes: Processes) -> None:
     one = processes.start("server", SLEEPS)
     with pytest.raises(ProcessFailed, match="the start of the server took longer than 0 s"):
         processes.wait_to_answer(one, f"http://127.0.0.1:{free_port()}/health", 0.2)
@@ -136,7 +136,7 @@ def test_a_signal_that_comes_while_one_is_started_loses_nothing(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
-def test_none_outlives_one_who_was_killed(tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
     script = f"""
 import sys, time
 from pathlib import Path

@@ -32,14 +32,14 @@ def replica(into: Path, *, ours: bool = False) -> ReplicaProgram:
     return ReplicaProgram("replica-1", NOWHERE, into, Program([]), None if ours else Program([]))
 
 
-def test_the_same_bits(tmp_path: Path) -> None:
+def test_the_same_bits_are_proven(tmp_path: Path) -> None:
     trained = checkpoint(tmp_path / "trained")
     checkpoint(tmp_path / "replica" / "current")
     proof = prove([replica(tmp_path / "replica")], trained)
     assert (proof.state, proof.holders) == (digest(trained).hex, ("trainer", "replica-1"))
 
 
-def test_one_bit_is_enough(tmp_path: Path) -> None:
+def test_one_different_bit_fails_the_proof(tmp_path: Path) -> None:
     trained = checkpoint(tmp_path / "trained")
     checkpoint(tmp_path / "replica" / "current", flipped=999)
     with pytest.raises(EngineError, match="replica-1: its replica holds state"):

@@ -102,7 +102,7 @@ def test_a_patch_is_swapped_in_once(tmp_path: Path) -> None:
     assert runtime.holding == holding(after, 2)
 
 
-def test_a_patch_that_something_else_came_before(tmp_path: Path) -> None:
+def test_a_patch_staged_before_another_swap_is_refused(tmp_path: Path) -> None:
     model, bits = Fused(), arrays()
     runtime = runtime_of(model, bits, tmp_path)
     after, other = changed(bits, 2), changed(bits, 3)
@@ -132,7 +132,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("when", ["before it is staged", "before it is swapped in"])
-def test_parameters_that_were_put_elsewhere(when: str, tmp_path: Path) -> None:
+def test_parameters_that_were_moved_are_noticed(when: str, tmp_path: Path) -> None:
     model, bits = Fused(), arrays()
     runtime = runtime_of(model, bits, tmp_path)
     after = changed(bits, 2)
@@ -175,7 +175,7 @@ class TestTied:
         assert contents(model) == before
         assert not runtime.torn
 
-    def test_weights_that_come_to_differ(self, tmp_path: Path) -> None:
+    def test_a_patch_that_unties_weights_is_refused(self, tmp_path: Path) -> None:
         model, bits = self.tied(), arrays()
         bits["head.weight"] = bits["embed.weight"]
         runtime = runtime_of(model, bits, tmp_path)
@@ -235,7 +235,7 @@ def test_adopting_compares_every_bit_and_writes_none(tmp_path: Path) -> None:
     assert not LiveModel(model, model.load_weights).adopt(path, holding(bits, 1))
 
 
-def test_a_checkpoint_that_is_not_the_version_it_should_be(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
     model, bits = Fused(), arrays()
     runtime = LiveModel(model, model.load_weights)
     with pytest.raises(EngineError, match="is not version 4"):

@@ -54,14 +54,14 @@ def test_a_module_with_the_names_of_its_checkpoint(tmp_path: Path) -> None:
     assert model.head.weight is model.embed.weight
 
 
-def test_what_wrappers_put_before_names_is_not_missed(tmp_path: Path) -> None:
+def test_wrapper_prefixes_are_ignored(tmp_path: Path) -> None:
     model = torch.compile(torch.nn.Linear(3, 2, bias=False))  # never run, so never compiled
     first = {"weight": torch.randn(2, 3)}
     TorchEngine(model).reload(save_state(first, tmp_path / "a"), ServedVersion(RUN, 1, digest(first).hex))
     assert torch.equal(model.weight, first["weight"])
 
 
-def test_fused_parameters_by_the_modules_own_loader(tmp_path: Path) -> None:
+def test_fused_parameters_are_patched_through_the_modules_own_loader(tmp_path: Path) -> None:
     model, bits = Fused(), arrays()
     engine = TorchEngine(model, load=model.load_weights)
     engine.reload(save(bits, tmp_path / "a"), holding(bits, 1))
@@ -113,7 +113,7 @@ def test_a_module_that_was_torn_is_not_served(tmp_path: Path) -> None:
         assert version == 2
 
 
-def test_autograd_is_told(tmp_path: Path) -> None:
+def test_autograd_notices_that_weights_changed(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 1, bias=False)
     first, second = {"weight": torch.ones(1, 3)}, {"weight": torch.full((1, 3), 2.0)}
     engine = TorchEngine(model)
@@ -133,7 +133,7 @@ def test_autograd_is_told(tmp_path: Path) -> None:
         ({}, "tensor 'weight': the run has none"),
     ],
 )
-def test_another_models_checkpoint(state: dict[str, torch.Tensor], message: str, tmp_path: Path) -> None:
+def test_another_models_checkpoint_is_refused(state: dict[str, torch.Tensor], message: str, tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 1, bias=False)
     before = model.weight.detach().clone()
     engine = TorchEngine(model)

@@ -193,7 +193,7 @@ def test_one_engine_that_is_gone_holds_up_no_other_and_is_reloaded_later(tmp_pat
         assert other.asked[-1] == "patch 4"
 
 
-def test_one_that_hangs_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_hangs_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick, stuck = Watched("quick"), Watched("stuck")
     with scene(tmp_path, quick, stuck) as one:
         one.bring()
@@ -213,7 +213,9 @@ def test_one_that_hangs_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.Mo
         assert one.keeper.trouble == ""
 
 
-def test_one_that_fails_in_its_own_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_of_one_engine_leaves_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = Watched()
     with scene(tmp_path, engine) as one:
         monkeypatch.setattr(engine, "attach", lambda run: 1 / 0)
@@ -221,7 +223,7 @@ def test_one_that_fails_in_its_own_way(tmp_path: Path, monkeypatch: pytest.Monke
         assert one.keeper.trouble == "engine: ZeroDivisionError: division by zero"
 
 
-def test_an_engine_that_was_started_anew_is_found_out(tmp_path: Path) -> None:
+def test_a_restarted_engine_is_noticed_and_reloaded(tmp_path: Path) -> None:
     engine = Watched()
     with scene(tmp_path, engine) as one:
         one.bring()
@@ -284,7 +286,7 @@ def test_the_publisher_is_told_what_is_served(tmp_path: Path) -> None:
         assert one._publisher.wait(replicas=1, timeout=5) == 2
 
 
-def test_in_the_background(tmp_path: Path) -> None:
+def test_engines_are_kept_up_to_date_in_the_background(tmp_path: Path) -> None:
     engine = Watched()
     with scene(tmp_path, engine) as one:
         one.keeper.start()

@@ -98,7 +98,7 @@ def repeat(model: torch.nn.Module, value: torch.Tensor) -> None:
         (add, "the loader writes it with aten.add_.Tensor"),
     ],
 )
-def test_what_does_not_simply_lie_somewhere_is_odd(
+def test_weights_that_the_loader_casts_or_computes_are_odd(
     write: Callable[[torch.nn.Module, torch.Tensor], None], why: str
 ) -> None:
     model = torch.nn.Linear(4, 4, bias=False)
@@ -171,7 +171,7 @@ def put_twice(model: torch.nn.Module, values: list[torch.Tensor]) -> None:
         (put_twice, "parameter 'weight': the model's loader writes some of it twice"),
     ],
 )
-def test_what_cannot_be_followed_is_told_and_changes_nothing(
+def test_a_loader_that_cannot_be_traced_is_refused_and_changes_nothing(
     put: Callable[[torch.nn.Module, list[torch.Tensor]], None], outcome: str | set[str]
 ) -> None:
     model = torch.nn.Linear(4, 4, bias=False)
@@ -212,7 +212,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name() -> None:
         learn(model, model.load_weights, {**SCHEMA, "layer.norm.weight": (DTYPES["BF16"], (3, 5))})
 
 
-def test_boxes_join_what_runs_on() -> None:
+def test_boxes_join_contiguous_dimensions() -> None:
     whole, target = torch.empty(8, 6), torch.empty(20, 6)
     assert Box.of(whole[2:5], target[7:10]) == Box((18,), 12, (1,), 42, (1,))
     assert Box.of(whole[:, 2:4], target[:8, :2]) == Box((8, 2), 2, (6, 1), 0, (6, 1))

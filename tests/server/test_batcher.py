@@ -51,7 +51,7 @@ def eventually(condition: Any) -> None:
         time.sleep(0.005)
 
 
-def test_more_than_fit_at_once(batcher: Batcher) -> None:
+def test_more_sequences_than_fit_are_all_served(batcher: Batcher) -> None:
     tasks = [task(1 + seed % 60, 1 + seed % 3, seed) for seed in range(400)]
     futures = [batcher.submit(tasks[start : start + 25]) for start in range(0, 400, 25)]
     finished = [one for future in futures for one in result(future)]
@@ -59,7 +59,7 @@ def test_more_than_fit_at_once(batcher: Batcher) -> None:
     assert [len(one.tokens) for one in finished] == [one.most for one in tasks]
 
 
-def test_who_comes_later_does_not_wait_for_who_runs(batcher: Batcher) -> None:
+def test_a_later_request_joins_the_running_batch(batcher: Batcher) -> None:
     long = batcher.submit([task(most=LONG)])
     eventually(lambda: batcher.running)
     [short] = result(batcher.submit([task(seed=1)]))
@@ -68,7 +68,7 @@ def test_who_comes_later_does_not_wait_for_who_runs(batcher: Batcher) -> None:
     long.cancel()
 
 
-def test_what_nobody_waits_for_is_dropped(batcher: Batcher) -> None:
+def test_cancelled_requests_are_dropped(batcher: Batcher) -> None:
     futures = [batcher.submit([task(most=LONG), task(most=LONG, seed=1)]) for _ in range(2)]
     eventually(lambda: batcher.running == 4)
     futures[0].cancel()
@@ -77,7 +77,7 @@ def test_what_nobody_waits_for_is_dropped(batcher: Batcher) -> None:
     eventually(lambda: batcher.running == 0)
 
 
-def test_no_more_wait_than_can_be_served_in_time(batcher: Batcher) -> None:
+def test_a_full_queue_refuses_more(batcher: Batcher) -> None:
     many = [task(most=LONG)] * 4096
     futures = [batcher.submit(many) for _ in range(4)]
     eventually(lambda: batcher.running == 256)
@@ -91,7 +91,7 @@ def test_no_more_wait_than_can_be_served_in_time(batcher: Batcher) -> None:
     assert result(batcher.submit([task()]))[0].reason
 
 
-def test_weights_that_are_torn_are_said_and_it_goes_on_afterwards(batcher: Batcher, engine: TorchEngine) -> None:
+def test_torn_weights_fail_requests_until_the_next_reload(batcher: Batcher, engine: TorchEngine) -> None:
     engine._live.torn = True
     try:
         with pytest.raises(EngineError, match="a reload failed half way"):
@@ -101,7 +101,7 @@ def test_weights_that_are_torn_are_said_and_it_goes_on_afterwards(batcher: Batch
     assert result(batcher.submit([task()]))[0].reason
 
 
-def test_a_model_that_fails_is_said_and_it_goes_on_afterwards(batcher: Batcher) -> None:
+def test_a_failing_model_fails_requests_and_the_batcher_goes_on(batcher: Batcher) -> None:
     running = batcher.submit([task(most=LONG)])
     wrong = Task((100_000,), 1, 0.0, 1.0, (), 0, 0, 0)  # no such token
     with pytest.raises(EngineError, match="the model failed"):
@@ -111,7 +111,7 @@ def test_a_model_that_fails_is_said_and_it_goes_on_afterwards(batcher: Batcher) 
     assert (batcher.running, batcher.waiting) == (0, 0)
 
 
-def test_nobody_is_left_waiting_at_the_end(engine: TorchEngine) -> None:
+def test_closing_fails_the_requests_that_wait(engine: TorchEngine) -> None:
     batcher = Batcher(Generation(engine._model, engine.serving, ends=(), decode=str))
     future = batcher.submit([task(most=LONG)])
     batcher.close()
@@ -121,7 +121,7 @@ def test_nobody_is_left_waiting_at_the_end(engine: TorchEngine) -> None:
         batcher.submit([task()])
 
 
-def test_a_lock_that_goes_to_who_waits() -> None:
+def test_a_fair_lock_goes_to_the_thread_that_waits() -> None:
     """One takes it again and again; still the other gets it each time that it asks."""
     lock, stop, rounds = FairLock(), threading.Event(), [0]
 

@@ -28,7 +28,7 @@ def test_a_prompt_is_text_or_tokens_one_or_several(prompt: Any, prompts: Any) ->
     assert parse_request(ask(prompt=prompt)).prompts == prompts
 
 
-def test_what_is_null_is_not_given_and_what_is_unknown_is_ignored() -> None:
+def test_null_fields_count_as_absent_and_unknown_ones_are_ignored() -> None:
     read = parse_request(ask(prompt="a", n=None, stop=None, user="me", model="whatever", best_of=1, stream=False))
     assert (read.n, read.stops) == (None, ())
 
@@ -71,7 +71,7 @@ def test_one_stop_or_several() -> None:
         (ask(prompt="a", echo=True), "echo is not supported"),
     ],
 )
-def test_what_is_wrong_is_said(body: bytes, message: str) -> None:
+def test_a_wrong_request_is_refused_with_the_reason(body: bytes, message: str) -> None:
     with pytest.raises(Refusal, match=message) as caught:
         parse_request(body)
     assert caught.value.status == 400
@@ -109,7 +109,7 @@ class TestAnswer:
         assert spans_of(choice) == [VersionSpan(4, 0, 2), VersionSpan(6, 2, 3)]
         assert oldest_version(choice) == 4
 
-    def test_weights_of_no_version(self) -> None:
+    def test_unpublished_weights_are_called_default(self) -> None:
         finished = FinishedChoice("a", [7], [-0.5], [{}], [None], "stop")
         choice = completion_body(parse_request(ask(prompt="p")), "m", [finished], 1, str)["choices"][0]
         assert choice["weight_versions"] == [{"version": "default", "start": 0, "end": 1}]

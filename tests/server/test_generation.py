@@ -109,7 +109,7 @@ class TestGreedy:
         expected = [alone(model, prompt, count) for prompt, count in zip(given, most, strict=True)]
         assert [one.tokens for one in sequences] == expected
 
-    def test_one_that_is_dropped_leaves_the_others_alone(self) -> None:
+    def test_dropping_a_sequence_leaves_the_others_alone(self) -> None:
         model = model_of("qwen3")
         given = prompts(40, 3, 11)
         running = generation(model)
@@ -175,7 +175,7 @@ class TestSampling:
             [third] = finish(generation(model), replace(seeded, seed=seed, index=index))
             assert third.tokens != first.tokens
 
-    def test_a_temperature_of_almost_nothing_is_none(self) -> None:
+    def test_a_tiny_temperature_is_greedy(self) -> None:
         model, [prompt] = model_of("qwen3"), prompts(7)
         [cold, colder] = finish(generation(model), task(prompt, temperature=1e-4), task(prompt, temperature=1e-30))
         assert cold.tokens == colder.tokens == alone(model, prompt, 12)

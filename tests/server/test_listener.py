@@ -34,7 +34,7 @@ def get(url: str) -> str:
         return str(reply.read().decode())
 
 
-def test_any_port() -> None:
+def test_port_0_takes_any_free_port() -> None:
     with Listener(APP, "127.0.0.1", 0) as listening:
         assert get(f"{listening.url}/sleep/0") == "slept"
     with pytest.raises(urllib.error.URLError):
@@ -48,7 +48,7 @@ def test_a_port_can_be_used_again_at_once() -> None:
             assert get(f"{listening.url}/sleep/0") == "slept"
 
 
-def test_a_port_in_use() -> None:
+def test_a_port_in_use_is_an_error() -> None:
     with Listener(APP, "127.0.0.1", 0) as first:
         port = int(first.url.rpartition(":")[2])
         with pytest.raises(WeightwireError, match=f"127.0.0.1:{port}: another program listens there already"):
@@ -56,7 +56,7 @@ def test_a_port_in_use() -> None:
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 70, "192.0.2.1"])
-def test_a_host_that_is_not_here(host: str) -> None:
+def test_an_address_of_another_machine_is_an_error(host: str) -> None:
     with pytest.raises(WeightwireError, match="cannot be listened on"):
         Listener(APP, host, 0)
 
@@ -77,7 +77,7 @@ def url() -> Iterator[str]:
 
 class TestNames:
     @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LocalHost", "[::1]", "127.0.0.2"])
-    def test_of_this_machine_with_any_port_or_none(self, url: str, name: str) -> None:
+    def test_of_this_machine_are_served_with_any_port_or_none(self, url: str, name: str) -> None:
         for port in ("", ":1", url[url.rindex(":") :]):
             assert status(url, f"Host: {name}{port}") == 200
 
@@ -102,19 +102,19 @@ class TestNames:
             "",
         ],
     )
-    def test_of_others(self, url: str, name: str) -> None:
+    def test_of_others_are_refused(self, url: str, name: str) -> None:
         assert status(url, f"Host: {name}") == 403
 
-    def test_none_or_two(self, url: str) -> None:
+    def test_a_missing_or_repeated_host_is_refused(self, url: str) -> None:
         assert status(url) in (400, 403)
         assert status(url, "Host: localhost", "Host: evil.example") in (400, 403)
 
-    def test_the_one_it_was_started_with(self) -> None:
+    def test_the_one_it_was_started_with_is_served(self) -> None:
         with Listener(APP, "LOCALHOST", 0) as listening:
             assert status(listening.url, "Host: localhost:80") == 200
             assert status(listening.url, "Host: evil.example") == 403
 
-    def test_any_where_others_may_ask(self) -> None:
+    def test_any_name_is_served_where_it_listens_to_others(self) -> None:
         with Listener(APP, "0.0.0.0", 0) as listening:
             assert status(listening.url, "Host: rollout-3.cluster:8000") == 200
 

@@ -30,7 +30,7 @@ def test_a_model_in_the_dtype_of_runs(tiny: Path) -> None:
     assert "model.norm.weight" in model.names
 
 
-def test_a_tokenizer_that_cuts_off_does_not_while_it_serves(model: Path) -> None:
+def test_a_tokenizers_truncation_is_turned_off(model: Path) -> None:
     """Nor does it change while threads use it, which it would not stand."""
     settings = json.loads((model / "tokenizer.json").read_text())
     settings["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
@@ -81,7 +81,9 @@ def _of_another_shape(path: Path) -> None:
         (_of_another_shape, r"tensor 'model.norm.weight' is \[64\], and \[128\] by its config"),
     ],
 )
-def test_one_line_says_what_is_wrong(model: Path, spoil: Callable[[Path], None], message: str) -> None:
+def test_a_model_that_cannot_be_loaded_is_one_clear_line(
+    model: Path, spoil: Callable[[Path], None], message: str
+) -> None:
     spoil(model)
     with pytest.raises(CheckpointError, match=message) as caught:
         load_model(model)

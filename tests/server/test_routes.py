@@ -107,14 +107,14 @@ class TestCompletions:
         assert ask(None) != ask(None)
         assert len({tuple(one) for one in ask(7)}) == 3
 
-    def test_until_a_stop(self, client: Client) -> None:
+    def test_end_at_a_stop_text(self, client: Client) -> None:
         asked = {"prompt": "stop", "max_tokens": 40, "seed": 3}
         [whole] = client.complete(**asked)
         stop = next(letter for letter in whole["text"][1:] if letter.isascii())
         [cut] = client.complete(**asked, stop=[stop])
         assert (cut["finish_reason"], cut["text"]) == ("stop", whole["text"].partition(stop)[0])
 
-    def test_many_at_once(self, client: Client) -> None:
+    def test_many_clients_are_served_at_once(self, client: Client) -> None:
         """Each gets its own answer."""
         texts = [f"{number} bottles of beer on the wall"[: 3 + number % 20] for number in range(40)]
         alone = {text: client.complete(prompt=text, max_tokens=2, seed=5)[0] for text in texts[:5]}
@@ -152,13 +152,13 @@ class TestRefusals:
             (b" " * ((16 << 20) + 1), 413, "larger than 16 MiB"),
         ],
     )
-    def test_requests(self, client: Client, body: Any, status: int, message: str) -> None:
+    def test_wrong_requests_are_refused(self, client: Client, body: Any, status: int, message: str) -> None:
         code, told = client.call("/v1/completions", body)
         assert (code, told["error"]["code"]) == (status, status)
         assert message in told["error"]["message"]
         assert told["error"]["type"] == "invalid_request_error"
 
-    def test_who_asks_for_much_keeps_nobody_waiting(self, client: Client) -> None:
+    def test_a_large_request_keeps_nobody_waiting(self, client: Client) -> None:
         """Texts that all fit, but for the last one: that is known only when all have been read."""
         refused: list[Any] = []
         body = {"prompt": ["ab cd " * 80] * 4095 + [""]}
@@ -172,7 +172,7 @@ class TestRefusals:
         assert refused[0][0] == 400
         assert sum(waited) > 2 * max(waited)
 
-    def test_when_too_many_wait(self, client: Client) -> None:
+    def test_a_full_queue_is_a_503(self, client: Client) -> None:
         task = Task((5,), 500, 0.0, 1.0, (), 0, 0, 0)
         future = client.service.batcher.submit([task] * 16_384)
         try:
@@ -183,7 +183,7 @@ class TestRefusals:
         assert "the server is busy" in told["error"]["message"]
 
     @pytest.mark.parametrize("path", ["/health", "/v1/completions", "/weights", "/metrics", "/wake"])
-    def test_a_site_whose_name_leads_here(self, client: Client, path: str) -> None:
+    def test_foreign_host_names_are_refused(self, client: Client, path: str) -> None:
         request = urllib.request.Request(f"{client.url}{path}", headers={"Host": "evil.example"})
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(request, timeout=60)
@@ -191,7 +191,7 @@ class TestRefusals:
         assert (caught.value.code, told["code"], told["type"]) == (403, 403, "invalid_request_error")
         assert "for this machine only" in told["message"]
 
-    def test_routes(self, client: Client) -> None:
+    def test_unknown_routes_are_refused(self, client: Client) -> None:
         assert client.call("/v1/chat/completions", {})[0] == 404
         assert client.call("/v1/completions") == (
             405,
@@ -205,7 +205,7 @@ class TestRefusals:
             },
         )
 
-    def test_one_who_hangs_up_is_not_worked_for(self, client: Client) -> None:
+    def test_a_client_that_disconnects_is_dropped(self, client: Client) -> None:
         connection = http.client.HTTPConnection(client.url.removeprefix("http://"))
         connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 500, "n": 40}))
         until = time.monotonic() + 20

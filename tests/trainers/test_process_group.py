@@ -46,7 +46,7 @@ def check_same(tmp_path: Path, room: Path, url: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_what_the_ranks_publish_is_what_one_would(tmp_path: Path, size: int) -> None:
+def test_ranks_publish_what_a_single_process_would(tmp_path: Path, size: int) -> None:
     job = Job(tmp_path / "room", size, "train", tmp_path / "bucket", steps=12, anchor_every=3)
     assert job.wait() == [0] * size, job.said(0) + job.said(1)
 
@@ -61,14 +61,14 @@ def test_what_the_ranks_publish_is_what_one_would(tmp_path: Path, size: int) -> 
     assert ranks[0]["state"] == commits[-1].after
 
 
-def test_rows_that_several_ranks_hold(tmp_path: Path) -> None:
+def test_rows_held_by_several_ranks_are_published_once(tmp_path: Path) -> None:
     """Sharded over two ranks, and that twice (HSDP): one of each pair publishes."""
     job = Job(tmp_path / "room", 4, "train", tmp_path / "bucket", steps=3, mesh=[2, 2])
     assert job.wait() == [0] * 4, job.said(0)
     check_same(tmp_path, job.room, tmp_path / "bucket")
 
 
-def test_some_of_the_processes(tmp_path: Path) -> None:
+def test_a_group_of_some_processes_publishes(tmp_path: Path) -> None:
     job = Job(tmp_path / "room", 3, "group", tmp_path / "bucket")
     assert job.wait() == [0, 0, 0], job.said(1)
     assert [job.found(rank) for rank in range(3)] == [None, {"rank": 0, "size": 2}, {"rank": 1, "size": 2}]
@@ -76,7 +76,7 @@ def test_some_of_the_processes(tmp_path: Path) -> None:
     assert version_in(open_bucket(tmp_path / "bucket")) == digest(weights)
 
 
-def test_a_process_that_is_alone() -> None:
+def test_ranks_need_a_process_group() -> None:
     from weightwire.trainers.process_group import Ranks
 
     with pytest.raises(WeightwireError, match="is not one of several ranks"):
@@ -109,7 +109,7 @@ def test_attached_to_an_optimizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dies", [0, 1])
-def test_a_rank_that_dies(tmp_path: Path, dies: int) -> None:
+def test_a_rank_that_dies_fails_the_others(tmp_path: Path, dies: int) -> None:
     """The others are told within seconds, and nothing half is committed."""
     job = Job(tmp_path / "room", 3, "die", tmp_path / "bucket", dies=dies)
     assert [status for rank, status in enumerate(job.wait()) if rank != dies] == [0, 0], job.said(2)

@@ -128,7 +128,7 @@ class TestAttached:
             attach(optimizer, trained, bucket)
         assert not optimizer._optimizer_step_post_hooks
 
-    def test_never_is_no_interval(self, bucket: Troubled) -> None:
+    def test_refuses_an_interval_below_one(self, bucket: Troubled) -> None:
         with pytest.raises(ValueError, match="every"):
             attach(torch.optim.SGD(model().parameters()), model(), bucket, every=0)
 

@@ -257,10 +257,12 @@ class TestFiles:
         assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"} <= files.keys()
         assert not [name for name in files if name.endswith(".safetensors")]
 
-    def test_of_what_is_no_such_model_there_are_none(self) -> None:
+    def test_of_other_modules_there_are_none(self) -> None:
         assert model_files(torch.nn.Linear(2, 2), None, {}) == {}
 
-    def test_that_are_given_go_before(self, checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
+    def test_given_by_the_user_replace_those_of_the_model(
+        self, checkpoint: Path, bucket: Troubled, tmp_path: Path
+    ) -> None:
         callback = WeightwireCallback(bucket, files={"config.json": b"{}"})
         trainer(loaded(checkpoint), tmp_path, callback, steps=1).train()
         assert [file.name for file in run_in(bucket).files] == ["config.json"]
@@ -272,6 +274,6 @@ class TestFiles:
         assert [commit.kind for commit in commits_in(bucket)][:2] == ["fence", "base"]
 
 
-def test_never_is_no_interval(bucket: Troubled) -> None:
+def test_an_interval_below_one_is_refused(bucket: Troubled) -> None:
     with pytest.raises(ValueError, match="every"):
         WeightwireCallback(bucket, every=0)

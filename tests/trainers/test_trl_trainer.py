@@ -211,7 +211,7 @@ class TestFailedTransfer:
         assert trainer.model_version == 1
         transfer.destroy()
 
-    def test_of_other_weights_than_the_run_has(self, tmp_path: Path) -> None:
+    def test_of_another_schema_is_refused(self, tmp_path: Path) -> None:
         transfer = BucketTransfer(tmp_path)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
@@ -289,7 +289,7 @@ class TestEngine:
             Trainer(transfer).sync()
         transfer.destroy()
 
-    def test_of_the_same_run_is_believed(self, tmp_path: Path, server: Server) -> None:
+    def test_is_believed_about_the_same_run(self, tmp_path: Path, server: Server) -> None:
         for version in ("1", "3"):
             transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None)
             transfer.init_weight_transfer()
@@ -366,7 +366,7 @@ class TestBeforeTraining:
         with pytest.raises(EngineError, match=rf"weightwire backend \({said}\)\nhint: start vLLM with"):
             BucketTransfer(tmp_path, server=server.url).init_weight_transfer()
 
-    def test_options_that_make_no_sense(self, tmp_path: Path) -> None:
+    def test_contradicting_options_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="max_behind is 0 or more"):
             BucketTransfer(tmp_path, max_behind=-1)
         with pytest.raises(ValueError, match="pass server="):

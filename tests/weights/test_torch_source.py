@@ -64,17 +64,17 @@ class TestSources:
             assert {name: tensor.dtype for name, tensor in read(source, Casting()).items()} == {"module.x": F32}
 
     @pytest.mark.parametrize("source", [3, None, np.ones((2, 2)), torch.ones(2, 2)])
-    def test_that_are_none(self, source: Any) -> None:
+    def test_other_objects_are_refused(self, source: Any) -> None:
         with pytest.raises(CheckpointError, match="weights cannot be read from a"):
             read(source)
 
     @pytest.mark.parametrize("source", [[torch.ones(2)], ["ab"], [("x", torch.ones(1), 3)]])
-    def test_that_yield_something_else(self, source: Any) -> None:
+    def test_an_iterator_must_yield_names_and_tensors(self, source: Any) -> None:
         with pytest.raises(CheckpointError, match="must yield names and tensors"):
             read(iter(source))
 
     @pytest.mark.parametrize("name", [3, "__metadata__", "\ud800"])
-    def test_names_that_safetensors_cannot_hold(self, name: Any) -> None:
+    def test_names_that_safetensors_cannot_hold_are_refused(self, name: Any) -> None:
         with pytest.raises(CheckpointError, match="cannot be a tensor's name"):
             read({name: torch.ones(2)})
 
@@ -82,14 +82,14 @@ class TestSources:
 class TestNames:
     NAMES = tuple(model().state_dict())
 
-    def test_of_a_compiled_module(self) -> None:
+    def test_of_a_compiled_module_are_those_of_the_module(self) -> None:
         compiled = torch.compile(model())  # which compiles nothing until it runs
         assert next(iter(compiled.state_dict())) == "_orig_mod.0.weight"
         assert list(read(compiled)) == [*self.NAMES]
         inside = torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2)))
         assert list(read(inside)) == ["0.weight", "0.bias"]
 
-    def test_of_a_module_that_is_checkpointed(self) -> None:
+    def test_of_activation_checkpointing_are_those_of_the_module(self) -> None:
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
         module = model()
@@ -98,7 +98,7 @@ class TestNames:
         assert list(read(module)) == [*self.NAMES]
         assert set(read(module.named_parameters())) < set(self.NAMES)
 
-    def test_of_a_module_in_ddp(self, tmp_path: Path) -> None:
+    def test_of_ddp_are_those_of_the_module(self, tmp_path: Path) -> None:
         torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
         try:
             parallel = torch.nn.parallel.DistributedDataParallel(model())
@@ -108,11 +108,11 @@ class TestNames:
         finally:
             torch.distributed.destroy_process_group()
 
-    def test_keep_a_module_that_is_the_models_own(self) -> None:
+    def test_keep_the_word_module_where_the_model_uses_it(self) -> None:
         weights = {"module.x": torch.ones(1), "head": torch.ones(1), "deep.module.y": torch.ones(1)}
         assert list(read(weights)) == list(weights)
 
-    def test_must_differ(self) -> None:
+    def test_must_differ_without_their_prefixes(self) -> None:
         with pytest.raises(CheckpointError, match="'a': is there twice"):
             read(iter([("a", torch.ones(1)), ("a", torch.ones(2))]))
         with pytest.raises(CheckpointError, match="'a': is there twice"):
@@ -129,7 +129,7 @@ class TestTies:
         assert (list(weights), aliases) == (["1.weight"], {"0.weight": "1.weight"})
         assert weights["1.weight"].dtype == F32
 
-    def test_are_ties_in_whatever_way_they_lie(self) -> None:
+    def test_are_found_in_any_layout(self) -> None:
         value = torch.arange(6.0).reshape(2, 3).T
         assert read_live({"a": value, "b": value.detach()}, Casting())[1] == {"b": "a"}
 
@@ -217,7 +217,7 @@ class TestShards:
             assert raw(tensor) == bits_of(torch.arange(28.0).reshape(7, 4)[slice(*rows)].to(dtype))
 
     @pytest.mark.parametrize("_ranks", [(2, 3)], indirect=True)
-    def test_may_be_none_at_all(self) -> None:
+    def test_of_a_rank_without_rows_are_left_out(self) -> None:
         assert list(read({"few": self.rows((2, 4)), "x": self.rows((9, 2))}, sharded=True)) == ["x"]
 
     @pytest.mark.parametrize("_ranks", [(4, 6)], indirect=True)
@@ -228,7 +228,7 @@ class TestShards:
         shard = self.rows((6, 4), Replicate(), Shard(0), mesh=(2, 3))
         assert read({"x": shard}, sharded=True)["x"].rows == (2, 4)
 
-    def test_that_are_the_whole_are_no_shards(self) -> None:
+    def test_of_replicated_tensors_are_the_whole(self) -> None:
         from torch.distributed.tensor import Replicate
 
         tensor = read({"x": self.rows((6, 4), Replicate())})["x"]

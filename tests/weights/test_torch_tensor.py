@@ -48,10 +48,10 @@ class TestMasters:
         ],
         ids=["strided", "transposed", "permuted", "columns", "scalar"],
     )
-    def test_are_cast_as_torch_casts_them_however_they_lie(self, value: Any) -> None:
+    def test_are_cast_as_torch_casts_them_in_any_layout(self, value: Any) -> None:
         assert raw(one(value, Casting())) == bits_of(value.to(torch.bfloat16))
 
-    def test_stay_as_they_are_if_one_says_so(self) -> None:
+    def test_stay_float32_where_dtype_is_none(self) -> None:
         assert one(torch.ones(3), Casting.of(None, None)).dtype == F32
 
     def test_may_each_have_a_dtype_by_name(self) -> None:
@@ -72,7 +72,7 @@ class TestMasters:
         assert [tensor.dtype.name for tensor in weights.values()] == ["F16", "F32", "F32", "BF16"]
 
     @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", "bf16", 3])
-    def test_cannot_be_cast_to_what_is_no_such_float(self, dtype: Any) -> None:
+    def test_cannot_be_cast_to_quantized_or_integer_dtypes(self, dtype: Any) -> None:
         with pytest.raises(WeightwireError, match=f"cannot be cast to {dtype}") as caught:
             Casting.of(dtype, None)
         assert "bfloat16" in str(caught.value.hint)
@@ -108,24 +108,24 @@ class TestTensors:
         ],
         ids=lambda value: f"{value.dtype}-{list(value.shape)}-{value.stride()}",
     )
-    def test_of_any_layout(self, value: Any) -> None:
+    def test_of_any_layout_are_copied_in_order(self, value: Any) -> None:
         tensor = one(value)
         assert tensor.shape == tuple(value.shape)
         assert raw(tensor) == bits_of(value)
         assert (tensor.count, tensor.nbytes) == (value.numel(), value.numel() * value.element_size())
 
-    def test_that_are_negated_by_a_flag(self) -> None:
+    def test_that_are_negated_by_a_flag_are_copied_negated(self) -> None:
         value = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj().imag
         assert value.is_neg()
         assert raw(one(value)) == bits_of(value)
         assert raw(one(value, Casting())) == bits_of(value.to(torch.bfloat16))
 
-    def test_that_are_packed(self) -> None:
+    def test_that_are_packed_keep_their_bytes(self) -> None:
         value = torch.arange(12, dtype=torch.uint8).reshape(3, 4).view(torch.float4_e2m1fn_x2)
         assert (one(value).dtype.name, one(value).shape) == ("F4", (3, 8))
         assert raw(one(value)) == bytes(range(12))
 
-    def test_that_nobody_may_change(self) -> None:
+    def test_of_inference_mode_are_read(self) -> None:
         with torch.inference_mode():
             value = torch.arange(6.0).reshape(2, 3)
         assert raw(one(value, Casting())) == bits_of(value.to(torch.bfloat16))
@@ -137,7 +137,7 @@ class TestTensors:
         value += 1
         assert raw(tensor) == bits_of(torch.ones(5, dtype=torch.bfloat16))
 
-    def test_of_more_than_a_piece(self) -> None:
+    def test_larger_than_one_piece_are_copied_whole(self) -> None:
         value = torch.arange((1 << 22) + 100, dtype=torch.int32).view(torch.float32)
         assert raw(one(value, Casting())) == bits_of(value.to(torch.bfloat16))
         tall = value[: 1 << 22].reshape(1 << 11, 1 << 11).T
@@ -158,12 +158,12 @@ class TestTensors:
             ({"weight": 1}, "is a dict"),
         ],
     )
-    def test_that_cannot_be_published(self, value: Any, message: str) -> None:
+    def test_that_are_not_bits_are_refused(self, value: Any, message: str) -> None:
         with pytest.raises(CheckpointError, match=f"tensor 'x': {message}") as caught:
             read({"other": torch.ones(1), "x": value})
         assert caught.value.hint
 
-    def test_that_hold_more_than_bits(self) -> None:
+    def test_of_quantized_subclasses_are_refused(self) -> None:
         """As torchao's and bitsandbytes' quantised weights do."""
 
         class Quantised(torch.Tensor):  # type: ignore[misc]
@@ -177,11 +177,11 @@ class TestTensors:
                 one(value)
             assert "not quantised" in str(caught.value.hint)
 
-    def test_that_are_not_there_yet(self) -> None:
+    def test_of_lazy_modules_are_refused(self) -> None:
         with pytest.raises(CheckpointError, match="has no shape yet"):
             read(torch.nn.LazyLinear(3))
 
-    def test_that_deepspeed_has_spread(self) -> None:
+    def test_that_deepspeed_has_partitioned_are_refused(self) -> None:
         value = torch.nn.Parameter(torch.empty(0))
         value.ds_shape = (3, 4)
         with pytest.raises(CheckpointError, match="by DeepSpeed"):

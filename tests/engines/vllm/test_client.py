@@ -142,7 +142,7 @@ def test_a_patched_server_of_two_workers_is_a_reloaded_one(vllm_split: VLLM, tin
         assert said(vllm_split) == words
 
 
-def test_the_command(vllm: VLLM, vllm_split: VLLM, tiny: Path, tmp_path: Path) -> None:
+def test_the_command_keeps_a_server_up_to_date(vllm: VLLM, vllm_split: VLLM, tiny: Path, tmp_path: Path) -> None:
     """One follower, two engines; it goes on where it was after it has been stopped."""
     from support.commands import Running, weightwire
 
@@ -200,7 +200,7 @@ def test_no_token_is_lost_and_each_knows_its_version(vllm: VLLM, tiny: Path, tmp
 # --- what goes wrong ---------------------------------------------------------------------------------------------
 
 
-def test_a_run_of_another_model(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
+def test_a_run_of_another_model_is_refused(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     words, checksums = said(vllm), vllm.checksums()
@@ -219,7 +219,7 @@ def test_a_run_of_another_model(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
     assert vllm.get("/is_paused") == {"is_paused": False}
 
 
-def test_a_run_that_ties_what_the_server_does_not(vllm: VLLM, tmp_path: Path) -> None:
+def test_a_run_that_ties_other_weights_than_the_server_is_refused(vllm: VLLM, tmp_path: Path) -> None:
     """Its head would stay what it was, under the embeddings of another version."""
     words, checksums = said(vllm), vllm.checksums()
     with scene(tmp_path, tiny_model(tmp_path / "tied", tied=True), vllm) as one:
@@ -279,7 +279,7 @@ def test_weights_that_were_changed_behind_our_back_are_reloaded(vllm: VLLM, tiny
         assert vllm.checksums() == checksums
 
 
-def test_a_follower_that_died_with_the_server_paused(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
+def test_a_server_left_paused_by_a_killed_follower_resumes(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
     with scene(tmp_path, tiny, vllm, seed=8) as one:
         one.bring()
         engine = one.engines[0]
@@ -302,7 +302,7 @@ def test_a_follower_that_died_with_the_server_paused(vllm: VLLM, tiny: Path, tmp
         another.close()
 
 
-def test_a_server_that_dies_and_one_that_takes_its_place(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
+def test_a_restarted_server_is_brought_up_to_date(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
     with scene(tmp_path, tiny, vllm, seed=9) as one:
         one.bring()
         one.trainer.step()
@@ -327,7 +327,7 @@ def test_a_server_that_dies_and_one_that_takes_its_place(vllm: VLLM, tiny: Path,
 
 
 @pytest.mark.slow  # it starts a server of its own
-def test_a_server_that_is_not_made_for_it(tiny: Path, tmp_path: Path) -> None:
+def test_a_server_without_our_backend_is_refused(tiny: Path, tmp_path: Path) -> None:
     server = VLLM(_new(tmp_path / "server"), tiny, backend=None, env={"VLLM_SERVER_DEV_MODE": "0"})
     with running(server):
         engine = VllmEngine(server.url)
@@ -341,12 +341,12 @@ def test_a_server_that_is_not_made_for_it(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://"])
-def test_what_is_no_url(url: str) -> None:
+def test_what_is_not_a_url_is_refused(url: str) -> None:
     with pytest.raises(EngineError, match="is no URL of a server"):
         VllmEngine(url)
 
 
-def test_nobody_there() -> None:
+def test_a_server_that_cannot_be_reached_is_an_error() -> None:
     with pytest.raises(EngineGone, match="cannot be reached"):
         served_version("http://127.0.0.1:9")
 
