@@ -224,12 +224,12 @@ class TestCopying:
 
     @pytest.mark.parametrize(("source", "targets"), [({"a": 1}, {}), ({}, {"a": 1}), ({"a": 1}, {"b": 1})])
     def test_other_names(self, source: Arrays, targets: Arrays) -> None:
-        with pytest.raises(SchemaChanged, match="tensor 'a': is not in both"):
+        with pytest.raises(SchemaChanged, match=r"tensor 'a': .*missing"):
             copy_weights(filled(source), filled(targets))
 
     @pytest.mark.parametrize("other", [np.zeros(3, np.uint16), np.zeros(4, np.int16), np.zeros((4, 1), np.uint16)])
     def test_other_dtypes_and_shapes(self, other: Any) -> None:
-        with pytest.raises(CheckpointError, match="another dtype or shape"):
+        with pytest.raises(SchemaChanged, match=r"tensor 'a': is \w+ \[.*\], but U16 \[4\] in the run"):
             copy_weights(read_weights({"a": other}), read_weights({"a": np.zeros(4, np.uint16)}))
 
 

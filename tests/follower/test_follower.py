@@ -136,7 +136,7 @@ class TestOnce:
 
     def test_fails_before_the_first_version(self, bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
         """A publisher has begun the run, and then died."""
-        bucket.trouble("put", "anchors/", denied)
+        bucket.trouble("create", "epochs/", denied)
         trainer.bucket = bucket
         with pytest.raises(PermissionDenied):
             trainer.publish()

@@ -199,14 +199,14 @@ def without(name: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (without("norm"), "tensor 'norm': is missing, but the run has it"),
-        ({**filled(9), "more": filled(9)["norm"]}, "tensor 'more': is not in the run"),
+        (without("norm"), "tensor 'norm': is missing, but F32 [5] in the run"),
+        ({**filled(9), "more": filled(9)["norm"]}, "tensor 'more': is F32 [5], but missing in the run"),
         ({**filled(9), "head": filled(9)["norm"]}, "tensor 'head': is F32 [5], but BF16 [64, 100] in the run"),
         (
             {**filled(9), "head": Tensor(BF16, (100, 64), filled(9)["head"].bits), "scale": filled(9)["norm"]},
             "tensor 'head': is BF16 [100, 64], but BF16 [64, 100] in the run",
         ),
-        ({}, "tensor 'embed': is missing, but the run has it"),
+        ({}, f"tensor 'embed': is missing, but U8 [{3 * BLOCK}] in the run"),
     ],
 )
 def test_a_changed_schema_is_refused_before_anything_is_copied(weights: Weights, message: str) -> None:

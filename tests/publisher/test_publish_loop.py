@@ -197,10 +197,11 @@ class TestUploads:
             await trainer.publish_all(10)
             await trainer.close()
             again = await Trainer(trainer.bucket).start()
+            assert (await over(again.publish())).version == 13
             assert again.work.writer is not None
             again.work.writer.chain._known.clear()
             trainer.bucket.trouble("get", "commits/", failed, times=3)
-            assert (await over(again.publish())).version == 13
+            assert (await over(again.publish())).version == 14
             await again.close()
             trainer.work = again.work
 
@@ -255,11 +256,12 @@ class TestCommits:
     def test_of_another_fence_this_one_off(self) -> None:
         async def scene(trainer: Trainer) -> None:
             other = await Trainer(trainer.bucket).start()
+            await other.publish_all(1)
             publication = await over(trainer.publish())
             assert isinstance(publication.error, Fenced)
             assert trainer.work.failure is publication.error
             assert (await over(trainer.publish())).error is publication.error
-            await other.publish_all(2)
+            await other.publish_all(1)
             await other.close()
 
         trainer = play(scene)
@@ -269,12 +271,14 @@ class TestCommits:
         async def scene(trainer: Trainer) -> None:
             async def overtaken(act: Act) -> None:
                 await act()
-                await (await Trainer(trainer.bucket).start()).close()
+                other = await Trainer(trainer.bucket).start()
+                await other.publish_all(1)
+                await other.close()
 
             trainer.bucket.trouble("put", "deltas/", overtaken)
             assert isinstance((await over(trainer.publish())).error, Fenced)
 
-        assert [commit.kind for commit in commits_in(play(scene).bucket)] == ["fence", "anchor", "fence"]
+        assert [commit.kind for commit in commits_in(play(scene).bucket)] == ["fence", "anchor", "fence", "delta"]
 
 
 class TestTheEnd:
@@ -485,9 +489,42 @@ class TestBeginning:
             bucket.trouble(verbs, prefix, failed, times=1e9)
             await Trainer(bucket).start()
 
-        for verbs, prefix in [("create", "probe/"), ("get", RUN), ("list", "epochs/"), ("read_into", "")]:
+        for verbs, prefix in [("create", "probe/"), ("get", RUN), ("read_into", "")]:
             with pytest.raises(Unavailable):
                 quickly(scene(verbs, prefix))
+
+    def test_a_run_that_cannot_be_claimed(self) -> None:
+        """The first publish fails; a later one claims the run, once."""
+
+        async def scene(trainer: Trainer) -> None:
+            await trainer.close()
+            again = await Trainer(trainer.bucket).start()
+            trainer.bucket.trouble("list", "epochs/", failed, times=1e9)
+            assert isinstance((await over(again.publish())).error, Unavailable)
+            trainer.bucket.calm()
+            assert (await over(again.publish())).version == 3
+            await again.close()
+            trainer.work, trainer.weights = again.work, again.weights
+
+        assert [commit.kind for commit in commits_in(play(scene).bucket)] == ["fence", "anchor", "fence", "delta"]
+
+    def test_a_run_is_claimed_once_however_often_it_cannot_be_read(self) -> None:
+        """Another publisher went on after it was found, so that what was published must be read again."""
+
+        async def scene(trainer: Trainer) -> None:
+            again = await Trainer(trainer.bucket).start()
+            await trainer.publish_all(1)
+            trainer.bucket.trouble("read_into", "", failed, times=1e9)
+            for _ in range(3):
+                assert isinstance((await over(again.publish())).error, Unavailable)
+            trainer.bucket.calm()
+            assert (await over(again.publish())).version == 4
+            await trainer.close()
+            await again.close()
+            trainer.work, trainer.weights = again.work, again.weights
+
+        kinds = [commit.kind for commit in commits_in(play(scene).bucket)]
+        assert kinds == ["fence", "anchor", "delta", "fence", "delta"]
 
 
 def digest_after_one_step() -> str:

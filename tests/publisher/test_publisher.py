@@ -300,13 +300,32 @@ class TestRestart:
         assert version_in(bucket) == digest(other)
         assert version_in(bucket, 1) == digest(weights)
 
-    def test_without_a_publish_leaves_a_fence(self, bucket: Troubled) -> None:
+    def test_without_a_publish_leaves_the_run_as_it_was(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
+        before = asyncio.run(bucket.list(""))
         with Publisher(bucket) as publisher:
-            assert publisher.version == 2
-        assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("fence", 2)]
+            assert publisher.version == 1
+            assert publisher.state == state(initial())
+        assert asyncio.run(bucket.list("")) == before
+        assert kinds(bucket) == [("fence", 1), ("anchor", 1)]
         assert version_in(bucket) == digest(initial())
+
+    def test_goes_on_from_what_another_published_after_it_looked(self, bucket: Troubled) -> None:
+        weights = initial()
+        with Publisher(bucket) as old, Publisher(bucket) as early:
+            assert early.version is None
+            old.publish(weights).wait()
+            with Publisher(bucket) as new:
+                assert new.version == 1
+                train(weights, 1)
+                old.publish(weights).wait()
+                train(weights, 2)
+                assert new.publish(weights).wait() == 4
+                with pytest.raises(Fenced):
+                    old.publish(weights).wait()
+        assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("delta", 1), ("fence", 2), ("delta", 2)]
+        assert version_in(bucket) == digest(weights)
 
     def test_of_one_that_died_before_its_first_version(self, bucket: Troubled) -> None:
         bucket.trouble("put", "anchors/", denied)
@@ -316,6 +335,18 @@ class TestRestart:
             publisher.close()
         with Publisher(bucket) as publisher:
             assert publisher.state is None
+            publisher.publish(initial())
+        assert kinds(bucket) == [("fence", 1), ("anchor", 1)]
+
+    def test_of_one_that_died_after_it_started_the_run(self, bucket: Troubled) -> None:
+        bucket.trouble("create", "commits/00000000000000000001", denied, times=1e9)
+        publisher = Publisher(bucket)
+        publisher.publish(initial())
+        with pytest.raises(TimeoutError):
+            publisher.close(0.5)
+        bucket.calm()
+        with Publisher(bucket) as publisher:
+            assert (publisher.version, publisher.state) == (0, None)
             publisher.publish(initial())
         assert kinds(bucket) == [("fence", 1), ("fence", 2), ("anchor", 2)]
 
@@ -465,8 +496,24 @@ class TestSchema:
         with Publisher(bucket) as first:
             first.publish({"other": np.zeros(3)})
         late.publish(initial())
-        with pytest.raises(SchemaChanged, match=f"is not as in the run at {bucket.url}"):
+        with pytest.raises(SchemaChanged, match=f"in the run at {bucket.url}"):
             late.close()
+
+    @pytest.mark.parametrize("blocking", [False, True])
+    def test_a_publisher_with_other_weights_does_not_fence_off_the_live_one(
+        self, bucket: Troubled, blocking: bool
+    ) -> None:
+        """Such as one that was given the URL of another run by mistake."""
+        weights = initial()
+        with Publisher(bucket) as live, Publisher(bucket, blocking=blocking) as early:
+            live.publish(weights).wait()
+            with Publisher(bucket, blocking=blocking) as stray, pytest.raises(SchemaChanged):
+                stray.publish({"other": np.zeros(3)})
+            with pytest.raises(SchemaChanged):
+                early.publish({"other": np.zeros(3)}).wait()
+            train(weights)
+            assert live.publish(weights).wait() == 2
+        assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("delta", 1)]
 
 
 class TestTiedTensors:
@@ -523,7 +570,42 @@ class TestSideFiles:
             publisher.publish(initial())
         writes = [path for verb, path in bucket.asked if verb in ("create", "put") and not path.startswith("probe/")]
         assert writes[0].startswith("files/")
-        assert writes[1] == "run.json"
+        assert writes.index("run.json") > 0
+
+
+class TestTheFirstVersion:
+    def test_starts_the_run_when_its_data_is_there(self, bucket: Troubled) -> None:
+        with Publisher(bucket) as publisher:
+            publisher.publish(initial())
+        writes = [path for verb, path in bucket.asked if verb in ("create", "put") and not path.startswith("probe/")]
+        assert [path.split("/")[0] for path in writes[:4]] == ["anchors", "run.json", "epochs", "commits"]
+
+    def test_that_failed_does_not_bind_the_next_publisher_to_its_weights(self, bucket: Troubled) -> None:
+        bucket.trouble("put", "anchors/", denied)
+        publisher = Publisher(bucket)
+        publisher.publish({"other": np.zeros(3)})
+        with pytest.raises(PermissionDenied):
+            publisher.close()
+        with Publisher(bucket) as publisher:
+            publisher.publish(initial())
+        assert version_in(bucket) == digest(initial())
+
+    def test_of_a_run_that_another_starts_meanwhile(self, bucket: Troubled) -> None:
+        """The data is uploaded again, under the version that it becomes."""
+        gate, weights = Gate(), initial()
+        bucket.trouble("put", "anchors/", gate)
+        slow_one = Publisher(bucket)
+        handle = slow_one.publish(weights)
+        assert gate.reached.wait(10)
+        with Publisher(bucket) as other:
+            train(weights)
+            assert other.publish(weights).wait() == 1
+            gate.open()
+            assert handle.wait(10) == 3
+            slow_one.close()
+        assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("fence", 2), ("anchor", 2)]
+        assert [file.path.split("-")[0] for file in commits_in(bucket)[3].files] == ["anchors/3/e2"]
+        assert version_in(bucket) == digest(initial())
 
 
 class TestAnchors:
@@ -652,6 +734,7 @@ class TestFencing:
         old = Publisher(bucket)
         old.publish(weights).wait()
         with Publisher(bucket) as new:
+            new.publish(weights).wait()
             with pytest.raises(Fenced, match="another publisher"):
                 old.publish(weights).wait()
             with pytest.raises(Fenced):
@@ -661,7 +744,7 @@ class TestFencing:
             old.close()
             train(weights)
             new.publish(weights).wait()
-        assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("fence", 2), ("delta", 2)]
+        assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("fence", 2), ("delta", 2), ("delta", 2)]
         assert version_in(bucket) == digest(weights)
 
     def test_what_it_had_waiting_fails_too(self, bucket: Troubled) -> None:
@@ -673,7 +756,8 @@ class TestFencing:
         handles = [old.publish(weights)]
         assert gate.reached.wait(10)
         handles += [old.publish(weights) for _ in range(3)]
-        with Publisher(bucket):
+        with Publisher(bucket) as new:
+            new.publish(weights).wait()
             gate.open()
             for handle in handles:
                 with pytest.raises(Fenced):
@@ -785,7 +869,8 @@ class TestBlocking:
     def test_is_fenced_off_at_once(self, bucket: Troubled) -> None:
         publisher = Publisher(bucket, blocking=True)
         publisher.publish(initial())
-        Publisher(bucket).close()
+        with Publisher(bucket) as other:
+            other.publish(initial())
         with pytest.raises(Fenced):
             publisher.publish(initial())
         publisher.close()
@@ -908,9 +993,10 @@ class TestStart:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
         bucket.trouble("create put", "", denied, times=1e9)
-        for insist in (False, True):
-            with pytest.raises(PermissionDenied):
-                Publisher(bucket, insist=insist)
+        with pytest.raises(PermissionDenied):
+            Publisher(bucket)
+        with Publisher(bucket, insist=True) as publisher, pytest.raises(PermissionDenied):
+            publisher.publish(initial()).wait()
         assert len(commits_in(bucket)) == 2
 
     def test_with_a_bucket_that_lets_both_win(self, bucket: Troubled) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import safetensors.numpy
 
 from support.samples import base as bits_for
@@ -24,6 +25,7 @@ from weightwire.chain.records import (
     heartbeat_path,
     unseal,
 )
+from weightwire.errors import WeightwireError
 from weightwire.telemetry.events import Event
 from weightwire.weights import DTYPES
 
@@ -49,6 +51,10 @@ def train(weights: Arrays, step: int, every: int = 997) -> None:
 
 def ignore(event: Event) -> None:
     pass
+
+
+def call_off() -> None:
+    raise WeightwireError("called off")
 
 
 class Trainer:
@@ -85,8 +91,10 @@ class Trainer:
             self._publisher = None
 
     def restart(self) -> int:
-        """Another publisher takes over; returns the version of its fence."""
+        """Another publisher takes over, and calls its first version off; returns the version of its fence."""
         self.close()
+        with pytest.raises(WeightwireError, match="called off"):
+            self.publisher.publish(self.weights, check=call_off).wait()
         version = self.publisher.version
         assert version is not None
         self.bits[version] = self.bits[version - 1]

@@ -171,8 +171,8 @@ def test_training_again_goes_on_with_the_run(checkpoint: Path, bucket: Troubled,
 def test_a_trainer_is_told_that_another_has_taken_over(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
     class Other(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *args: Any, **given: Any) -> None:
-            with Publisher(bucket):
-                pass
+            with Publisher(bucket) as other:
+                other.publish(given["model"])
 
     with pytest.raises(Fenced):
         trainer(loaded(checkpoint), tmp_path, WeightwireCallback(bucket, blocking=True), Other()).train()

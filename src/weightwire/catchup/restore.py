@@ -13,9 +13,9 @@ from weightwire.catchup.fetch import Fetcher
 from weightwire.catchup.plan import ChainPath, Start
 from weightwire.chain import ANCHOR, BASE, Commit, Run
 from weightwire.delta import Delta, State, apply_in_place, digest
-from weightwire.errors import CheckpointError, CorruptDelta, SchemaChanged, WrongBase
+from weightwire.errors import CorruptDelta, WrongBase
 from weightwire.system import Runtime
-from weightwire.weights import DTYPES, Checkpoint, Schema, Weights
+from weightwire.weights import DTYPES, Checkpoint, Schema, Weights, check_schema, schema_of_weights
 
 __all__ = ["apply_version", "copy_weights", "load_anchor", "restore_weights", "schema_of"]
 
@@ -118,10 +118,6 @@ def apply_version(
 
 
 def copy_weights(source: Weights, targets: Weights) -> None:
-    for name in sorted({*source, *targets}):
-        if name not in targets or name not in source:
-            raise SchemaChanged(f"tensor {name!r}: is not in both", hint="these are not the weights of this run")
-        here, there = targets[name], source[name]
-        if (here.dtype, here.shape) != (there.dtype, there.shape):
-            raise CheckpointError(f"tensor {name!r}: is of another dtype or shape than the run's")
-        there.copy_to(0, there.count, here.bits)
+    check_schema(schema_of_weights(source), schema_of_weights(targets))
+    for name, there in source.items():
+        there.copy_to(0, there.count, targets[name].bits)

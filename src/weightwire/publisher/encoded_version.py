@@ -15,7 +15,10 @@ from weightwire.publisher.last_published import CopyAdvance, advance_copy
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_process import Taken
 
-__all__ = ["EncodedVersion", "encode_version", "upload_version"]
+__all__ = ["FIRST_EPOCH", "FIRST_VERSION", "EncodedVersion", "encode_version", "upload_version"]
+
+FIRST_EPOCH, FIRST_VERSION = 1, 1
+"""What the first data of a new run is named for, before there is a run: version 0 is its fence."""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weightwire.codec import Layout
-from weightwire.errors import SchemaChanged
 from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.system import Stopped, in_order, to_the_end
-from weightwire.weights import Dtype, Schema, Tensor, Weights
+from weightwire.weights import Dtype, Schema, Tensor, Weights, check_schema
 
 __all__ = ["HostCopies", "Rows"]
 
@@ -84,18 +83,8 @@ class HostCopies(Generic[T]):
 
     def check(self, weights: Weights) -> dict[str, Tensor]:
         """These weights, in the order of the schema; an error if it is not theirs."""
-        checked = {}
-        for name, ours in self.published.items():
-            theirs = weights.get(name)
-            if theirs is None:
-                raise _schema_changed(name, "is missing, but the run has it")
-            if _kind(theirs) != _kind(ours):
-                raise _schema_changed(name, f"is {_describe(theirs)}, but {_describe(ours)} in the run")
-            checked[name] = theirs
-        for name in weights:
-            if name not in checked:
-                raise _schema_changed(name, "is not in the run")
-        return checked
+        check_schema(_kinds(weights), _kinds(self.published))
+        return {name: weights[name] for name in self.published}
 
     def capture(self, weights: Weights, ticket: T, turn: int = 0) -> None:
         """Copies weights into `latest`, and makes this the pending ticket.
@@ -218,17 +207,5 @@ def _layout(tensor: Tensor) -> Layout:
     return Layout.of(tensor.dtype, tensor.shape, tensor.rows)
 
 
-def _kind(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.dtype, tensor.shape, tensor.rows
-
-
-def _describe(tensor: Tensor) -> str:
-    rows = f" rows {tensor.rows[0]} to {tensor.rows[1]}" if tensor.rows else ""
-    return f"{tensor.dtype.name} {list(tensor.shape)}{rows}"
-
-
-def _schema_changed(name: str, what: str) -> SchemaChanged:
-    return SchemaChanged(
-        f"tensor {name!r}: {what}",
-        hint="the names, dtypes and shapes of a run are fixed: start a new run, under another URL",
-    )
+def _kinds(weights: Weights) -> dict[str, tuple[Dtype, tuple[int, ...], Rows | None]]:
+    return {name: (tensor.dtype, tensor.shape, tensor.rows) for name, tensor in weights.items()}

@@ -39,8 +39,9 @@ class Publisher:
     """Publishes versions of a model's weights into a bucket.
 
     `with Publisher("s3://bucket/run") as publisher:` and then `publisher.publish(weights, step=...)` after each step.
-    `publish` returns as soon as the weights are captured. It continues the run at the URL, and fences off whoever
-    published there before; where there is none, the first publish starts one.
+    `publish` returns as soon as the weights are captured. It continues the run at the URL; where there is none, the
+    first publish starts one. The first publish whose weights fit the run claims it, and fences off whoever published
+    there before: a publisher of other weights harms nobody.
 
     - `base`: a checkpoint that followers have already, and `source`: where they can get it. A new run then starts from
       its digest, and needs no upload of all weights.
@@ -111,7 +112,7 @@ class Publisher:
 
     @property
     def version(self) -> int | None:
-        """The newest version, a fence included; None in a run that has not begun."""
+        """The newest version that this publisher knows of, a fence included; None in a run that has not begun."""
         return self._work.version
 
     @property

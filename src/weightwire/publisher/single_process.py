@@ -1,21 +1,30 @@
-"""A trainer of one process: it holds all weights, and does everything itself."""
+"""A trainer of one process: it holds all weights, and does everything itself.
+
+It claims a run when there are weights to publish that fit, not before: until then, whoever publishes there goes on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from weightwire.chain import ChainWriter, Commit, Run, Sealed
+from weightwire.chain import DELTA, ChainWriter, Commit, DataFile, Run, Sealed, StageTiming
 from weightwire.delta import State
-from weightwire.errors import WeightwireError
+from weightwire.errors import Fenced, WeightwireError
 from weightwire.publisher.anchors import Anchors
-from weightwire.publisher.encoded_version import encode_version, upload_version
+from weightwire.publisher.encoded_version import (
+    FIRST_EPOCH,
+    FIRST_VERSION,
+    EncodedVersion,
+    encode_version,
+    upload_version,
+)
 from weightwire.publisher.host_copies import HostCopies
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_process import Taken, next_capture
-from weightwire.publisher.takeover import Session, Takeover
-from weightwire.weights import Dtype, Schema, Tensor, Weights, schema_of_weights
+from weightwire.publisher.takeover import Session, Takeover, UnclaimedRun
+from weightwire.weights import Dtype, Tensor, Weights, schema_of_weights
 
 __all__ = ["SingleProcess"]
 
@@ -25,58 +34,89 @@ class SingleProcess:
         self._context = context
         self._takeover = Takeover(context)
         self._anchors = Anchors(context)
+        self._copies: HostCopies[Publication] | None = None
+        self._found: UnclaimedRun | None = None
+        self._writer: ChainWriter | None = None  # of the run that was found, once it is claimed
         self._session: Session | None = None
-        self._copies: HostCopies[Publication] | None = None  # before there is a session
-        self._aliases: Mapping[str, str] = {}
 
     @property
     def run_record(self) -> Run | None:
-        return self._session.writer.run if self._session else None
+        return self._session.writer.run if self._session else self._found.run if self._found else None
 
     @property
     def version(self) -> int | None:
-        return self._session.writer.next_version - 1 if self._session else None
+        if self._session is not None:
+            return self._session.writer.next_version - 1
+        return self._found.head.record.version if self._found and self._found.head else None
 
     @property
     def state(self) -> State | None:
-        return self._session.state if self._session else None
+        return self._session.state if self._session else self._found.state if self._found else None
 
     @property
     def dtypes(self) -> dict[str, Dtype]:
-        return {name: tensor.dtype for name, tensor in self.copies.published.items()} if self.copies else {}
+        return {name: tensor.dtype for name, tensor in self._copies.published.items()} if self._copies else {}
 
     @property
     def copies(self) -> HostCopies[Publication] | None:
-        return self._session.copies if self._session else self._copies
+        return self._copies
 
     @property
     def writer(self) -> ChainWriter | None:
-        return self._session.writer if self._session else None
+        return self._session.writer if self._session else self._writer
 
     # --- start ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Takes over the run, if there is one or a base to start one from; else the first publish starts it."""
-        session = await self._takeover.find()
-        if session is not None:
+        """Reads the run, if there is one; starts one from a base; else the first version starts it."""
+        run, base = await self._takeover.probe(), self._context.settings.base
+        if run is not None:
+            self._find(await self._takeover.read(run))
+        elif base is not None:
+            found, session = await self._takeover.begin_from_base(base)
+            self._find(found)
             self._go_on(session)
+
+    def _find(self, found: UnclaimedRun) -> None:
+        self._found, self._copies = found, found.copies
 
     def _go_on(self, session: Session) -> None:
         self._session = session
         if session.path is not None:
             self._anchors.schedule = self._anchors.schedule.after_path(session.path)
 
-    async def _begin(self, schema: Schema, aliases: Mapping[str, str]) -> WeightwireError | None:
-        """Starts the run, unless that has been done. Returns what keeps it from it."""
-        if self._session is not None or self._context.lifecycle.failure is not None:
-            return self._context.lifecycle.failure
+    async def _begin(self) -> WeightwireError | None:
+        """Claims the run that the captured weights belong to, unless that has been done or there is none.
+
+        Returns what keeps it from it.
+        """
+        lifecycle = self._context.lifecycle
+        if self._session is not None or lifecycle.failure is not None:
+            return lifecycle.failure
         try:
-            self._go_on(
-                await self._context.uploader.patiently(lambda: self._takeover.begin(schema, aliases, self._copies))
-            )
+            await self._claim()
+        except Fenced as problem:
+            lifecycle.fail(problem)
+            return problem
         except WeightwireError as problem:
             return problem
         return None
+
+    async def _claim(self) -> None:
+        patiently, takeover = self._context.uploader.patiently, self._takeover
+        if self._found is None:
+            run = await patiently(takeover.find_again)
+            if run is None:  # the first version starts it
+                await patiently(takeover.upload_side_files)
+                return
+            self._find(await patiently(lambda: takeover.read(run, self._copies)))
+        found = self._found
+        assert found is not None
+        # Once: every claim is another version of the run.
+        if self._writer is None:
+            self._writer = await patiently(lambda: takeover.claim(found.run))
+        writer = self._writer
+        self._go_on(await patiently(lambda: takeover.resume(writer, found)))
 
     # --- captures ------------------------------------------------------------------------------------------------
 
@@ -94,63 +134,83 @@ class SingleProcess:
         pass
 
     def capture(self, publication: Publication, weights: Weights) -> None:
-        copies = self.copies
-        if copies is None:
-            copies = self._copies = self._takeover.allocate(schema_of_weights(weights))
-        copies.capture(weights, publication)
-        self._aliases = publication.aliases
+        if self._copies is None:
+            self._copies = self._takeover.allocate(schema_of_weights(weights))
+        self._copies.capture(weights, publication)
 
     async def take(self) -> Taken | None:
-        return await next_capture(self._context, lambda: self.copies, self._begin_with_captured)
-
-    async def _begin_with_captured(self) -> WeightwireError | None:
-        assert self.copies is not None
-        return await self._begin(schema_of_weights(self.copies.latest), self._aliases)
+        return await next_capture(self._context, lambda: self._copies, self._begin)
 
     async def offer(self, publication: Publication, weights: Weights) -> Taken:
-        if self.copies is None:
-            self._copies = await self._context.runtime.run_in_thread(
+        copies = self._copies
+        if copies is None:
+            copies = self._copies = await self._context.runtime.run_in_thread(
                 self._takeover.allocate, schema_of_weights(weights)
             )
-        problem = await self._begin(schema_of_weights(weights), publication.aliases)
-        assert self.copies is not None
         try:
-            return Taken(publication, self.copies.check(weights), self.copies, problem)
-        except WeightwireError as changed:
-            return Taken(publication, {}, self.copies, changed)
+            checked = copies.check(weights)
+        except WeightwireError as problem:
+            return Taken(publication, {}, copies, problem)
+        return Taken(publication, checked, copies, await self._begin())
 
     # --- versions ------------------------------------------------------------------------------------------------
 
     async def make_version(self, taken: Taken) -> Sealed[Commit]:
-        session, context = self._session, self._context
-        assert session is not None
+        session = self._session
+        if session is None:
+            return await self._make_first_version(taken)
         writer = session.writer
-        async with encode_version(context, taken, writer.next_version, session.state) as encoded:
-            files, stages = await upload_version(context, taken, encoded, writer.epoch)
-            commit = await context.uploader.patiently(
-                lambda: writer.prepare(
-                    kind=encoded.kind,
-                    after=encoded.data.after,
-                    changed=encoded.data.changed if session.state else 0,
-                    step=taken.publication.step,
-                    metrics=taken.publication.metrics,
-                    stages=stages,
-                    files=files,
-                ),
-                lambda: taken.copies.waiting,
+        async with encode_version(self._context, taken, writer.next_version, session.state) as encoded:
+            uploaded = await upload_version(self._context, taken, encoded, writer.epoch)
+            return await self._commit(session, taken, encoded, *uploaded)
+
+    async def _make_first_version(self, taken: Taken) -> Sealed[Commit]:
+        """Its data goes first: one that is interrupted has not started a run, and binds nobody to these weights."""
+        context, schema = self._context, schema_of_weights(taken.copies.published)
+        async with encode_version(context, taken, FIRST_VERSION, None) as encoded:
+            uploaded = await upload_version(context, taken, encoded, FIRST_EPOCH)
+            writer = await context.uploader.patiently(
+                lambda: self._takeover.start_run(schema, taken.publication.aliases)
             )
-            async with context.stage("commit", encoded.version):
-                await writer.send(commit)
-            self._session = replace(session, state=encoded.after)
+            session = self._session = Session(writer)
+            if (writer.next_version, writer.epoch) != (FIRST_VERSION, FIRST_EPOCH):  # another was there first
+                encoded = replace(encoded, version=writer.next_version)
+                uploaded = await upload_version(context, taken, encoded, writer.epoch)
+            return await self._commit(session, taken, encoded, *uploaded)
+
+    async def _commit(
+        self,
+        session: Session,
+        taken: Taken,
+        encoded: EncodedVersion,
+        files: tuple[DataFile, ...],
+        stages: Mapping[str, StageTiming],
+    ) -> Sealed[Commit]:
+        writer, publication = session.writer, taken.publication
+        commit = await self._context.uploader.patiently(
+            lambda: writer.prepare(
+                kind=encoded.kind,
+                after=encoded.data.after,
+                changed=encoded.data.changed if encoded.kind == DELTA else 0,
+                step=publication.step,
+                metrics=publication.metrics,
+                stages=stages,
+                files=files,
+            ),
+            lambda: taken.copies.waiting,
+        )
+        async with self._context.stage("commit", encoded.version):
+            await writer.send(commit)
+        self._session = replace(session, state=encoded.after)
         self._anchors.schedule = self._anchors.schedule.after_commit(commit.record)
         return commit
 
     async def follow_up(self, commit: Sealed[Commit]) -> None:
-        session = self._session
-        assert session is not None
-        self._anchors.hint(session.writer)
-        if self._anchors.is_due(session.writer.run.nbytes):
-            await self._anchors.add(commit.record, session.copies.published)
+        if self._session is not None and self._copies is not None:
+            writer = self._session.writer
+            self._anchors.hint(writer)
+            if self._anchors.is_due(writer.run.nbytes):
+                await self._anchors.add(commit.record, self._copies.published)
 
     def leave(self) -> None:
         pass

@@ -1,6 +1,8 @@
-"""How a publisher gets hold of a run: probes the bucket, starts the run or takes it over, rebuilds the published state.
+"""How a publisher gets hold of a run: reads it, rebuilds the published state, and claims it when there is a version.
 
-Knows records and weights; publishes no version but a base.
+A run is only claimed once the weights to be published are known to fit: whoever publishes in it goes on undisturbed
+until then. A new run is started when its first data is in the bucket. Knows records and weights; publishes no version
+but a base.
 """
 
 from __future__ import annotations
@@ -9,11 +11,21 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from weightwire.bucket import probe_bucket
 from weightwire.catchup import ChainPath, Fetcher, around_lost_data, copy_weights, plan, restore_weights, schema_of
-from weightwire.chain import BASE, ChainWriter, Run, SideFile, begin_run, read_run, side_path
+from weightwire.chain import (
+    BASE,
+    ChainReader,
+    ChainWriter,
+    Commit,
+    Run,
+    Sealed,
+    SideFile,
+    begin_run,
+    read_run,
+    side_path,
+)
 from weightwire.delta import State, digest
 from weightwire.errors import (
     BucketError,
@@ -21,7 +33,6 @@ from weightwire.errors import (
     CorruptDelta,
     DataGone,
     NoRun,
-    SchemaChanged,
     Truncated,
     UnsafeBucket,
     WeightwireError,
@@ -30,23 +41,40 @@ from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.publisher.host_copies import HostCopies, Rows
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
-from weightwire.weights import Schema, Weights, schema_of_weights
+from weightwire.weights import Schema, Weights, check_schema, schema_of_weights
 
-__all__ = ["Session", "Takeover", "check_schema"]
+__all__ = ["Session", "Takeover", "UnclaimedRun"]
 
 _OURS = {"anchors", "commits", "deltas", "epochs", "files", "gc", "probe", "replicas", "shortcuts", "HEAD.json"}
 
 
 @dataclass(frozen=True)
-class Session:
-    """A run that this publisher has taken over, and what it published last.
+class UnclaimedRun:
+    """A run as it was found, not claimed. `head` is its newest commit.
 
-    `copies.published` holds the weights of `state`, or nothing while there is none. `path` is the way from the newest
-    anchor to where this publisher took over.
+    `copies.published` holds the weights of `state`, or nothing while there is none. `path` is the way to it from the
+    newest anchor.
+    """
+
+    run: Run
+    copies: HostCopies[Publication]
+    head: Sealed[Commit] | None = None
+    state: State | None = None
+    path: ChainPath | None = None
+
+    @property
+    def after(self) -> str:
+        return self.head.record.after if self.head else ""
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run that this publisher has claimed, and the state that it published last, which its copies hold.
+
+    `path` is the way from the newest anchor to where it was claimed.
     """
 
     writer: ChainWriter
-    copies: HostCopies[Publication]
     state: State | None = None
     path: ChainPath | None = None
 
@@ -57,28 +85,25 @@ class Takeover:
         self._runtime = context.runtime
         self._settings = context.settings
         self._warn = context.warn
+        self._side_files: tuple[SideFile, ...] | None = None  # once they are uploaded
+        self._base: State | None = None  # once it is known
 
-    async def find(self) -> Session | None:
-        """The run that is there, or one that starts from the base; None where the first publish must start one."""
-        run = await self._look()
-        if run is not None:
-            return await self._take_over(run, None)
-        if self._settings.base is None:
-            return None
-        return await self.begin(schema_of_weights(self._settings.base), {}, None)
+    # --- a run that is there -------------------------------------------------------------------------------------
 
-    async def claim(self) -> ChainWriter | None:
-        """The run that is there, taken over as it is: what was published is not rebuilt. None where there is none."""
-        run = await self._look()
-        return None if run is None else await self._claim(run)
-
-    async def _look(self) -> Run | None:
+    async def probe(self) -> Run | None:
+        """The run, if there is one, in a bucket that can hold one."""
         if not self._settings.insist:
             await probe_bucket(self._bucket, self._runtime.token())
+        run = await self.find_again()
+        if run is None:
+            await self._check_free()
+        return run
+
+    async def find_again(self) -> Run | None:
+        """Another publisher may have started it meanwhile."""
         try:
             return await read_run(self._bucket)
         except NoRun:
-            await self._check_free()
             return None
 
     async def _check_free(self) -> None:
@@ -89,28 +114,38 @@ class Takeover:
             if one.path.split("/")[0] not in _OURS:
                 raise BucketError(f"{self._bucket.url}: holds other files, and no run", hint="name a new directory")
 
-    async def begin(
-        self, schema: Schema, aliases: Mapping[str, str], copies: HostCopies[Publication] | None
-    ) -> Session:
-        """Starts a run, or takes over the one that another has started meanwhile."""
-        return await self._take_over(await self._begin_run(schema, aliases), copies)
+    async def read(self, run: Run, copies: HostCopies[Publication] | None = None) -> UnclaimedRun:
+        """Rebuilds what was published last, into these copies if they fit, else into new ones."""
+        self._check_mode(run)
+        if copies is None:
+            copies = await self._runtime.run_in_thread(self.allocate, schema_of(run))
+        else:
+            self.check_schema(schema_of_weights(copies.published), run)
+        chain = ChainReader(self._bucket, run)
+        head = await chain.read_head()
+        if head is None or not head.record.after:
+            return UnclaimedRun(run, copies, head)
+        return await self._rebuild(chain, copies, head)
 
-    async def begin_with_nothing(self, schema: Schema, aliases: Mapping[str, str]) -> ChainWriter:
-        """The same for who holds only some rows of each tensor: nothing is rebuilt."""
-        run = await self._begin_run(schema, aliases)
-        check_schema(schema, schema_of(run), self._bucket.url)
-        return await self._claim(run)
+    def check_schema(self, weights: Schema, run: Run) -> None:
+        check_schema(weights, schema_of(run), url=self._bucket.url)
 
-    async def _begin_run(self, schema: Schema, aliases: Mapping[str, str]) -> Run:
-        run = Run(
-            run=self._runtime.token(),
-            time=self._runtime.time(),
-            mode="strict" if self._bucket.strict and not self._settings.insist else "single-writer",
-            tensors={name: (dtype.name, shape) for name, (dtype, shape) in schema.items()},
-            aliases=dict(aliases),
-            files=await self._upload_side_files(),
-        )
-        return await begin_run(self._bucket, run, self._runtime, self._warn)
+    async def claim(self, run: Run) -> ChainWriter:
+        """Fences off whoever published in it before."""
+        self._check_mode(run)
+        writer = ChainWriter(self._bucket, run, self._runtime, self._warn)
+        await writer.take_over()
+        return writer
+
+    async def resume(self, writer: ChainWriter, found: UnclaimedRun) -> Session:
+        """What was published last, rebuilt again where another publisher went on after the run was read."""
+        assert writer.head is not None
+        after = writer.head.record.after
+        if not after and self._settings.base is not None:
+            return await self._begin_with_base(writer, found.copies, self._settings.base)
+        if after != found.after:
+            found = await self._rebuild(writer.chain, found.copies, writer.head)
+        return Session(writer, found.state, found.path)
 
     def allocate(
         self, schema: Schema, rows: Mapping[str, Rows] | None = None, gate: CaptureGate | None = None
@@ -119,15 +154,6 @@ class Takeover:
         single, threads = self._settings.blocking, self._settings.threads
         return HostCopies(schema, rows=rows, single=single, threads=threads, dropped=_tell_dropped, gate=gate)
 
-    async def _take_over(self, run: Run, copies: HostCopies[Publication] | None) -> Session:
-        self._check_mode(run)
-        schema = schema_of(run)
-        if copies is None:
-            copies = await self._runtime.run_in_thread(self.allocate, schema)
-        else:
-            check_schema(schema_of_weights(copies.published), schema, self._bucket.url)
-        return await self._rebuild(await self._claim(run), copies)
-
     def _check_mode(self, run: Run) -> None:
         if run.mode == "strict" and not self._bucket.strict:
             raise UnsafeBucket(
@@ -135,23 +161,12 @@ class Takeover:
                 hint="publish through the URL that the run was started with (for Hugging Face: its S3 gateway)",
             )
 
-    async def _claim(self, run: Run) -> ChainWriter:
-        self._check_mode(run)
-        writer = ChainWriter(self._bucket, run, self._runtime, self._warn)
-        await writer.take_over()
-        return writer
-
-    async def _rebuild(self, writer: ChainWriter, copies: HostCopies[Publication]) -> Session:
+    async def _rebuild(self, chain: ChainReader, copies: HostCopies[Publication], head: Sealed[Commit]) -> UnclaimedRun:
         """The published state: from the bucket, unless weights that were given are just that."""
-        assert writer.head is not None
-        if not writer.head.record.after:
-            if self._settings.base is None:
-                return Session(writer, copies)
-            return await self._begin_with_base(writer, copies, self._settings.base)
-        state = await self._given(copies, writer.head.record.after)
+        state = await self._given(copies, head.record.after)
         if state is not None:
-            return Session(writer, copies, state, await plan(writer.chain, writer.head))
-        return await self._restore(writer, copies)
+            return UnclaimedRun(chain.run, copies, head, state, await plan(chain, head))
+        return await self._restore(chain, copies, head)
 
     async def _given(self, copies: HostCopies[Publication], after: str) -> State | None:
         for given in (self._settings.published, self._settings.base):
@@ -162,29 +177,63 @@ class Takeover:
                     return state
         return None
 
-    async def _restore(self, writer: ChainWriter, copies: HostCopies[Publication]) -> Session:
+    async def _restore(self, chain: ChainReader, copies: HostCopies[Publication], head: Sealed[Commit]) -> UnclaimedRun:
         """From the bucket. Where that is damaged beyond repair, the next version must be an anchor, which heals it."""
-        head = writer.head
-        assert head is not None
         fetcher = Fetcher(self._bucket, self._runtime)
         base, threads = self._settings.base, self._settings.threads
 
-        async def attempt() -> Session:
-            path = await plan(writer.chain, head, lost=fetcher.lost)
+        async def attempt() -> UnclaimedRun:
+            path = await plan(chain, head, lost=fetcher.lost)
             state = await restore_weights(path, fetcher, copies.published, self._runtime, base=base, threads=threads)
-            return Session(writer, copies, state, path)
+            return UnclaimedRun(chain.run, copies, head, state, path)
 
         try:
             return await around_lost_data(fetcher, attempt, self._warn)
         except (DataGone, CorruptDelta, Truncated) as problem:
             self._warn(f"{problem.message}; the next version will be an anchor, with all weights")
-            return Session(writer, copies)
+            return UnclaimedRun(chain.run, copies, head)
+
+    # --- a new run -----------------------------------------------------------------------------------------------
+
+    async def begin_from_base(self, base: Weights) -> tuple[UnclaimedRun, Session]:
+        """Starts a run from weights that followers have already."""
+        schema = schema_of_weights(base)
+        copies = await self._runtime.run_in_thread(self.allocate, schema)
+        await self._base_state(base)  # before anything is there: it takes a while
+        writer = await self.start_run(schema, {})
+        found = UnclaimedRun(writer.run, copies)
+        return found, await self.resume(writer, found)
+
+    async def start_run(self, schema: Schema, aliases: Mapping[str, str]) -> ChainWriter:
+        """Creates the run and claims it; or claims the one that another has started meanwhile."""
+        run = Run(
+            run=self._runtime.token(),
+            time=self._runtime.time(),
+            mode="strict" if self._bucket.strict and not self._settings.insist else "single-writer",
+            tensors={name: (dtype.name, shape) for name, (dtype, shape) in schema.items()},
+            aliases=dict(aliases),
+            files=await self.upload_side_files(),
+        )
+        run = await begin_run(self._bucket, run, self._runtime, self._warn)
+        self.check_schema(schema, run)
+        return await self.claim(run)
 
     async def _begin_with_base(self, writer: ChainWriter, copies: HostCopies[Publication], base: Weights) -> Session:
-        state = await self._runtime.run_in_thread(digest, base, threads=self._settings.threads)
+        state = await self._base_state(base)
         head = await writer.send(await writer.prepare(kind=BASE, after=state.hex, source=self._settings.source))
         await self._runtime.run_in_thread(copy_weights, base, copies.published)
-        return Session(writer, copies, state, ChainPath(head.record, head, ()))
+        return Session(writer, state, ChainPath(head.record, head, ()))
+
+    async def _base_state(self, base: Weights) -> State:
+        if self._base is None:
+            self._base = await self._runtime.run_in_thread(digest, base, threads=self._settings.threads)
+        return self._base
+
+    async def upload_side_files(self) -> tuple[SideFile, ...]:
+        """Once."""
+        if self._side_files is None:
+            self._side_files = await self._upload_side_files()
+        return self._side_files
 
     async def _upload_side_files(self) -> tuple[SideFile, ...]:
         uploaded = []
@@ -204,15 +253,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as problem:
         raise CheckpointError(f"side file {path}: cannot be read ({problem})", hint="check the side files") from problem
-
-
-def check_schema(weights: Mapping[str, Any], run: Schema, url: str) -> None:
-    different = [name for name in {*weights, *run} if weights.get(name) != run.get(name)]
-    if different:
-        raise SchemaChanged(
-            f"tensor {min(different)!r}: is not as in the run at {url}",
-            hint="a run's names, dtypes and shapes are fixed: start a new run under another URL",
-        )
 
 
 def _tell_dropped(publication: Publication, by: Publication | None) -> None:

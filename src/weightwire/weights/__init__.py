@@ -12,7 +12,7 @@ from weightwire.weights.safetensors_file import (
     read_header,
     read_size,
 )
-from weightwire.weights.schema import Schema, schema_of_weights
+from weightwire.weights.schema import Schema, check_schema, schema_of_weights
 from weightwire.weights.side_files import named_step, side_files
 from weightwire.weights.source import mark_changed, present, read_weights
 from weightwire.weights.tensor import Bits, Tensor, Weights
@@ -37,6 +37,7 @@ __all__ = [
     "as_mapping",
     "as_torch_integers",
     "build_header",
+    "check_schema",
     "file_to_replace",
     "mark_changed",
     "named_step",

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from support.commands import Running, Training, bits_of, state_of, tree, versions_in, weightwire
+from support.commands import Running, Training, bits_of, save_checkpoint, state_of, tree, versions_in, weightwire
 from weightwire.cli.publish.checkpoint_candidate import CheckpointCandidate, TornCheckpoint
 from weightwire.cli.publish.run_publisher import PublishOptions, RunPublisher
 from weightwire.publisher import encoded_version
@@ -250,6 +250,7 @@ class TestErrors:
         del training.weights["norm"]
 
         weightwire("publish", training.save("checkpoint-1"), bucket, "--base", base).check_failed("tensor 'norm'")
+        assert not bucket.exists()
 
     def test_a_broken_run(self, training: Training, bucket: Path) -> None:
         weightwire("publish", training.save("checkpoint-1"), bucket)
@@ -415,3 +416,23 @@ def test_one_that_is_terminated_leaves_no_half_version(training: Training, bucke
     newest = versions_in(bucket)[-1]
     assert newest["after"] == state_of(path)
     assert restored(bucket, newest["version"]) == bits_of(path)
+
+
+def test_one_that_is_interrupted_before_its_first_version_binds_nobody_to_its_weights(
+    training: Training, bucket: Path, tmp_path: Path
+) -> None:
+    """No run is there yet, so that another model may be published to the same URL."""
+    large = save_checkpoint(tmp_path / "large", {"a": np.random.default_rng(1).random(2**24), "b": np.ones(3)})
+    with Running("publish", large, bucket) as publishing:
+        until = time.monotonic() + 40
+        while not (bucket / "files").exists():  # all weights are to follow
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        ran = publishing.stop(signal.SIGINT)
+
+    assert ran.code == 130
+    assert "Traceback" not in ran.err
+    assert not (bucket / "run.json").exists()
+    path = training.save("checkpoint-1")
+    assert weightwire("publish", path, bucket).code == 0
+    assert restored(bucket, 1) == bits_of(path)

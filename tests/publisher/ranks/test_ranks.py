@@ -507,7 +507,7 @@ class TestFailures:
                 publication.wait(10)
 
         on_all(bucket, 2, work)
-        assert steps(bucket) == []
+        assert asyncio.run(bucket.list("commits/")) == []
 
     def test_a_run_that_cannot_be_started(self, bucket: Troubled) -> None:
         bucket.trouble("create", "run.json", denied, times=1)
@@ -536,7 +536,7 @@ class TestFailures:
             publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
             if rank == 0:
                 with Publisher(bucket) as other:
-                    assert other.version == 2
+                    assert other.publish(at_step(5), step=5).wait(10) == 3
             publication = publisher.publish(shard(at_step(1), rank, 2), step=1)
             with pytest.raises(Fenced):
                 publication.wait(10)
@@ -544,7 +544,7 @@ class TestFailures:
                 publisher.publish(shard(at_step(2), rank, 2), step=2)
 
         on_all(bucket, 2, work)
-        assert steps(bucket) == [0]
+        assert steps(bucket) == [0, 5]
 
     @pytest.mark.parametrize("moment", ["before", "between", "during"])
     @pytest.mark.parametrize("gone", [0, 1])
@@ -618,6 +618,29 @@ class TestFailures:
                     publisher.publish(shard(at_step(0), rank, 2), step=0)
 
         on_all(bucket, 2, work)
+        assert [commit.kind for commit in commits_in(bucket)] == ["fence", "anchor"]  # nobody was fenced off
+
+    def test_a_run_that_another_starts_meanwhile(self, bucket: Troubled) -> None:
+        """What was uploaded for its first version is given up, and the next one is an anchor in the other's run."""
+        gate = threading.Event()
+
+        async def overtaken(act: Act) -> Any:
+            await act()
+            with Publisher(Troubled(bucket.inner)) as other:
+                other.publish(at_step(7), step=7).wait(10)
+            gate.set()
+
+        bucket.trouble("put", "anchors/1/e1-r0", overtaken)
+
+        def work(publisher: Publisher, rank: int) -> int:
+            with pytest.raises(WeightwireError, match="another publisher has started the run"):
+                publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+
+        assert on_all(bucket, 2, work) == [3, 3]
+        assert gate.is_set()
+        assert steps(bucket) == [7, 1]
+        check_no_mixture(bucket)
 
 
 class TestRestart:

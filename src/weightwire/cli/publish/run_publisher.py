@@ -16,10 +16,10 @@ from weightwire.cli.publish import publish_cache
 from weightwire.cli.publish.checkpoint_candidate import CheckpointCandidate
 from weightwire.cli.shared.bucket_command import with_bucket
 from weightwire.cli.shared.terminal import byte_size, percent, progress_bar, say, warn
-from weightwire.errors import NoRun, SchemaChanged, WeightwireError
+from weightwire.errors import NoRun, WeightwireError
 from weightwire.publisher import Publisher
 from weightwire.telemetry import Event
-from weightwire.weights import Checkpoint, Dtype, schema_of_weights, side_files
+from weightwire.weights import Checkpoint, check_schema, schema_of_weights, side_files
 
 __all__ = ["FoundRun", "PublishOptions", "RunPublisher"]
 
@@ -105,18 +105,14 @@ class RunPublisher:
         self.found = with_bucket(self.options.url, lambda bucket: _find(bucket, version)) or self.found
 
     def check(self, candidate: CheckpointCandidate) -> None:
-        """That its weights have the names, dtypes and shapes of the run. Before it is taken over for nothing."""
-        if self.found is None:
+        """That its weights have the names, dtypes and shapes of the run, or of the base that it is to start from."""
+        if self.found is not None:
+            fixed = schema_of(self.found.run)
+        elif self.options.base is not None:
+            fixed = schema_of_weights(Checkpoint(self.options.base))
+        else:
             return
-        ours = schema_of(self.found.run)
-        theirs = schema_of_weights(candidate.checkpoint)
-        for name in sorted({*ours, *theirs}):
-            if ours.get(name) != theirs.get(name):
-                raise SchemaChanged(
-                    f"{candidate.path}: tensor {name!r} is {_describe(theirs.get(name))}, and "
-                    f"{_describe(ours.get(name))} in the run at {self.where}",
-                    hint="a run's names, dtypes and shapes are fixed: start a new run under another URL",
-                )
+        check_schema(schema_of_weights(candidate.checkpoint), fixed, where=str(candidate.path), url=self.where)
 
     def has(self, candidate: CheckpointCandidate) -> bool:
         """That these weights are the newest version already."""
@@ -216,10 +212,6 @@ async def _find(bucket: Bucket, version: int | None) -> FoundRun | None:
         number = last.record.version - 1
         last = await chain.read_linked(number, last.record.parent) if number >= 0 else None
     return FoundRun(chain.run, head.record if head else None, last.record if last else None)
-
-
-def _describe(tensor: tuple[Dtype, tuple[int, ...]] | None) -> str:
-    return "not there" if tensor is None else f"{tensor[0].name} {list(tensor[1])}"
 
 
 def _note_too_large(name: str, size: int) -> None:

@@ -31,15 +31,15 @@ EVERY_RANK = "every rank must call publish() for every step, and close the publi
 
 
 class Held(msgspec.Struct, frozen=True):
-    """The run that rank 0 has taken over, if there is one."""
+    """The run that rank 0 has found, if there is one. It has an epoch once rank 0 has claimed it."""
 
     run: Run | None = None
     epoch: int = 0
     head: Commit | None = None
 
     @property
-    def next_version(self) -> int:
-        return self.head.version + 1 if self.head else 0
+    def is_claimed(self) -> bool:
+        return self.epoch > 0
 
 
 class AnchorPart(msgspec.Struct, frozen=True):
@@ -81,10 +81,11 @@ class RankPart(msgspec.Struct, frozen=True):
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """What has become a version; and that an anchor is to be made of it."""
+    """What has become a version; that an anchor is to be made of it; and the run, if this has started it."""
 
     commit: Commit
     anchor: bool = False
+    run: Run | None = None
 
 
 def different_steps(said: Sequence[Turn]) -> WeightwireError | None:

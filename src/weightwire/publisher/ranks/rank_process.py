@@ -12,7 +12,7 @@ from dataclasses import replace
 from weightwire.catchup import schema_of
 from weightwire.chain import ChainWriter, Commit, Run, Sealed, seal
 from weightwire.delta import State
-from weightwire.errors import RankFailed, WeightwireError
+from weightwire.errors import Fenced, RankFailed, WeightwireError
 from weightwire.publisher.anchors import Anchors
 from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.publisher.host_copies import HostCopies
@@ -43,7 +43,7 @@ class RankProcess:
         self._anchor_parts = AnchorParts(context, self._meeting, self._anchors)
         self._setup = RankSetup(context, self._meeting, self._anchors, gate)
         self._turns = RankTurns(context, self._meeting, gate)
-        self._versions = VersionParts(context, self._meeting, self._anchor_parts)
+        self._versions = VersionParts(context, self._meeting, self._setup, self._anchor_parts)
         self._session: RankSession | None = None
         self._is_anchor_wanted = False
         self._is_over = False  # that the ranks meet no more
@@ -169,13 +169,16 @@ class RankProcess:
 
     async def _begin(self, share: RankShare) -> WeightwireError | None:
         """Gets hold of the run, unless that has been done. Returns what keeps it from it."""
-        if self._session is not None or self._context.lifecycle.failure is not None:
-            return self._context.lifecycle.failure
+        lifecycle = self._context.lifecycle
+        if lifecycle.failure is not None or (self._session is not None and self._session.held.is_claimed):
+            return lifecycle.failure
         try:
             self._session = await self._setup.begin(share)
         except RankFailed:
             raise
         except WeightwireError as problem:
+            if isinstance(problem, Fenced):
+                lifecycle.fail(problem)
             return problem
         return None
 
@@ -184,9 +187,7 @@ class RankProcess:
     async def make_version(self, taken: Taken) -> Sealed[Commit]:
         session = self._session
         assert session is not None
-        self._session, committed = await self._versions.make(
-            session, self._shared.partition.schema, taken, self._setup.writer
-        )
+        self._session, committed = await self._versions.make(session, self._shared.partition, taken)
         self._is_anchor_wanted = committed.anchor
         return seal(committed.commit)
 

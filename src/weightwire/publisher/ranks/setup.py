@@ -1,7 +1,7 @@
 """How several ranks get hold of a run together: what each of them publishes, and what was published before.
 
-Only rank 0 reads and writes records; the others hear from it. Nothing is rebuilt from the bucket: a rank has only some
-rows, and needs no more. Publishes no version but a base.
+Only rank 0 reads and writes records; the others hear from it. It claims the run when all weights are known to fit.
+Nothing is rebuilt from the bucket: a rank has only some rows, and needs no more. Publishes no version but a base.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weightwire.catchup import plan, schema_of
-from weightwire.chain import BASE, ChainWriter
+from weightwire.catchup import plan
+from weightwire.chain import BASE, ChainReader, ChainWriter
 from weightwire.delta import State, digest
 from weightwire.errors import RankFailed, WeightwireError
 from weightwire.publisher.anchors import Anchors
@@ -22,8 +22,8 @@ from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.ranks.partition import Partition, RankHoldings, holdings_of, partition_rows
 from weightwire.publisher.ranks.protocol import LATE, Meeting
 from weightwire.publisher.ranks.rank_messages import EVERY_RANK, Held, Recalled, sum_states
-from weightwire.publisher.takeover import Takeover, check_schema
-from weightwire.weights import Weights, schema_of_weights
+from weightwire.publisher.takeover import Takeover
+from weightwire.weights import Weights, check_schema, schema_of_weights
 
 __all__ = ["RankSession", "RankSetup", "RankShare"]
 
@@ -75,12 +75,15 @@ class RankSetup:
         self._first: _FirstPublish | None = None
 
     async def start(self) -> None:
-        """Rank 0 takes over the run, if there is one. What each rank is to hold of it the first publish shows."""
-        self.held = await self._meeting.hear("open", self._claim() if self._meeting.is_first else None, Held)
+        """Rank 0 reads the run, if there is one. What each rank is to hold of it the first publish shows."""
+        self.held = await self._meeting.hear("open", self._find() if self._meeting.is_first else None, Held)
 
-    async def _claim(self) -> Held:
-        self.writer = await self._takeover.claim()
-        return _hold_of(self.writer) if self.writer else Held()
+    async def _find(self) -> Held:
+        run = await self._takeover.probe()
+        if run is None:
+            return Held()
+        head = await ChainReader(self._context.bucket, run).read_head()
+        return Held(run, head=head.record if head else None)
 
     # --- who publishes what --------------------------------------------------------------------------------------
 
@@ -130,7 +133,7 @@ class RankSetup:
 
     async def _make_room(self, partition: Partition, holding: RankHoldings) -> RankShare:
         if self.held.run is not None:
-            check_schema(partition.schema, schema_of(self.held.run), self._context.bucket.url)
+            self._takeover.check_schema(partition.schema, self.held.run)
         names = partition.names[self._meeting.rank]
         mine = {name: kind for name, kind in partition.schema.items() if name in names}
         rows = {name: found for name in mine if (found := holding.pieces[name].rows)}
@@ -140,16 +143,32 @@ class RankSetup:
     # --- the run, and what was published -------------------------------------------------------------------------
 
     async def begin(self, share: RankShare) -> RankSession:
-        """Starts the run, unless there is one, and finds what was published last."""
-        if self.held.run is None:
-            begin = self._begin_run(share.partition) if self._meeting.is_first else None
-            self.held = await self._meeting.hear("begin", begin, Held)
-        return await self._recall(share)
+        """Claims the run, and finds what was published last. Where there is no run the first version starts it."""
+        if not self.held.is_claimed:
+            claim = self._claim(share.partition) if self._meeting.is_first else None
+            self.held = await self._meeting.hear("begin", claim, Held)
+        return await self._recall(share) if self.held.is_claimed else RankSession(self.held)
 
-    async def _begin_run(self, partition: Partition) -> Held:
-        begin = self._takeover.begin_with_nothing
-        self.writer = await self._context.uploader.patiently(lambda: begin(partition.schema, partition.aliases))
-        return _hold_of(self.writer)
+    async def _claim(self, partition: Partition) -> Held:
+        patiently, takeover = self._context.uploader.patiently, self._takeover
+        if self.writer is None:
+            run = self.held.run or await patiently(takeover.find_again)
+            if run is not None:
+                takeover.check_schema(partition.schema, run)
+                self.writer = await patiently(lambda: takeover.claim(run))
+            elif self._context.settings.base is not None:
+                await self.open_run(partition)
+            else:
+                await patiently(takeover.upload_side_files)
+        return _hold_of(self.writer) if self.writer else Held()
+
+    async def open_run(self, partition: Partition) -> ChainWriter:
+        """On rank 0: the run, started if there is none."""
+        if self.writer is None:
+            self.writer = await self._context.uploader.patiently(
+                lambda: self._takeover.start_run(partition.schema, partition.aliases)
+            )
+        return self.writer
 
     async def _recall(self, share: RankShare) -> RankSession:
         """The published state, from weights that were given, if it is theirs. It is not rebuilt from the bucket."""
@@ -189,7 +208,7 @@ class RankSetup:
         """Other weights than the run's are of no use; but a run that is to begin with them must not begin without."""
         if not strict:
             return schema_of_weights(given) == share.partition.schema
-        check_schema(schema_of_weights(given), share.partition.schema, self._context.bucket.url)
+        check_schema(schema_of_weights(given), share.partition.schema, where="the base")
         return True
 
     def _copy_given(self, share: RankShare, given: Weights) -> State:

@@ -9,54 +9,64 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from weightwire.chain import ANCHOR, DELTA, ChainWriter
+from weightwire.chain import ANCHOR, DELTA
 from weightwire.delta import State
-from weightwire.publisher.encoded_version import EncodedVersion, encode_version, upload_version
+from weightwire.errors import WeightwireError
+from weightwire.publisher.encoded_version import (
+    FIRST_EPOCH,
+    FIRST_VERSION,
+    EncodedVersion,
+    encode_version,
+    upload_version,
+)
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_process import Taken
 from weightwire.publisher.ranks.anchor_parts import AnchorParts
+from weightwire.publisher.ranks.partition import Partition
 from weightwire.publisher.ranks.protocol import Meeting
 from weightwire.publisher.ranks.rank_messages import Committed, Held, RankPart, change, slowest, sum_states
-from weightwire.publisher.ranks.setup import RankSession
-from weightwire.weights import Schema
+from weightwire.publisher.ranks.setup import RankSession, RankSetup
 
 __all__ = ["VersionParts"]
 
 
 class VersionParts:
-    def __init__(self, context: PublishContext, meeting: Meeting, anchors: AnchorParts) -> None:
+    def __init__(self, context: PublishContext, meeting: Meeting, setup: RankSetup, anchors: AnchorParts) -> None:
         self._context = context
         self._meeting = meeting
+        self._setup = setup
         self._anchors = anchors
 
-    async def make(
-        self, session: RankSession, schema: Schema, taken: Taken, writer: ChainWriter | None
-    ) -> tuple[RankSession, Committed]:
-        """All ranks together. Rank 0 has the writer."""
+    async def make(self, session: RankSession, partition: Partition, taken: Taken) -> tuple[RankSession, Committed]:
+        """All ranks together."""
         encoded: list[EncodedVersion] = []
         async with AsyncExitStack() as giving_up:
             part = self._make_part(session, taken, encoded, giving_up)
             parts = await self._meeting.meet("part", part, RankPart)
-            whole = sum_states(schema, [one.added for one in parts], session.state)
-            commit = self._commit(writer, session, taken, parts, whole) if writer else None
+            whole = sum_states(partition.schema, [one.added for one in parts], session.state)
+            commit = self._commit(session, partition, taken, parts, whole) if self._meeting.is_first else None
             committed = await self._meeting.hear("commit", commit, Committed)
-        held = Held(session.held.run, session.held.epoch, committed.commit)
+        held = Held(committed.run or session.held.run, committed.commit.epoch, committed.commit)
         return RankSession(held, encoded[0].after, whole), committed
 
     async def _make_part(
         self, session: RankSession, taken: Taken, encoded: list[EncodedVersion], giving_up: AsyncExitStack
     ) -> RankPart:
-        context, version = self._context, session.held.next_version
+        context = self._context
+        version, epoch = _place(session.held)
         one = await giving_up.enter_async_context(encode_version(context, taken, version, session.own, part=True))
         encoded.append(one)
-        files, stages = await upload_version(context, taken, one, session.held.epoch, self._meeting.rank)
+        files, stages = await upload_version(context, taken, one, epoch, self._meeting.rank)
         before = session.own or State({})
         added = {name: change(before, entry.state, name) for name, entry in one.data.entries.items()}
         return RankPart(added, one.data.changed if one.kind == DELTA else 0, files, stages)
 
     async def _commit(
-        self, writer: ChainWriter, session: RankSession, taken: Taken, parts: Sequence[RankPart], whole: State
+        self, session: RankSession, partition: Partition, taken: Taken, parts: Sequence[RankPart], whole: State
     ) -> Committed:
+        writer = await self._setup.open_run(partition)
+        if (writer.next_version, writer.epoch) != _place(session.held):
+            raise WeightwireError("another publisher has started the run at the same time", hint="publish again")
         fields = {
             "kind": ANCHOR if session.state is None else DELTA,
             "after": whole.hex,
@@ -70,4 +80,10 @@ class VersionParts:
         commit = await uploader.patiently(lambda: writer.prepare(**fields), lambda: taken.copies.waiting)
         async with self._context.stage("commit", commit.record.version):
             await writer.send(commit)
-        return Committed(commit.record, self._anchors.count(commit.record, writer.run.nbytes))
+        started = None if session.held.is_claimed else writer.run
+        return Committed(commit.record, self._anchors.count(commit.record, writer.run.nbytes), started)
+
+
+def _place(held: Held) -> tuple[int, int]:
+    """The version and epoch that data is uploaded for. A new run is started when that of all ranks is there."""
+    return (held.head.version + 1, held.epoch) if held.head else (FIRST_VERSION, FIRST_EPOCH)
