@@ -43,6 +43,7 @@ class Training:
         random = np.random.default_rng(5)
         self.weights: Arrays = {name: random.normal(0, 0.02, (64, 32)).astype(np.float16) for name in names}
         self._publisher = Publisher(self.url, anchor_every=4, threads=1, on_event=quiet)
+        self._followers: dict[str, Follower] = {}
         self._step = 0
 
     def publish(self, **metrics: float) -> None:
@@ -55,16 +56,24 @@ class Training:
 
     def follow(self, name: str, pause: float, trouble: str = "") -> None:
         """Catches up, swaps, and says so."""
-        with Follower(self.url, into=self._directory / name, name=name, threads=1, on_event=quiet) as follower:
-            version = follower.once()
-            stages = {"stage": StageTiming(0.002, 10, time.time() - pause), "swap": StageTiming(pause, 10, time.time())}
-            follower.serve(version, trouble, stages)
-            follower.once()
+        if name not in self._followers:
+            into = self._directory / name
+            self._followers[name] = Follower(self.url, into=into, name=name, threads=1, on_event=quiet)
+        follower = self._followers[name]
+        version = follower.once()
+        stages = {"stage": StageTiming(0.002, 10, time.time() - pause), "swap": StageTiming(pause, 10, time.time())}
+        follower.serve(version, trouble, stages)
+        follower.once()
+
+    def stop(self, name: str) -> None:
+        self._followers.pop(name).close()
 
     def commits(self) -> list[Commit]:
         return commits_in(open_bucket(self.url))
 
     def close(self) -> None:
+        for name in [*self._followers]:
+            self.stop(name)
         self._publisher.close()
 
 
@@ -320,7 +329,11 @@ class TestLive:
             shown.wait_for("picture.replicas[0]?.reached === 2")
             assert shown.plot("stairs")["one"]["y"][-1] == 2
             assert shown.plot("metrics")["reward"]["y"] == [0.5]
+            assert "1 of 1\nalive" in shown.text("#cards")
             training.close()
+            shown.wait_for("picture.replicas[0].lease === 0")
+            assert ", stopped" in shown.text("#replicas")
+            assert "0 of 1\nnone is alive" in shown.text("#cards")
 
             run_json = (tmp_path / "run" / "run.json").read_bytes()
             (tmp_path / "run" / "run.json").write_bytes(b"nonsense")
@@ -355,7 +368,7 @@ class TestLive:
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run in which every text that anyone may choose is one that means harm."""
     training = Training(
         tmp_path_factory.mktemp("hostile"), [f"{SCRIPT}.weight", f"{IMAGE}.weight", "a\u202eb\n.weight"]
@@ -363,12 +376,12 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in range(3):
         training.publish(**{IMAGE: step, SCRIPT: 1.0, "__proto__": 2.0, "reward": (1e308, -1e300, 1e300)[step]})
     training.follow("one", 0.005, trouble=IMAGE)
-    training.close()
     run_id = json.loads((training.url / "run.json").read_bytes())["run"]
     beat = Heartbeat(run=run_id, name="two", version=3, head=3, lease=60.0, host=SCRIPT, trouble=SCRIPT)
     (training.url / heartbeat_path("two")).write_bytes(seal(beat).data)
     (training.url / "replicas" / f"{SCRIPT.replace('/', '')}.json").write_bytes(seal(beat).data)
-    return training.url
+    yield training.url
+    training.close()
 
 
 class TestHostile:
