@@ -27,9 +27,9 @@ from weightwire.delta.decoder import (
     covered,
     decode_job,
     jobs_of,
+    write_block,
 )
 from weightwire.delta.file import Delta, Entry, Packed, pack
-from weightwire.delta.patcher import write_block
 from weightwire.delta.state import State, TensorState, add
 from weightwire.errors import CorruptDelta, SchemaChanged, WrongBase
 from weightwire.system import in_order

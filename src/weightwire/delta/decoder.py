@@ -1,7 +1,7 @@
-"""What a delta makes of its base, block by block, with nothing written.
+"""What a delta makes of its base, one block at a time: where it changes which weights to what.
 
-Knows how to tell that weights are the ones a delta was made for, and where it changes them to what. Writes into no
-weights: that is up to `patcher` and `absolute`.
+Knows how to tell that weights are the ones a delta was made for. All of a delta or nothing is up to `patcher` and
+`absolute`, which decode or write its blocks one by one.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ __all__ = [
     "jobs_of",
     "naming",
     "open_delta",
+    "write_block",
 ]
 
 _OTHER_BASE = "apply it to the weights it was made from"
@@ -168,6 +169,16 @@ def jobs_of(delta: Delta, entries: Mapping[str, Entry], only: range | None = Non
                 yield BlockJob(entry, index)
             elif entry.fresh:
                 delta.corrupt(f"block {index}: it is empty", entry.name)
+
+
+def write_block(delta: Delta, job: BlockJob, bits: Bits) -> tuple[Patch, Digest]:
+    """Writes a block into the units that its entry covers; returns what was there, and what it adds to the digest."""
+    entry, index = job.entry, job.index
+    if job.patch is not None:
+        return job.patch, codec.swap(bits, job.patch, entry.layout, index)
+    data = delta.block(entry, index)
+    with naming(delta, entry, index):
+        return codec.apply(data, bits, entry.layout, index, fresh=entry.fresh)
 
 
 def covered(target: Tensor, entry: Entry) -> Bits:

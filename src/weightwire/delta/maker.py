@@ -26,8 +26,8 @@ __all__ = ["BlockDone", "ChangedBlock", "anchor", "diff", "diff_of_blocks"]
 BlockDone = Callable[[str, int], None]
 """Told that a block, of a tensor of this name, has been read for the last time; by whichever thread read it."""
 
-ChangedBlock = tuple[str, int, Callable[[], EncodedBlock]]
-"""A tensor's name, the index of one of its blocks, and what encodes that."""
+ChangedBlock = tuple[str, int, EncodedBlock]
+"""A tensor's name, the index of one of its blocks, and what became of that."""
 
 
 def diff(
@@ -75,7 +75,6 @@ def diff_of_blocks(
     changed: Iterable[ChangedBlock],
     *,
     before: State,
-    threads: int | None = None,
     spool: IO[bytes] | None = None,
     part: bool = False,
 ) -> Delta:
@@ -85,8 +84,10 @@ def diff_of_blocks(
     """
     _check_known(before, weights)
     makings = {name: _Making(name, tensor, tensor) for name, tensor in weights.items()}
-    jobs = [_Job(name, partial(_encode_known, encode), index) for name, index, encode in changed]
-    return _make_of(makings, jobs, DELTA, before, _Way(threads, None, spool, None, part))
+    keep = _keep(spool)
+    for name, index, block in changed:
+        makings[name].gather(index, _Done(added=block.digest, data=block.data, changed=block.changed), keep)
+    return _pack(makings, DELTA, before, keep, part)
 
 
 @dataclass(frozen=True)
@@ -124,11 +125,6 @@ class _Job:
 
 def _digest_old(old: Tensor, layout: Layout, index: int) -> _Done:
     return _Done(base=codec.digest(old.bits, layout, index))
-
-
-def _encode_known(encode: Callable[[], EncodedBlock]) -> _Done:
-    block = encode()
-    return _Done(added=block.digest, data=block.data, changed=block.changed)
 
 
 def _encode_fresh(new: Tensor, layout: Layout, index: int) -> _Done:
@@ -236,11 +232,7 @@ def _make(old: Weights, new: Weights, kind: str, before: State | None, coo: bool
     # In the order of `new`; what is only in `old` comes last.
     makings = {name: _Making(name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))}
     jobs = [job for making in makings.values() for job in making.jobs(before is not None, coo)]
-    return _make_of(makings, jobs, kind, before, way)
-
-
-def _make_of(makings: Mapping[str, _Making], jobs: Sequence[_Job], kind: str, before: State | None, way: _Way) -> Delta:
-    keep: Callable[[bytes], BlockData] = Spool(way.spool).keep if way.spool else lambda data: data
+    keep = _keep(way.spool)
 
     def work(job: _Job) -> _Done:
         result = job.run()
@@ -252,6 +244,21 @@ def _make_of(makings: Mapping[str, _Making], jobs: Sequence[_Job], kind: str, be
         makings[job.name].gather(job.new_block, done, keep)
         if way.progress:
             way.progress(done.nbytes)
+    return _pack(makings, kind, before, keep, way.part)
+
+
+def _keep(spool: IO[bytes] | None) -> Callable[[bytes], BlockData]:
+    """Where encoded blocks go: to the spool, or nowhere else than memory."""
+    return Spool(spool).keep if spool else lambda data: data
+
+
+def _pack(
+    makings: Mapping[str, _Making],
+    kind: str,
+    before: State | None,
+    keep: Callable[[bytes], BlockData],
+    part: bool,
+) -> Delta:
     known = before or State(
         {name: TensorState(one.old.dtype, one.old.shape, one.base) for name, one in makings.items() if one.old}
     )
@@ -259,7 +266,7 @@ def _make_of(makings: Mapping[str, _Making], jobs: Sequence[_Job], kind: str, be
     removed = [name for name, making in makings.items() if making.new is None]
     after = known.replace({one.entry.name: one.entry.state for one in packed}, removed)
     both = [tensor for one in makings.values() for tensor in (one.old, one.new)]
-    partial_file = way.part or any(tensor and tensor.rows for tensor in both)
+    partial_file = part or any(tensor and tensor.rows for tensor in both)
     return pack(
         packed,
         kind=kind,

@@ -26,8 +26,8 @@ from weightwire.delta.decoder import (
     check_tensors,
     covered,
     jobs_of,
-    naming,
     open_delta,
+    write_block,
 )
 from weightwire.delta.file import ANCHOR, Delta, Entry
 from weightwire.delta.state import State, TensorState, add
@@ -45,7 +45,7 @@ from weightwire.weights import (
     read_weights,
 )
 
-__all__ = ["Applied", "apply_in_place", "changes", "patch", "patch_checkpoint", "write_block"]
+__all__ = ["Applied", "apply_in_place", "changes", "patch", "patch_checkpoint"]
 
 
 def patch(
@@ -305,16 +305,6 @@ def _write(
     if stop and stop.is_set():
         raise Stopped
     return after
-
-
-def write_block(delta: Delta, job: BlockJob, bits: Bits) -> tuple[Patch, Digest]:
-    """Writes a block into the units that its entry covers; returns what was there, and what it adds to the digest."""
-    entry, index = job.entry, job.index
-    if job.patch is not None:
-        return job.patch, codec.swap(bits, job.patch, entry.layout, index)
-    data = delta.block(entry, index)
-    with naming(delta, entry, index):
-        return codec.apply(data, bits, entry.layout, index, fresh=entry.fresh)
 
 
 def _tied(delta: Delta, targets: Weights) -> dict[str, str]:

@@ -98,8 +98,9 @@ class CopyAdvance:
         if self._undone:
             raise ValueError("the copy was put back: there is nothing to make a delta of")
         scratch = _Scratch(max((block.nbytes for block in self._blocks), default=0))
-        changed = ((block.name, block.index, partial(_encode, block, scratch)) for block in self._blocks)
-        return diff_of_blocks(self._copy, changed, before=before, threads=threads, spool=spool, part=part)
+        encoded = in_order(lambda block: _encode(block, scratch), self._blocks, threads)
+        changed = ((block.name, block.index, made) for block, made in zip(self._blocks, encoded, strict=True))
+        return diff_of_blocks(self._copy, changed, before=before, spool=spool, part=part)
 
 
 # --- blocks ------------------------------------------------------------------------------------------------------
