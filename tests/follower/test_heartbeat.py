@@ -25,6 +25,15 @@ from weightwire.follower import heartbeat
 from weightwire.telemetry.events import Event
 
 
+async def in_trouble(scene: Scene) -> None:
+    """It follows, holds version 1, and cannot read version 2."""
+    await scene.publish()
+    scene.start()
+    await eventually(lambda: scene.work.version == 1)
+    scene.write(commit_path(2), b"hello")
+    await eventually(lambda: scene.work.trouble)
+
+
 class TestHeartbeats:
     def test_come_after_each_version(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
@@ -72,11 +81,7 @@ class TestHeartbeats:
         """Before the next one would be due."""
 
         async def act(scene: Scene) -> None:
-            await scene.publish()
-            scene.start()
-            await eventually(lambda: scene.work.version == 1)
-            scene.write(commit_path(2), b"hello")
-            await eventually(lambda: scene.work.trouble)
+            await in_trouble(scene)
             await asyncio.sleep(1)
             assert scene.beat.trouble == scene.work.trouble
             scene.remove(commit_path(2))
@@ -118,11 +123,7 @@ class TestHeartbeats:
         """Whoever has stopped is not in trouble any more."""
 
         async def act(scene: Scene) -> None:
-            await scene.publish()
-            scene.start()
-            await eventually(lambda: scene.work.version == 1)
-            scene.write(commit_path(2), b"hello")
-            await eventually(lambda: scene.work.trouble)
+            await in_trouble(scene)
             await scene.stop()
             await scene.work.stop_beating()
             assert (scene.beat.stopped, scene.beat.trouble) == (True, "")

@@ -26,7 +26,7 @@ from weightwire.system import Closeable, LoopThread, Runtime
 from weightwire.telemetry import Listener, log_event
 from weightwire.weights import read_weights
 
-__all__ = ["Follower", "Update"]
+__all__ = ["Follower"]
 
 _LAST_WORDS = 5.0  # seconds that the last heartbeat may take: if it is not written, its lease runs out
 
