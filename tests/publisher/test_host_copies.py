@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
 
+from support.captures import BF16, F32, SCHEMA, U8, CopyGate, eventually, filled, interrupt_main_thread, marks
 from weightwire import State, Tensor, diff, digest, patch
 from weightwire.codec.block_layout import BLOCK, Layout
 from weightwire.errors import SchemaChanged
 from weightwire.publisher.host_copies import HostCopies
-from weightwire.weights.dtypes import DTYPES
 from weightwire.weights.schema import Schema
 from weightwire.weights.tensor import Weights
 
-BF16, F32, U8 = (DTYPES[name] for name in ("BF16", "F32", "U8"))
-
-SCHEMA: Schema = {
-    "embed": (U8, (3 * BLOCK,)),
-    "norm": (F32, (5,)),
-    "none": (BF16, (4, 0)),
-    "head": (BF16, (64, 100)),
-    "scale": (F32, ()),
-}
 BLOCKS = [("embed", 0), ("embed", 1), ("embed", 2), ("norm", 0), ("head", 0), ("scale", 0)]
-
-
-def filled(mark: int, schema: Schema = SCHEMA) -> dict[str, Tensor]:
-    """Weights that are marked everywhere."""
-    return {
-        name: Tensor(dtype, shape, np.full(Layout.of(dtype, shape).count, mark, f"<u{dtype.unit}"))
-        for name, (dtype, shape) in schema.items()
-    }
-
-
-def marks(weights: Weights) -> set[int]:
-    return {int(mark) for tensor in weights.values() for mark in np.unique(tensor.bits)}
 
 
 def part(weights: Weights, block: tuple[str, int]) -> set[int]:
@@ -53,44 +29,6 @@ def part(weights: Weights, block: tuple[str, int]) -> set[int]:
     return {int(mark) for mark in np.unique(tensor.bits[begin:end])}
 
 
-def eventually(what: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 10
-    while not what() and time.monotonic() < end:
-        time.sleep(0.001)
-    return what()
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as made:
-        yield made
-
-
-class Gate:
-    """Stands in for numpy.copyto: the copies wait until the gate is open, or something happens before one of them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open = threading.Event()
-        self.open.set()
-        self.copies = 0
-        self.before: Callable[[int], None] = lambda count: None
-        self._copyto = np.copyto
-        monkeypatch.setattr(np, "copyto", self)
-
-    def __call__(self, target: Any, source: Any) -> None:
-        self.before(self.copies)
-        self.copies += 1
-        assert self.open.wait(10)
-        self._copyto(target, source)
-
-
-@pytest.fixture
-def gate(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    made = Gate(monkeypatch)
-    yield made
-    made.open.set()  # before the pool waits for its threads
-
-
 @contextmanager
 def released(copies: HostCopies[int]) -> Iterator[None]:
     """Whatever goes wrong in a test, no capture goes on waiting for a block, and the pool for the capture."""
@@ -98,9 +36,6 @@ def released(copies: HostCopies[int]) -> Iterator[None]:
         yield
     finally:
         copies.release_all()
-
-
-# Buffers
 
 
 def test_copies_have_the_schema_and_its_order() -> None:
@@ -155,9 +90,6 @@ def test_rows_of_a_rank() -> None:
         copies.capture({"head": filled(7)["head"], "norm": filled(7)["norm"]}, 2)
 
 
-# Tickets
-
-
 @pytest.mark.parametrize("threads", [None, 1, 3])
 def test_what_was_captured_is_taken_once(threads: int | None) -> None:
     copies = HostCopies[str](SCHEMA, threads=threads)
@@ -189,9 +121,6 @@ def test_captures_replace_each_other() -> None:
     assert dropped == [(1, 2), (2, 3)]  # the third was taken
 
 
-# Other weights than the run has
-
-
 def without(name: str) -> dict[str, Tensor]:
     return {other: tensor for other, tensor in filled(9).items() if other != name}
 
@@ -219,9 +148,6 @@ def test_a_changed_schema_is_refused_before_anything_is_copied(weights: Weights,
     assert "another URL" in (caught.value.hint or "")
     assert copies.take() == 1
     assert (marks(copies.latest), dropped) == ({1}, [])
-
-
-# A wave that follows a wave
 
 
 def test_a_capture_follows_the_diff_block_by_block(pool: ThreadPoolExecutor) -> None:
@@ -285,10 +211,7 @@ def test_a_diff_releases_what_it_has_read() -> None:
     copies.capture(filled(2), 2)  # would wait for ever
 
 
-# Taking turns
-
-
-def test_taking_waits_for_a_capture_in_progress(pool: ThreadPoolExecutor, gate: Gate) -> None:
+def test_taking_waits_for_a_capture_in_progress(pool: ThreadPoolExecutor, gate: CopyGate) -> None:
     copies = HostCopies[int](SCHEMA)
     copies.capture(filled(1), 1)
     gate.open.clear()
@@ -303,7 +226,7 @@ def test_taking_waits_for_a_capture_in_progress(pool: ThreadPoolExecutor, gate: 
     capturing.result(10)
 
 
-def test_a_diff_that_waits_goes_before_the_next_capture(pool: ThreadPoolExecutor, gate: Gate) -> None:
+def test_a_diff_that_waits_goes_before_the_next_capture(pool: ThreadPoolExecutor, gate: CopyGate) -> None:
     """Else a trainer that publishes without pause would never let one start."""
     copies = HostCopies[int](SCHEMA)
     gate.open.clear()
@@ -388,10 +311,7 @@ def test_a_chain_of_deltas_while_a_trainer_hammers(pool: ThreadPoolExecutor) -> 
     hammering.result(10)
 
 
-# Interrupts and failures
-
-
-def test_a_capture_that_fails_half_way_loses_what_it_overwrote(gate: Gate) -> None:
+def test_a_capture_that_fails_half_way_loses_what_it_overwrote(gate: CopyGate) -> None:
     dropped: list[tuple[int, int | None]] = []
     copies = HostCopies[int](SCHEMA, threads=1, dropped=lambda ticket, by: dropped.append((ticket, by)))
     copies.capture(filled(1), 1)
@@ -412,22 +332,8 @@ def test_a_capture_that_fails_half_way_loses_what_it_overwrote(gate: Gate) -> No
     assert dropped == [(1, None)]
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Where an earlier handler was left in place, Ctrl-C may do something else."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def interrupt_main_thread(after: float = 0) -> None:
-    time.sleep(after)
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.2)  # until it has noticed
-
-
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_half_way_loses_what_was_overwritten(gate: Gate) -> None:
+def test_an_interrupt_half_way_loses_what_was_overwritten(gate: CopyGate) -> None:
     dropped: list[tuple[int, int | None]] = []
     copies = HostCopies[int](SCHEMA, threads=1, dropped=lambda ticket, by: dropped.append((ticket, by)))
     copies.capture(filled(1), 1)
@@ -441,7 +347,7 @@ def test_an_interrupt_half_way_loses_what_was_overwritten(gate: Gate) -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_that_comes_too_late_changes_nothing(gate: Gate) -> None:
+def test_an_interrupt_that_comes_too_late_changes_nothing(gate: CopyGate) -> None:
     dropped: list[tuple[int, int | None]] = []
     copies = HostCopies[int](SCHEMA, threads=1, dropped=lambda ticket, by: dropped.append((ticket, by)))
     copies.capture(filled(1), 1)
@@ -469,7 +375,7 @@ def test_an_interrupt_while_it_waits_for_a_diff(pool: ThreadPoolExecutor) -> Non
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_while_it_waits_for_its_turn(pool: ThreadPoolExecutor, gate: Gate) -> None:
+def test_an_interrupt_while_it_waits_for_its_turn(pool: ThreadPoolExecutor, gate: CopyGate) -> None:
     copies = HostCopies[int](SCHEMA)
     gate.open.clear()
     first = pool.submit(copies.capture, filled(1), 1)
@@ -480,68 +386,3 @@ def test_an_interrupt_while_it_waits_for_its_turn(pool: ThreadPoolExecutor, gate
     gate.open.set()
     first.result(10)
     assert (copies.take(), marks(copies.latest)) == (1, {1})
-
-
-# Turns
-
-
-def test_captures_are_held_and_let_go_one_turn_further(pool: ThreadPoolExecutor) -> None:
-    """What several ranks do to agree on one capture."""
-    copies = HostCopies[str](SCHEMA)
-    copies.capture(filled(1), "one", 1)
-    assert copies.gate.hold() == 1
-
-    def go_on() -> None:
-        for turn in (2, 3):
-            copies.capture(filled(turn), str(turn), turn)
-
-    later = pool.submit(go_on)
-    time.sleep(0.1)
-    assert copies.pending == "one"
-    assert not copies.gate.reached(2)
-
-    copies.gate.let(2)
-    assert eventually(lambda: copies.gate.reached(2))
-    assert not later.done()
-    assert copies.take() == "2"
-    assert marks(copies.latest) == {2}
-    copies.release_all()
-
-    copies.gate.let(None)
-    later.result(10)
-    assert copies.take() == "3"
-
-
-def test_holding_waits_for_a_capture_in_progress(pool: ThreadPoolExecutor, gate: Gate) -> None:
-    copies = HostCopies[str](SCHEMA)
-    gate.open.clear()
-    capturing = pool.submit(copies.capture, filled(1), "one", 1)
-    assert eventually(lambda: gate.copies > 0)
-    held = pool.submit(copies.gate.hold)
-    time.sleep(0.05)
-    assert not held.done()
-    assert not copies.gate.reached(1)
-    gate.open.set()
-    assert held.result(10) == 1
-    assert copies.gate.reached(1)
-    capturing.result(10)
-
-
-def test_a_turn_without_a_capture_is_reached_all_the_same() -> None:
-    copies = HostCopies[str](SCHEMA)
-    copies.capture(filled(1), "one", 1)
-    copies.gate.skip(2)
-    assert copies.gate.hold() == 2
-    assert copies.gate.reached(2)
-    assert copies.take() == "one"
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_while_captures_are_held(pool: ThreadPoolExecutor) -> None:
-    copies = HostCopies[str](SCHEMA)
-    copies.gate.hold()
-    pool.submit(interrupt_main_thread, 0.1)
-    with pytest.raises(KeyboardInterrupt):
-        copies.capture(filled(1), "one", 1)
-    copies.gate.let(None)
-    assert copies.take() is None

@@ -1,0 +1,44 @@
+"""What tests of the publisher share: a bucket, the events, threads, and copies that stop half way."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from support.captures import CopyGate
+from support.troubled import Troubled, in_memory
+from weightwire.telemetry.events import Event
+
+
+@pytest.fixture
+def bucket() -> Troubled:
+    return in_memory()
+
+
+@pytest.fixture
+def heard() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as made:
+        yield made
+
+
+@pytest.fixture
+def gate(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[CopyGate]:
+    made = CopyGate(monkeypatch)
+    yield made
+    made.open.set()  # before the pool waits for its threads
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Where an earlier handler was left in place, Ctrl-C may do something else."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -1,0 +1,302 @@
+"""What fails on one rank fails on all, and no version is ever a mixture."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.published import commits_in
+from support.rank_circle import RankCircle, at_once, at_step, check_no_mixture, on_all, shard, steps
+from support.troubled import Act, Troubled, denied
+from weightwire.errors import (
+    BucketError,
+    CheckpointError,
+    Fenced,
+    NoRun,
+    PermissionDenied,
+    RankFailed,
+    SchemaChanged,
+    Unavailable,
+    WeightwireError,
+)
+from weightwire.inspection.verify import verify_run
+from weightwire.publisher.publisher import Publisher
+from weightwire.system.runtime import Runtime
+
+
+class TestFailures:
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_of_one_rank_are_those_of_all(self, bucket: Troubled, rank: int) -> None:
+        bucket.trouble("put", f"deltas/2/e1-r{rank}", denied)
+
+        def work(publisher: Publisher, rank: int) -> list[Any]:
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            failed = publisher.publish(shard(at_step(1), rank, 2), step=1)
+            with pytest.raises(PermissionDenied):
+                failed.wait(10)
+            return [publisher.publish(shard(at_step(2), rank, 2), step=2).wait(10)]
+
+        assert on_all(bucket, 2, work) == [[2], [2]]
+        assert steps(bucket) == [0, 2]
+        check_no_mixture(bucket)
+
+    def test_of_the_first_version(self, bucket: Troubled) -> None:
+        bucket.trouble("put", "anchors/1/e1-r1", denied)
+
+        def work(publisher: Publisher, rank: int) -> int:
+            with pytest.raises(PermissionDenied):
+                publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+
+        assert on_all(bucket, 2, work) == [1, 1]
+        check_no_mixture(bucket)
+
+    @pytest.mark.parametrize("blocking", [False, True])
+    def test_a_publish_that_fails_on_one_rank(self, bucket: Troubled, blocking: bool) -> None:
+        def work(publisher: Publisher, rank: int) -> int:
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            weights = shard(at_step(1), rank, 2)
+            if rank == 1:
+                weights["layer.weight"] = np.zeros(3)
+            with pytest.raises(WeightwireError):
+                publisher.publish(weights, step=1).wait(10)
+            return publisher.publish(shard(at_step(2), rank, 2), step=2).wait(10)
+
+        assert on_all(bucket, 2, work, blocking=blocking) == [2, 2]
+        assert steps(bucket) == [0, 2]
+        check_no_mixture(bucket)
+
+    def test_what_cannot_be_read_on_one_rank(self, bucket: Troubled) -> None:
+        def work(publisher: Publisher, rank: int) -> int:
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            with pytest.raises(WeightwireError):
+                publisher.publish({"x": "y"} if rank else shard(at_step(1), rank, 2), step=1).wait(10)
+            return publisher.publish(shard(at_step(2), rank, 2), step=2).wait(10)
+
+        assert on_all(bucket, 2, work) == [2, 2]
+        assert steps(bucket) == [0, 2]
+
+    def test_a_first_publish_that_fails_on_one_rank(self, bucket: Troubled) -> None:
+        def work(publisher: Publisher, rank: int) -> int:
+            with pytest.raises(WeightwireError):
+                publisher.publish({"x": "y"} if rank else shard(at_step(0), rank, 2), step=0).wait(10)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+
+        assert on_all(bucket, 2, work) == [1, 1]
+        assert steps(bucket) == [1]
+
+    def test_shards_that_do_not_fit(self, bucket: Troubled) -> None:
+        """All hear of it at once, and may try again."""
+
+        def work(publisher: Publisher, rank: int) -> int:
+            with pytest.raises(CheckpointError, match="no rank has rows"):
+                publisher.publish(shard(at_step(0), rank, 3), step=0)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+
+        assert on_all(bucket, 2, work) == [1, 1]
+        assert steps(bucket) == [1]
+
+    def test_ranks_at_different_steps(self, bucket: Troubled) -> None:
+        def work(publisher: Publisher, rank: int) -> None:
+            publication = publisher.publish(shard(at_step(rank), rank, 2), step=rank)
+            with pytest.raises(WeightwireError, match="different steps"):
+                publication.wait(10)
+
+        on_all(bucket, 2, work)
+        assert asyncio.run(bucket.list("commits/")) == []
+
+    def test_a_run_that_cannot_be_started(self, bucket: Troubled) -> None:
+        bucket.trouble("create", "run.json", denied, times=1)
+
+        def work(publisher: Publisher, rank: int) -> int:
+            with pytest.raises(PermissionDenied):
+                publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+
+        assert on_all(bucket, 2, work) == [1, 1]
+
+    def test_a_bucket_that_cannot_be_used(self, bucket: Troubled) -> None:
+        bucket.trouble("create", "probe/", denied, times=1e9)
+        circle = RankCircle(2)
+
+        def one(rank: int) -> str:
+            with pytest.raises(BucketError) as caught:
+                Publisher(bucket, ranks=circle.seat(rank))
+            return caught.value.message
+
+        mine, theirs = at_once(2, one)
+        assert theirs == f"rank 0: {mine}"
+
+    def test_being_fenced_off_is_told_to_all(self, bucket: Troubled) -> None:
+        def work(publisher: Publisher, rank: int) -> None:
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            if rank == 0:
+                with Publisher(bucket) as other:
+                    assert other.publish(at_step(5), step=5).wait(10) == 3
+            publication = publisher.publish(shard(at_step(1), rank, 2), step=1)
+            with pytest.raises(Fenced):
+                publication.wait(10)
+            with pytest.raises(Fenced):
+                publisher.publish(shard(at_step(2), rank, 2), step=2)
+
+        on_all(bucket, 2, work)
+        assert steps(bucket) == [0, 5]
+
+    @pytest.mark.parametrize("moment", ["before", "between", "during"])
+    @pytest.mark.parametrize("gone", [0, 1])
+    def test_a_rank_that_is_gone(self, bucket: Troubled, moment: str, gone: int) -> None:
+        """Nobody waits for it for ever, and nothing half is committed."""
+        circle = RankCircle(3)
+        last = 1 if moment == "before" else 2
+
+        def one(rank: int) -> None:
+            seat = circle.seat(rank)
+            publisher = Publisher(bucket, ranks=seat, threads=1)
+            if moment != "before":
+                publisher.publish(shard(at_step(0), rank, 3), step=0).wait(10)
+            if rank == gone:
+                if moment == "during":
+
+                    async def die(act: Act) -> Any:
+                        circle.leave(gone)
+                        return await act()
+
+                    bucket.trouble("put", f"deltas/2/e1-r{gone}", die)
+                else:
+                    seat.close()
+            with pytest.raises(RankFailed):
+                publisher.publish(shard(at_step(1), rank, 3), step=1).wait(10)
+            with pytest.raises(RankFailed):
+                publisher.publish(shard(at_step(2), rank, 3), step=2)
+            publisher.close(10)
+
+        at_once(3, one)
+        if last == 2:
+            assert steps(bucket) == [0]
+            check_no_mixture(bucket)
+
+    def test_a_rank_that_leaves_too_early(self, bucket: Troubled) -> None:
+        def work(publisher: Publisher, rank: int) -> None:
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            if rank == 0:
+                publication = publisher.publish(shard(at_step(1), rank, 2), step=1)
+                with pytest.raises(
+                    WeightwireError, match="closed its publisher after publish 1, and others have gone on"
+                ):
+                    publication.wait(10)
+
+        on_all(bucket, 2, work)
+        assert steps(bucket) == [0]
+
+    def test_a_rank_whose_publisher_rank_0_has_closed(self, bucket: Troubled) -> None:
+        ended = threading.Event()
+
+        def work(publisher: Publisher, rank: int) -> None:
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            if rank == 1:
+                ended.wait(10)
+                time.sleep(0.1)
+                with pytest.raises(WeightwireError, match="rank 0 has closed"):
+                    publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+            else:
+                threading.Timer(0.1, ended.set).start()
+
+        on_all(bucket, 2, work)
+        assert steps(bucket) == [0]
+
+    def test_other_tensors_than_the_run_has(self, bucket: Troubled) -> None:
+        with Publisher(bucket) as publisher:
+            publisher.publish({"x": np.zeros(3, np.float32)}).wait(10)
+
+        def work(publisher: Publisher, rank: int) -> None:
+            for _ in range(2):
+                with pytest.raises(SchemaChanged):
+                    publisher.publish(shard(at_step(0), rank, 2), step=0)
+
+        on_all(bucket, 2, work)
+        assert [commit.kind for commit in commits_in(bucket)] == ["fence", "anchor"]  # nobody was fenced off
+
+    def test_a_run_that_another_starts_meanwhile(self, bucket: Troubled) -> None:
+        """What was uploaded for its first version is given up, and the next one is an anchor in the other's run."""
+        gate = threading.Event()
+
+        async def overtaken(act: Act) -> Any:
+            await act()
+            with Publisher(Troubled(bucket.inner)) as other:
+                other.publish(at_step(7), step=7).wait(10)
+            gate.set()
+
+        bucket.trouble("put", "anchors/1/e1-r0", overtaken)
+
+        def work(publisher: Publisher, rank: int) -> int:
+            with pytest.raises(WeightwireError, match="another publisher has started the run"):
+                publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+
+        assert on_all(bucket, 2, work) == [3, 3]
+        assert gate.is_set()
+        assert steps(bucket) == [7, 1]
+        check_no_mixture(bucket)
+
+
+class TestChance:
+    """Slow ranks, ranks that go, requests that fail or whose replies are lost, restarts with other numbers of ranks."""
+
+    @pytest.mark.parametrize(
+        "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))]
+    )
+    def test_no_version_is_ever_a_mixture(self, bucket: Troubled, seed: int) -> None:
+        chance = random.Random(seed)
+        first = 0
+        for _ in range(3):
+            self.live(bucket, chance, first)
+            first += 12
+        bucket.calm()
+        with contextlib.suppress(NoRun):
+            check_no_mixture(bucket)
+            assert asyncio.run(verify_run(bucket, Runtime(), rebuild=True)).fine
+
+    def live(self, bucket: Troubled, chance: random.Random, first: int) -> None:
+        """One job, from its start to its end, which may come early."""
+        size = chance.choice([2, 3])
+        circle = RankCircle(size)
+        leaves = {chance.randrange(size): chance.randrange(12)} if chance.random() < 0.4 else {}
+        seeds = [chance.random() for _ in range(size)]
+        how: dict[str, Any] = {"blocking": chance.random() < 0.3, "anchor_every": 3}
+
+        async def unlucky(act: Act) -> Any:
+            await asyncio.sleep(chance.choice([0, 0, 0, 0.01]))
+            if chance.random() < 0.02:
+                raise Unavailable("the request failed")
+            result = await act()
+            if chance.random() < 0.02:
+                raise Unavailable("the reply was lost")
+            return result
+
+        def one(rank: int) -> list[int | None]:
+            mine = random.Random(seeds[rank])
+            published = []
+            with contextlib.suppress(WeightwireError):
+                publisher = Publisher(bucket, ranks=circle.seat(rank), threads=1, **how)
+                try:
+                    for step in range(first, first + 12):
+                        time.sleep(mine.choice([0, 0.002, 0.02]))
+                        if leaves.get(rank) == step - first:
+                            circle.leave(rank)
+                        published.append(publisher.publish(shard(at_step(step), rank, size), step=step))
+                finally:
+                    publisher.close(20)
+            return [one.version for one in published if one.done]
+
+        bucket.calm()
+        bucket.trouble("create put get list find read_into", "", unlucky, times=1e9)
+        versions = at_once(size, one)
+        if not leaves:
+            assert all(each == versions[0] for each in versions)

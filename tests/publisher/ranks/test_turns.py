@@ -1,0 +1,135 @@
+"""Trainers of different ranks are never at the same point: all of them publish the same step."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from support.rank_circle import SIZES, at_step, check_no_mixture, on_all, shard, steps
+from support.troubled import Act, Troubled
+from weightwire.errors import WeightwireError
+from weightwire.publisher.publication import Publication
+from weightwire.publisher.publisher import Publisher
+from weightwire.publisher.ranks import setup, turns
+from weightwire.telemetry.events import Event
+
+
+class TestTiming:
+    """Trainers of different ranks are never at the same point."""
+
+    @pytest.mark.parametrize("slow_rank", [0, 1, 2])
+    def test_the_same_step_of_every_rank(self, bucket: Troubled, slow_rank: int) -> None:
+        async def slowly(act: Act) -> Any:
+            await asyncio.sleep(0.02)
+            return await act()
+
+        bucket.trouble("put", "deltas/", slowly, times=1e9)
+
+        def work(publisher: Publisher, rank: int) -> list[Publication]:
+            published = []
+            for step in range(40):
+                if rank == slow_rank:
+                    time.sleep(0.003)
+                published.append(publisher.publish(shard(at_step(step), rank, 3), step=step))
+            return published
+
+        ranks = on_all(bucket, 3, work)
+        check_no_mixture(bucket)
+        assert steps(bucket)[-1] == 39
+        assert len(steps(bucket)) < 40
+        for publications in ranks:
+            assert all(one.done for one in publications)
+            assert [one.wait(0) for one in publications] == sorted(one.wait(0) for one in publications)
+        assert len({tuple(one.version for one in publications) for publications in ranks}) == 1
+
+    def test_a_rank_that_is_far_behind(self, bucket: Troubled) -> None:
+        """Others go on, as far as one capture ahead of what they agreed on."""
+        go = threading.Event()
+
+        def work(publisher: Publisher, rank: int) -> int:
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            if rank == 1:
+                go.wait(10)
+            publication = publisher.publish(shard(at_step(1), rank, 2), step=1)
+            if rank == 0:
+                time.sleep(0.2)
+                assert not publication.done
+                go.set()
+            return publication.wait(10)
+
+        assert on_all(bucket, 2, work) == [2, 2]
+
+    def test_a_rank_that_does_not_come_says_so(self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(turns, "LATE", 0.05)
+        heard: list[Event] = []
+
+        def work(publisher: Publisher, rank: int) -> int:
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            if rank == 1:
+                time.sleep(0.5)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+
+        on_all(bucket, 2, work, on_event=heard.append)
+        assert any("rank 1 has not published yet what others have" in event.message for event in heard)
+
+    def test_a_rank_that_never_came_says_so(self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(setup, "LATE", 0.05)
+        heard: list[Event] = []
+
+        def work(publisher: Publisher, rank: int) -> int:
+            if rank == 1:
+                time.sleep(0.5)
+            return publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+
+        on_all(bucket, 2, work, on_event=heard.append)
+        assert any("rank 0 waits for the first publish of all others" in event.message for event in heard)
+
+    def test_only_one_rank_waits_for_what_others_go_past(
+        self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its weights cannot be published any more, and it would wait for ever."""
+        monkeypatch.setattr(turns, "LATE", 0.1)
+        go = threading.Event()
+
+        def work(publisher: Publisher, rank: int) -> None:
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            if rank == 0:
+                go.wait(10)
+            publication = publisher.publish(shard(at_step(1), rank, 2), step=1)
+            if rank == 1:
+                publication = publisher.publish(shard(at_step(2), rank, 2), step=2)
+                go.set()
+            with pytest.raises(WeightwireError, match="waits for publish 2, and others have gone on to publish 3"):
+                publication.wait(10)
+            if rank == 0:
+                publisher.publish(shard(at_step(2), rank, 2), step=2)
+            publisher.publish(shard(at_step(3), rank, 2), step=3).wait(10)
+
+        on_all(bucket, 2, work)
+        assert steps(bucket)[-1] == 3
+        check_no_mixture(bucket)
+
+    @SIZES
+    def test_blocking(self, bucket: Troubled, size: int) -> None:
+        def work(publisher: Publisher, rank: int) -> list[int | None]:
+            return [publisher.publish(shard(at_step(step), rank, size), step=step).version for step in range(4)]
+
+        assert on_all(bucket, size, work, blocking=True) == [[1, 2, 3, 4]] * size
+        check_no_mixture(bucket)
+
+    def test_what_waits_is_published_in_the_end(self, bucket: Troubled) -> None:
+        def work(publisher: Publisher, rank: int) -> None:
+            for step in range(10):
+                publisher.publish(shard(at_step(step), rank, 2), step=step)
+
+        on_all(bucket, 2, work)
+        assert steps(bucket)[-1] == 9
+        check_no_mixture(bucket)
+
+    def test_nothing_at_all(self, bucket: Troubled) -> None:
+        on_all(bucket, 2, lambda publisher, rank: None)
+        assert asyncio.run(bucket.list("")) == []

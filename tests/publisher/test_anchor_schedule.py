@@ -1,0 +1,53 @@
+"""When the next anchor is due."""
+
+from __future__ import annotations
+
+from weightwire.chain import ANCHOR, DELTA, Commit, DataFile, Shortcut, data_path
+from weightwire.publisher.anchor_schedule import AnchorSchedule
+
+RUN, HASH = "0" * 32, "0" * 64
+WEIGHTS = 1000
+"""Bytes of all weights."""
+
+
+def files(kind: str, nbytes: int) -> tuple[DataFile, ...]:
+    return (DataFile(data_path(kind, 1, 1, 0, HASH), nbytes, HASH, 0),) if nbytes else ()
+
+
+def commit(kind: str, nbytes: int = 0) -> Commit:
+    fields = {"run": RUN, "version": 1, "epoch": 1, "write_id": RUN, "parent": HASH, "before": HASH, "after": HASH}
+    return Commit(**fields, kind=kind, files=files(kind, nbytes))  # type: ignore[arg-type]
+
+
+def shortcut(nbytes: int) -> Shortcut:
+    return Shortcut(run=RUN, version=1, kind="anchor", after=HASH, files=files(ANCHOR, nbytes))
+
+
+def test_an_anchor_is_due_after_every_so_many_deltas_whatever_their_size() -> None:
+    schedule = AnchorSchedule(every=2)
+    assert not schedule.is_due(WEIGHTS)
+    schedule = schedule.after_commit(commit(DELTA, 10**9))
+    assert not schedule.is_due(WEIGHTS)
+    schedule = schedule.after_commit(commit(DELTA))
+    assert schedule.is_due(WEIGHTS)
+    assert not schedule.after_commit(commit(ANCHOR, 1)).is_due(WEIGHTS)
+    assert not schedule.restarted().is_due(WEIGHTS)
+
+
+def test_an_anchor_is_due_when_deltas_add_up_to_half_of_the_last_one() -> None:
+    schedule = AnchorSchedule().after_commit(commit(ANCHOR, 600)).after_commit(commit(DELTA, 300))
+    assert not schedule.is_due(WEIGHTS)
+    assert schedule.after_commit(commit(DELTA, 1)).is_due(WEIGHTS)
+
+
+def test_an_anchor_is_taken_to_be_two_thirds_of_the_weights_before_one_was_made() -> None:
+    schedule = AnchorSchedule().after_commit(commit(DELTA, 330))
+    assert not schedule.is_due(WEIGHTS)
+    assert schedule.after_commit(commit(DELTA, 1)).is_due(WEIGHTS)
+
+
+def test_deltas_that_are_published_while_an_anchor_is_uploaded_count_for_the_next_one() -> None:
+    schedule = AnchorSchedule(every=1).after_commit(commit(DELTA, 5)).restarted().after_commit(commit(DELTA, 7))
+    schedule = schedule.after_shortcut(shortcut(400), "shortcuts/1/anchor-x.json")
+    assert schedule == AnchorSchedule(1, 400, 7, 1, "shortcuts/1/anchor-x.json")
+    assert schedule.is_due(WEIGHTS)

@@ -1,0 +1,96 @@
+"""Anchors beside the chain: when they are made, and that nothing depends on them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from support.published import commits_in, version_in
+from support.publishing import F16, initial, train
+from support.samples import base as bits_of
+from support.samples import change
+from support.troubled import Troubled, failed
+from weightwire import digest
+from weightwire.publisher.publisher import Publisher
+from weightwire.telemetry.events import Event
+
+
+class TestAnchors:
+    def test_every_so_many_versions(self, bucket: Troubled) -> None:
+        weights = initial()
+        states = {}
+        with Publisher(bucket, anchor_every=3) as publisher:
+            for step in range(10):
+                train(weights, step)
+                version = publisher.publish(weights).wait()
+                states[version] = digest(weights)
+        made = [int(one.path.split("/")[1]) for one in asyncio.run(bucket.list("shortcuts/"))]
+        assert sorted(made) == [4, 7, 10]
+        bucket.asked.clear()
+        for version in (4, 6, 10):
+            assert version_in(bucket, version) == states[version]
+        assert not [path for verb, path in bucket.asked if verb == "read_into" and path.startswith("anchors/1/")]
+
+    def test_when_the_deltas_add_up_to_half_of_one(self, bucket: Troubled) -> None:
+        weights = {"w": bits_of(F16, 6400)}
+        with Publisher(bucket) as publisher:
+            publisher.publish(weights).wait()
+            for step in range(16):
+                weights["w"] = change(weights["w"], F16, "mostly-up", seed=step)
+                publisher.publish(weights).wait()
+        commits = commits_in(bucket)
+        made = sorted(int(one.path.split("/")[1]) for one in asyncio.run(bucket.list("shortcuts/")))
+        total, due = 0, []
+        for commit in commits[2:]:
+            total += commit.nbytes
+            if total > commits[1].nbytes / 2:
+                due.append(commit.version)
+                total = 0
+        assert due
+        assert made == due
+
+    def test_not_while_deltas_are_small(self, bucket: Troubled) -> None:
+        weights = initial()
+        with Publisher(bucket) as publisher:
+            for _ in range(10):
+                weights["scale"][...] += 1
+                publisher.publish(weights).wait()
+        assert not asyncio.run(bucket.list("shortcuts/"))
+
+    def test_are_counted_over_restarts(self, bucket: Troubled) -> None:
+        """A trainer that never lives long enough for one makes one all the same, and does not forget it."""
+        weights = initial()
+        for step in range(7):
+            published = {name: array.copy() for name, array in weights.items()}
+            with Publisher(bucket, anchor_every=3, published=published if step % 2 else None) as publisher:
+                train(weights, step)
+                publisher.publish(weights)
+        commits = commits_in(bucket)
+        made = {int(one.path.split("/")[1]): one.path for one in asyncio.run(bucket.list("shortcuts/"))}
+        first, second = sorted(made)
+        assert [commit.kind for commit in commits[2 : first + 1]].count("delta") == 3
+        assert [commit.kind for commit in commits[first + 1 : second + 1]].count("delta") == 3
+        hint = json.loads(asyncio.run(bucket.get("HEAD.json")))
+        assert hint["anchor"] == made[first]  # the second came after the last hint
+
+    def test_that_fail_harm_nothing(self, bucket: Troubled, heard: list[Event]) -> None:
+        weights = initial()
+        with Publisher(bucket, anchor_every=1, on_event=heard.append) as publisher:
+            publisher.publish(weights).wait()
+            bucket.trouble("put", "anchors/", failed, times=1e9)
+            for step in range(3):
+                train(weights, step)
+                publisher.publish(weights).wait()
+        assert version_in(bucket) == digest(weights)
+        assert not asyncio.run(bucket.list("shortcuts/"))
+        assert "no anchor for version 2 (the request failed)" in [event.message for event in heard]
+
+    def test_are_hinted_at(self, bucket: Troubled) -> None:
+        weights = initial()
+        with Publisher(bucket, anchor_every=1) as publisher:
+            for step in range(5):
+                train(weights, step)
+                publisher.publish(weights).wait()
+        hint = json.loads(asyncio.run(bucket.get("HEAD.json")))
+        assert hint["version"] in (4, 5)
+        assert hint["anchor"] in [one.path for one in asyncio.run(bucket.list("shortcuts/"))]

@@ -1,0 +1,73 @@
+"""Captures of several ranks are held, agreed on, and let go one turn further."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from support.captures import SCHEMA, CopyGate, eventually, filled, interrupt_main_thread, marks
+from weightwire.publisher.host_copies import HostCopies
+
+
+def test_captures_are_held_and_let_go_one_turn_further(pool: ThreadPoolExecutor) -> None:
+    """What several ranks do to agree on one capture."""
+    copies = HostCopies[str](SCHEMA)
+    copies.capture(filled(1), "one", 1)
+    assert copies.gate.hold() == 1
+
+    def go_on() -> None:
+        for turn in (2, 3):
+            copies.capture(filled(turn), str(turn), turn)
+
+    later = pool.submit(go_on)
+    time.sleep(0.1)
+    assert copies.pending == "one"
+    assert not copies.gate.reached(2)
+
+    copies.gate.let(2)
+    assert eventually(lambda: copies.gate.reached(2))
+    assert not later.done()
+    assert copies.take() == "2"
+    assert marks(copies.latest) == {2}
+    copies.release_all()
+
+    copies.gate.let(None)
+    later.result(10)
+    assert copies.take() == "3"
+
+
+def test_holding_waits_for_a_capture_in_progress(pool: ThreadPoolExecutor, gate: CopyGate) -> None:
+    copies = HostCopies[str](SCHEMA)
+    gate.open.clear()
+    capturing = pool.submit(copies.capture, filled(1), "one", 1)
+    assert eventually(lambda: gate.copies > 0)
+    held = pool.submit(copies.gate.hold)
+    time.sleep(0.05)
+    assert not held.done()
+    assert not copies.gate.reached(1)
+    gate.open.set()
+    assert held.result(10) == 1
+    assert copies.gate.reached(1)
+    capturing.result(10)
+
+
+def test_a_turn_without_a_capture_is_reached_all_the_same() -> None:
+    copies = HostCopies[str](SCHEMA)
+    copies.capture(filled(1), "one", 1)
+    copies.gate.skip(2)
+    assert copies.gate.hold() == 2
+    assert copies.gate.reached(2)
+    assert copies.take() == "one"
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupt_while_captures_are_held(pool: ThreadPoolExecutor) -> None:
+    copies = HostCopies[str](SCHEMA)
+    copies.gate.hold()
+    pool.submit(interrupt_main_thread, 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        copies.capture(filled(1), "one", 1)
+    copies.gate.let(None)
+    assert copies.take() is None

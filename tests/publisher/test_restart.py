@@ -1,0 +1,315 @@
+"""A publisher that comes after another: it goes on from what was published, and fences the other off."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from support.published import commits_in, run_in, version_in
+from support.publishing import RequestGate, initial, kinds, state, train
+from support.troubled import Troubled, denied
+from weightwire import digest
+from weightwire.errors import Fenced, PermissionDenied, UnsafeBucket, WrongBase
+from weightwire.publisher.publisher import Publisher
+
+
+class TestRestart:
+    def test_goes_on_where_the_last_one_ended(self, bucket: Troubled) -> None:
+        weights = initial()
+        for life in range(3):
+            with Publisher(bucket) as publisher:
+                assert publisher.state == (state(weights) if life else None)
+                for step in range(3):
+                    train(weights, 10 * life + step)
+                    publisher.publish(weights).wait()
+                    assert version_in(bucket) == digest(weights)
+        expected = [("fence", 1), ("anchor", 1), ("delta", 1), ("delta", 1)]
+        assert kinds(bucket) == expected + [(kind, epoch) for epoch in (2, 3) for kind in ["fence"] + 3 * ["delta"]]
+
+    def test_with_other_weights_than_were_published(self, bucket: Troubled) -> None:
+        """The diff is against what was published: what the trainer lost or skipped does not matter."""
+        weights = initial()
+        with Publisher(bucket) as publisher:
+            publisher.publish(weights)
+        other = initial()
+        for step in range(5):
+            train(other, step + 7)
+        with Publisher(bucket) as publisher:
+            publisher.publish(other)
+        assert version_in(bucket) == digest(other)
+        assert version_in(bucket, 1) == digest(weights)
+
+    def test_without_a_publish_leaves_the_run_as_it_was(self, bucket: Troubled) -> None:
+        with Publisher(bucket) as publisher:
+            publisher.publish(initial())
+        before = asyncio.run(bucket.list(""))
+        with Publisher(bucket) as publisher:
+            assert publisher.version == 1
+            assert publisher.state == state(initial())
+        assert asyncio.run(bucket.list("")) == before
+        assert kinds(bucket) == [("fence", 1), ("anchor", 1)]
+        assert version_in(bucket) == digest(initial())
+
+    def test_goes_on_from_what_another_published_after_it_looked(self, bucket: Troubled) -> None:
+        weights = initial()
+        with Publisher(bucket) as old, Publisher(bucket) as early:
+            assert early.version is None
+            old.publish(weights).wait()
+            with Publisher(bucket) as new:
+                assert new.version == 1
+                train(weights, 1)
+                old.publish(weights).wait()
+                train(weights, 2)
+                assert new.publish(weights).wait() == 4
+                with pytest.raises(Fenced):
+                    old.publish(weights).wait()
+        assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("delta", 1), ("fence", 2), ("delta", 2)]
+        assert version_in(bucket) == digest(weights)
+
+    def test_of_one_that_died_before_its_first_version(self, bucket: Troubled) -> None:
+        bucket.trouble("put", "anchors/", denied)
+        publisher = Publisher(bucket)
+        publisher.publish(initial())
+        with pytest.raises(PermissionDenied):
+            publisher.close()
+        with Publisher(bucket) as publisher:
+            assert publisher.state is None
+            publisher.publish(initial())
+        assert kinds(bucket) == [("fence", 1), ("anchor", 1)]
+
+    def test_of_one_that_died_after_it_started_the_run(self, bucket: Troubled) -> None:
+        bucket.trouble("create", "commits/00000000000000000001", denied, times=1e9)
+        publisher = Publisher(bucket)
+        publisher.publish(initial())
+        with pytest.raises(TimeoutError):
+            publisher.close(0.5)
+        bucket.calm()
+        with Publisher(bucket) as publisher:
+            assert (publisher.version, publisher.state) == (0, None)
+            publisher.publish(initial())
+        assert kinds(bucket) == [("fence", 1), ("fence", 2), ("anchor", 2)]
+
+    def test_with_weights_at_hand_fetches_nothing(self, bucket: Troubled, tmp_path: Path) -> None:
+        weights = initial()
+        with Publisher(bucket) as publisher:
+            publisher.publish(weights)
+        safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
+        for published in (weights, tmp_path):
+            bucket.asked.clear()
+            with Publisher(bucket, published=published) as publisher:
+                assert publisher.state == state(weights)
+                assert bucket.count("read_into") == 0
+                train(weights)
+                publisher.publish(weights).wait()
+                assert version_in(bucket) == digest(weights)
+                weights = initial()
+                publisher.publish(weights)
+
+    def test_with_other_weights_at_hand_fetches_what_was_published(self, bucket: Troubled) -> None:
+        with Publisher(bucket) as publisher:
+            publisher.publish(initial())
+        other = initial()
+        train(other)
+        for published in (other, {"w": np.zeros(3)}, {**initial(), "more": np.zeros(3)}):
+            bucket.asked.clear()
+            with Publisher(bucket, published=published) as publisher:
+                assert publisher.state == state(initial())
+                assert bucket.count("read_into") > 0
+
+    def test_never_changes_the_weights_at_hand(self, bucket: Troubled) -> None:
+        weights, changed = initial(), initial()
+        train(changed)
+        with Publisher(bucket) as publisher:
+            publisher.publish(weights)
+        with Publisher(bucket, published=weights) as publisher:
+            publisher.publish(changed)
+        assert state(weights) == state(initial())
+
+    def test_finds_another_way_where_data_is_gone(self, bucket: Troubled) -> None:
+        weights = initial()
+        with Publisher(bucket, anchor_every=2) as publisher:
+            for step in range(6):
+                train(weights, step)
+                publisher.publish(weights).wait()
+        newest = max(asyncio.run(bucket.list("shortcuts/")), key=lambda one: one.path)
+        for one in asyncio.run(bucket.list(f"anchors/{newest.path.split('/')[1]}/")):
+            asyncio.run(bucket.inner.delete(one.path))
+        with Publisher(bucket) as publisher:
+            assert publisher.state == state(weights)
+
+
+class TestBase:
+    def test_needs_no_anchor(self, bucket: Troubled) -> None:
+        weights = initial()
+        with Publisher(bucket, base=initial(), source="hf://org/model") as publisher:
+            assert publisher.version == 1
+            assert publisher.state == state(weights)
+            train(weights)
+            publisher.publish(weights)
+        assert kinds(bucket) == [("fence", 1), ("base", 1), ("delta", 1)]
+        assert commits_in(bucket)[1].source == "hf://org/model"
+        assert not asyncio.run(bucket.list("anchors/"))
+        assert version_in(bucket, base=initial()) == digest(weights)
+
+    def test_as_a_checkpoint(self, bucket: Troubled, tmp_path: Path) -> None:
+        safetensors.numpy.save_file(initial(), tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text("{}")
+        weights = initial()
+        with Publisher(bucket, base=tmp_path) as publisher:
+            train(weights)
+            publisher.publish(weights)
+        assert commits_in(bucket)[1].source == str(tmp_path)
+        assert [file.name for file in run_in(bucket).files] == ["config.json"]
+        assert version_in(bucket) == digest(weights)  # it is where the run says
+
+    def test_stays_as_it_is(self, bucket: Troubled) -> None:
+        base, weights = initial(), initial()
+        with Publisher(bucket, base=base) as publisher:
+            train(weights)
+            publisher.publish(weights)
+        assert state(base) == state(initial())
+
+    def test_again_after_a_restart(self, bucket: Troubled) -> None:
+        weights = initial()
+        for step in range(3):
+            with Publisher(bucket, base=initial()) as publisher:
+                train(weights, step)
+                publisher.publish(weights)
+        assert kinds(bucket) == [
+            ("fence", 1),
+            ("base", 1),
+            ("delta", 1),
+            ("fence", 2),
+            ("delta", 2),
+            ("fence", 3),
+            ("delta", 3),
+        ]
+        assert version_in(bucket, base=initial()) == digest(weights)
+
+    def test_missing_after_a_restart(self, bucket: Troubled) -> None:
+        with Publisher(bucket, base=initial()):
+            pass
+        with pytest.raises(WrongBase, match="that is not here"):
+            Publisher(bucket)
+
+    def test_of_another_run_is_not_used(self, bucket: Troubled) -> None:
+        with Publisher(bucket) as publisher:
+            publisher.publish(initial())
+        other = initial()
+        train(other)
+        with Publisher(bucket, base=other) as publisher:
+            assert publisher.state == state(initial())
+
+
+class TestFencing:
+    def test_the_older_one_is_told(self, bucket: Troubled) -> None:
+        weights = initial()
+        old = Publisher(bucket)
+        old.publish(weights).wait()
+        with Publisher(bucket) as new:
+            new.publish(weights).wait()
+            with pytest.raises(Fenced, match="another publisher"):
+                old.publish(weights).wait()
+            with pytest.raises(Fenced):
+                old.publish(weights)
+            with pytest.raises(Fenced):
+                old.wait()
+            old.close()
+            train(weights)
+            new.publish(weights).wait()
+        assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("fence", 2), ("delta", 2), ("delta", 2)]
+        assert version_in(bucket) == digest(weights)
+
+    def test_what_it_had_waiting_fails_too(self, bucket: Troubled) -> None:
+        gate, weights = RequestGate(), initial()
+        old = Publisher(bucket)
+        old.publish(weights).wait()
+        bucket.trouble("put", "deltas/", gate)
+        train(weights)
+        handles = [old.publish(weights)]
+        assert gate.reached.wait(10)
+        handles += [old.publish(weights) for _ in range(3)]
+        with Publisher(bucket) as new:
+            new.publish(weights).wait()
+            gate.open()
+            for handle in handles:
+                with pytest.raises(Fenced):
+                    handle.wait(10)
+            old.close()
+        assert handles[-1].superseded_by is None
+
+    def test_of_two_in_an_empty_run(self, bucket: Troubled) -> None:
+        """Neither has begun; the one that publishes later takes over."""
+        weights = initial()
+        one = Publisher(bucket)
+        with Publisher(bucket) as two:
+            assert one.publish(weights).wait() == 1
+            train(weights)
+            assert two.publish(weights).wait() == 3
+            one.publish(weights)
+            with pytest.raises(Fenced):
+                one.close()
+        assert version_in(bucket) == digest(weights)
+
+
+class Careless(Troubled):
+    """A store that takes the request and ignores its condition, without a word."""
+
+    async def create(self, path: str, data: bytes) -> None:
+        self.asked.append(("create", path))
+        await self.inner.put(path, data)
+
+
+class TestStart:
+    def test_with_a_key_that_may_not_write(self, bucket: Troubled) -> None:
+        bucket.trouble("create put", "", denied, times=1e9)
+        with pytest.raises(PermissionDenied):
+            Publisher(bucket)
+        assert not [thread for thread in threading.enumerate() if thread.name == "weightwire-publisher"]
+
+    def test_with_a_key_that_may_not_write_to_a_run(self, bucket: Troubled) -> None:
+        with Publisher(bucket) as publisher:
+            publisher.publish(initial())
+        bucket.trouble("create put", "", denied, times=1e9)
+        with pytest.raises(PermissionDenied):
+            Publisher(bucket)
+        with Publisher(bucket, insist=True) as publisher, pytest.raises(PermissionDenied):
+            publisher.publish(initial()).wait()
+        assert len(commits_in(bucket)) == 2
+
+    def test_with_a_bucket_that_lets_both_win(self, bucket: Troubled) -> None:
+        with pytest.raises(UnsafeBucket, match="two trainers could both publish"):
+            Publisher(Careless(bucket.inner))
+
+    def test_unless_one_insists(self, bucket: Troubled) -> None:
+        with Publisher(Careless(bucket.inner), insist=True) as publisher:
+            publisher.publish(initial())
+        assert run_in(bucket).mode == "single-writer"
+        assert version_in(bucket) == digest(initial())
+
+    def test_a_strict_run_stays_strict(self, bucket: Troubled) -> None:
+        with Publisher(bucket) as publisher:
+            publisher.publish(initial())
+        assert run_in(bucket).mode == "strict"
+        bucket.strict = False
+        with pytest.raises(UnsafeBucket, match="nothing can be created safely"):
+            Publisher(bucket)
+
+    def test_in_a_bucket_without_atomic_create(self, bucket: Troubled) -> None:
+        bucket.strict = False
+        for _ in range(2):
+            with Publisher(bucket) as publisher:
+                publisher.publish(initial())
+        assert run_in(bucket).mode == "single-writer"
+        assert kinds(bucket)[-2:] == [("fence", 2), ("delta", 2)]
+
+    def test_leaves_no_traces_of_the_probe(self, bucket: Troubled) -> None:
+        with Publisher(bucket) as publisher:
+            publisher.publish(initial())
+        assert bucket.count("create", "probe/") > 2
+        assert not asyncio.run(bucket.list("probe/"))

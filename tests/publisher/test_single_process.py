@@ -1,0 +1,172 @@
+"""The tensors of a run are fixed, its first version starts it, and a version that fails is part of the next."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from support.published import commits_in, run_in, version_in
+from support.publishing import RequestGate, initial, kinds, train
+from support.troubled import Troubled, denied
+from weightwire import digest
+from weightwire.errors import PermissionDenied, SchemaChanged
+from weightwire.publisher.publisher import Publisher
+from weightwire.telemetry.events import Event
+
+
+class TestSchema:
+    @pytest.mark.parametrize("blocking", [False, True])
+    def test_is_fixed(self, bucket: Troubled, blocking: bool) -> None:
+        weights = initial()
+        less = {name: array for name, array in weights.items() if name != "norm"}
+        with Publisher(bucket, blocking=blocking) as publisher:
+            publisher.publish(weights).wait()
+            for name, other in [
+                ("norm", less),
+                ("more", {**weights, "more": np.zeros(2)}),
+                ("norm", {**weights, "norm": np.zeros(6, np.float32)}),
+                ("norm", {**weights, "norm": np.zeros(5, np.int32)}),
+            ]:
+                with pytest.raises(SchemaChanged, match=f"tensor '{name}'") as caught:
+                    publisher.publish(other)
+                assert caught.value.hint
+                assert "start a new run" in caught.value.hint
+            train(weights)
+            assert publisher.publish(weights).wait() == 2
+        assert version_in(bucket) == digest(weights)
+
+    def test_is_that_of_the_run_after_a_restart(self, bucket: Troubled) -> None:
+        with Publisher(bucket) as publisher:
+            publisher.publish(initial())
+        with Publisher(bucket) as publisher:
+            with pytest.raises(SchemaChanged):
+                publisher.publish({"w": np.zeros(3)})
+            publisher.publish(initial()).wait()
+
+    def test_a_run_of_another_model_was_started_meanwhile(self, bucket: Troubled) -> None:
+        late = Publisher(bucket)
+        with Publisher(bucket) as first:
+            first.publish({"other": np.zeros(3)})
+        late.publish(initial())
+        with pytest.raises(SchemaChanged, match=f"in the run at {bucket.url}"):
+            late.close()
+
+    @pytest.mark.parametrize("blocking", [False, True])
+    def test_a_publisher_with_other_weights_does_not_fence_off_the_live_one(
+        self, bucket: Troubled, blocking: bool
+    ) -> None:
+        """Such as one that was given the URL of another run by mistake."""
+        weights = initial()
+        with Publisher(bucket) as live, Publisher(bucket, blocking=blocking) as early:
+            live.publish(weights).wait()
+            with Publisher(bucket, blocking=blocking) as stray, pytest.raises(SchemaChanged):
+                stray.publish({"other": np.zeros(3)})
+            with pytest.raises(SchemaChanged):
+                early.publish({"other": np.zeros(3)}).wait()
+            train(weights)
+            assert live.publish(weights).wait() == 2
+        assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("delta", 1)]
+
+
+class TestSideFiles:
+    def test_go_along(self, bucket: Troubled) -> None:
+        files = {"config.json": b"{}", "tokenizer/vocab.txt": b"a b c"}
+        with Publisher(bucket, files=files) as publisher:
+            publisher.publish(initial())
+        run = run_in(bucket)
+        assert [file.name for file in run.files] == ["config.json", "tokenizer/vocab.txt"]
+        assert {file.name: asyncio.run(bucket.get(file.path)) for file in run.files} == files
+
+    def test_of_a_directory(self, bucket: Troubled, tmp_path: Path) -> None:
+        safetensors.numpy.save_file(initial(), tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / ".git").mkdir()
+        (tmp_path / ".git" / "config").write_text("secret")
+        with Publisher(bucket, files=tmp_path) as publisher:
+            publisher.publish(initial())
+        assert [file.name for file in run_in(bucket).files] == ["config.json"]
+
+    def test_are_there_before_the_run_is(self, bucket: Troubled) -> None:
+        with Publisher(bucket, files={"config.json": b"{}"}) as publisher:
+            publisher.publish(initial())
+        writes = [path for verb, path in bucket.asked if verb in ("create", "put") and not path.startswith("probe/")]
+        assert writes[0].startswith("files/")
+        assert writes.index("run.json") > 0
+
+
+class TestTheFirstVersion:
+    def test_starts_the_run_when_its_data_is_there(self, bucket: Troubled) -> None:
+        with Publisher(bucket) as publisher:
+            publisher.publish(initial())
+        writes = [path for verb, path in bucket.asked if verb in ("create", "put") and not path.startswith("probe/")]
+        assert [path.split("/")[0] for path in writes[:4]] == ["anchors", "run.json", "epochs", "commits"]
+
+    def test_that_failed_does_not_bind_the_next_publisher_to_its_weights(self, bucket: Troubled) -> None:
+        bucket.trouble("put", "anchors/", denied)
+        publisher = Publisher(bucket)
+        publisher.publish({"other": np.zeros(3)})
+        with pytest.raises(PermissionDenied):
+            publisher.close()
+        with Publisher(bucket) as publisher:
+            publisher.publish(initial())
+        assert version_in(bucket) == digest(initial())
+
+    def test_of_a_run_that_another_starts_meanwhile(self, bucket: Troubled) -> None:
+        """The data is uploaded again, under the version that it becomes."""
+        gate, weights = RequestGate(), initial()
+        bucket.trouble("put", "anchors/", gate)
+        slow_one = Publisher(bucket)
+        handle = slow_one.publish(weights)
+        assert gate.reached.wait(10)
+        with Publisher(bucket) as other:
+            train(weights)
+            assert other.publish(weights).wait() == 1
+            gate.open()
+            assert handle.wait(10) == 3
+            slow_one.close()
+        assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("fence", 2), ("anchor", 2)]
+        assert [file.path.split("-")[0] for file in commits_in(bucket)[3].files] == ["anchors/3/e2"]
+        assert version_in(bucket) == digest(initial())
+
+
+class TestTrouble:
+    def test_a_dropped_version_is_part_of_the_next(self, bucket: Troubled) -> None:
+        weights = initial()
+        with Publisher(bucket) as publisher:
+            publisher.publish(weights).wait()
+            bucket.trouble("put", "deltas/", denied)
+            train(weights, 1)
+            handle = publisher.publish(weights, step=1)
+            with pytest.raises(PermissionDenied):
+                handle.wait()
+            assert handle.error is not None
+            assert publisher.version == 1
+            train(weights, 2)
+            assert publisher.publish(weights, step=2).wait() == 2
+        assert [commit.step for commit in commits_in(bucket)[2:]] == [2]
+        assert version_in(bucket) == digest(weights)
+
+    def test_a_first_version_that_was_dropped(self, bucket: Troubled) -> None:
+        weights = initial()
+        with Publisher(bucket) as publisher:
+            bucket.trouble("put", "anchors/", denied)
+            with pytest.raises(PermissionDenied):
+                publisher.publish(weights).wait()
+            train(weights)
+            assert publisher.publish(weights).wait() == 1
+        assert kinds(bucket) == [("fence", 1), ("anchor", 1)]
+        assert version_in(bucket) == digest(weights)
+
+    def test_it_is_told_of(self, bucket: Troubled, heard: list[Event]) -> None:
+        publisher = Publisher(bucket, on_event=heard.append)
+        bucket.trouble("put", "anchors/", denied)
+        publisher.publish(initial(), step=3)
+        with pytest.raises(PermissionDenied):
+            publisher.close()
+        assert "step 3: not published (this key may not do that); the next one includes it" in [
+            event.message for event in heard if event.stage == "warning"
+        ]

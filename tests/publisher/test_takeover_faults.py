@@ -1,0 +1,135 @@
+"""A run that is started or claimed while the bucket fails, or while another publisher does the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.publish_scene import LoopTrainer, over, play
+from support.published import commits_in, run_in, version_in
+from support.troubled import Troubled, conflicting, denied, failed, in_memory, lost, quickly
+from weightwire import digest
+from weightwire.chain.records import RUN
+from weightwire.errors import Fenced, PermissionDenied, Unavailable
+from weightwire.publisher.publication import Publication
+
+
+class TestBeginning:
+    def test_a_run_that_could_not_be_started_is_started_by_the_next(self) -> None:
+        async def scene() -> LoopTrainer:
+            bucket = in_memory()
+            trainer = await LoopTrainer(bucket).start()
+            bucket.trouble("create", RUN, failed, times=1e9)
+            assert isinstance((await over(trainer.publish())).error, Unavailable)
+            bucket.calm()
+            assert (await over(trainer.publish())).version == 1
+            await trainer.close()
+            return trainer
+
+        trainer = quickly(scene())
+        assert version_in(trainer.bucket) == digest(trainer.weights)
+
+    @pytest.mark.parametrize("what", [lost, conflicting])
+    def test_replies_that_are_lost(self, what: Any) -> None:
+        async def scene() -> LoopTrainer:
+            bucket = in_memory()
+            trainer = await LoopTrainer(bucket).start()
+            for prefix in (RUN, "epochs/", "commits/"):
+                bucket.trouble("create", prefix, what)
+            assert (await over(trainer.publish())).version == 1
+            await trainer.close()
+            return trainer
+
+        trainer = quickly(scene())
+        assert [commit.epoch for commit in commits_in(trainer.bucket)] == [1, 1]
+
+    def test_a_run_that_was_half_started_by_one_that_died(self) -> None:
+        """run.json and perhaps an epoch, but no commit."""
+
+        async def scene() -> LoopTrainer:
+            bucket = in_memory()
+            first = await LoopTrainer(bucket).start()
+            bucket.trouble("create", "epochs/", denied)
+            assert isinstance((await over(first.publish())).error, PermissionDenied)
+            await first.close()
+            second = await LoopTrainer(bucket).start()
+            assert (await over(second.publish())).version == 1
+            await second.close()
+            return second
+
+        trainer = quickly(scene())
+        assert version_in(trainer.bucket) == digest(trainer.weights)
+
+    def test_two_start_a_run_at_the_same_time(self) -> None:
+        async def scene() -> tuple[Troubled, list[Publication]]:
+            bucket = in_memory()
+            trainers = [await LoopTrainer(bucket).start() for _ in range(2)]
+            publications = [trainer.publish() for trainer in trainers]
+            for publication in publications:
+                await over(publication)
+            for trainer in trainers:
+                await trainer.close()
+            return bucket, publications
+
+        bucket, publications = quickly(scene())
+        commits = commits_in(bucket)
+        assert {commit.run for commit in commits} == {run_in(bucket).run}
+        for publication in publications:
+            if publication.version is not None:
+                assert commits[publication.version].after == digest_after_one_step()
+            else:
+                assert isinstance(publication.error, Fenced)
+        assert any(publication.version is not None for publication in publications)
+
+    def test_a_bucket_that_cannot_be_reached(self) -> None:
+        async def scene(verbs: str, prefix: str) -> None:
+            bucket = in_memory()
+            trainer = await LoopTrainer(bucket).start()
+            await trainer.publish_all(2)
+            await trainer.close()
+            bucket.trouble(verbs, prefix, failed, times=1e9)
+            await LoopTrainer(bucket).start()
+
+        for verbs, prefix in [("create", "probe/"), ("get", RUN), ("read_into", "")]:
+            with pytest.raises(Unavailable):
+                quickly(scene(verbs, prefix))
+
+    def test_a_run_that_cannot_be_claimed(self) -> None:
+        """The first publish fails; a later one claims the run, once."""
+
+        async def scene(trainer: LoopTrainer) -> None:
+            await trainer.close()
+            again = await LoopTrainer(trainer.bucket).start()
+            trainer.bucket.trouble("list", "epochs/", failed, times=1e9)
+            assert isinstance((await over(again.publish())).error, Unavailable)
+            trainer.bucket.calm()
+            assert (await over(again.publish())).version == 3
+            await again.close()
+            trainer.work, trainer.weights = again.work, again.weights
+
+        assert [commit.kind for commit in commits_in(play(scene).bucket)] == ["fence", "anchor", "fence", "delta"]
+
+    def test_a_run_is_claimed_once_however_often_it_cannot_be_read(self) -> None:
+        """Another publisher went on after it was found, so that what was published must be read again."""
+
+        async def scene(trainer: LoopTrainer) -> None:
+            again = await LoopTrainer(trainer.bucket).start()
+            await trainer.publish_all(1)
+            trainer.bucket.trouble("read_into", "", failed, times=1e9)
+            for _ in range(3):
+                assert isinstance((await over(again.publish())).error, Unavailable)
+            trainer.bucket.calm()
+            assert (await over(again.publish())).version == 4
+            await trainer.close()
+            await again.close()
+            trainer.work, trainer.weights = again.work, again.weights
+
+        kinds = [commit.kind for commit in commits_in(play(scene).bucket)]
+        assert kinds == ["fence", "anchor", "delta", "fence", "delta"]
+
+
+def digest_after_one_step() -> str:
+    trainer = LoopTrainer(in_memory())
+    trainer.train()
+    return digest(trainer.weights).hex

@@ -1,0 +1,98 @@
+"""Uploads that fail are tried again, until patience ends or something newer is waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.publish_scene import LoopTrainer, over, play, steps, until
+from support.troubled import Act, denied, failed, lost
+from weightwire import digest
+from weightwire.errors import BucketError, NotFound, PermissionDenied, Unavailable
+
+
+class TestUploads:
+    @pytest.mark.parametrize("what", [failed, lost])
+    def test_are_tried_again(self, what: Any) -> None:
+        async def scene(trainer: LoopTrainer) -> None:
+            trainer.bucket.trouble("put", "deltas/", what, times=5)
+            publication = await over(trainer.publish())
+            assert publication.version == 2
+
+        trainer = play(scene)
+        assert steps(trainer) == [None, 1, 2]
+        assert trainer.bucket.count("put", "deltas/") == 6
+        assert len([message for message in trainer.warnings if message.endswith("; trying again")]) == 5
+
+    def test_are_given_up_when_patience_ends(self) -> None:
+        async def scene(trainer: LoopTrainer) -> None:
+            before = trainer.held
+            trainer.bucket.trouble("put", "deltas/", failed, times=1e9)
+            publication = await over(trainer.publish())
+            assert isinstance(publication.error, Unavailable)
+            assert trainer.held == before
+            trainer.bucket.calm()
+            assert (await over(trainer.publish())).version == 2
+
+        trainer = play(scene, patience=20.0)
+        assert steps(trainer) == [None, 1, 3]
+        assert trainer.held == digest(trainer.weights).hex
+        assert "step 2: not published (the request failed); the next one includes it" in trainer.warnings
+
+    def test_are_given_up_for_something_newer(self) -> None:
+        """Patience would last for ever."""
+
+        async def scene(trainer: LoopTrainer) -> None:
+            trainer.bucket.trouble("put", "deltas/", failed, times=1e9)
+            old = trainer.publish()
+            await until(lambda: trainer.bucket.count("put", "deltas/") > 0)
+            new = trainer.publish()
+            assert isinstance((await over(old)).error, Unavailable)
+            trainer.bucket.calm()
+            assert (await over(new)).version == 2
+
+        trainer = play(scene, patience=1e9)
+        assert steps(trainer) == [None, 1, 3]
+        assert trainer.held == digest(trainer.weights).hex
+
+    @pytest.mark.parametrize("problem", [PermissionDenied("no"), NotFound("no bucket")])
+    def test_are_given_up_at_once_where_waiting_does_not_help(self, problem: BucketError) -> None:
+        async def refuse(act: Act) -> None:
+            raise problem
+
+        async def scene(trainer: LoopTrainer) -> None:
+            trainer.bucket.trouble("put", "deltas/", refuse)
+            assert (await over(trainer.publish())).error is problem
+            assert trainer.bucket.count("put", "deltas/") == 1
+            await over(trainer.publish())
+
+        assert steps(play(scene)) == [None, 1, 3]
+
+    def test_many_in_a_row_are_lost_and_nothing_is(self) -> None:
+        async def scene(trainer: LoopTrainer) -> None:
+            trainer.bucket.trouble("put", "deltas/", denied, times=5)
+            for _ in range(5):
+                assert (await over(trainer.publish())).error is not None
+            assert (await over(trainer.publish())).version == 2
+
+        trainer = play(scene)
+        assert steps(trainer) == [None, 1, 7]
+        assert trainer.held == digest(trainer.weights).hex
+
+    def test_what_could_not_be_read_is_tried_again_too(self) -> None:
+        """A commit names earlier ones, which a publisher that has just started must read."""
+
+        async def scene(trainer: LoopTrainer) -> None:
+            await trainer.publish_all(10)
+            await trainer.close()
+            again = await LoopTrainer(trainer.bucket).start()
+            assert (await over(again.publish())).version == 13
+            assert again.work.writer is not None
+            again.work.writer.chain._known.clear()
+            trainer.bucket.trouble("get", "commits/", failed, times=3)
+            assert (await over(again.publish())).version == 14
+            await again.close()
+            trainer.work = again.work
+
+        play(scene)

@@ -1,0 +1,72 @@
+"""Marked weights, and copies of them that stop half way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weightwire import Tensor
+from weightwire.codec.block_layout import BLOCK, Layout
+from weightwire.weights.dtypes import DTYPES
+from weightwire.weights.schema import Schema
+from weightwire.weights.tensor import Weights
+
+BF16, F32, U8 = (DTYPES[name] for name in ("BF16", "F32", "U8"))
+
+SCHEMA: Schema = {
+    "embed": (U8, (3 * BLOCK,)),
+    "norm": (F32, (5,)),
+    "none": (BF16, (4, 0)),
+    "head": (BF16, (64, 100)),
+    "scale": (F32, ()),
+}
+
+
+def filled(mark: int, schema: Schema = SCHEMA) -> dict[str, Tensor]:
+    """Weights that are marked everywhere."""
+    return {
+        name: Tensor(dtype, shape, np.full(Layout.of(dtype, shape).count, mark, f"<u{dtype.unit}"))
+        for name, (dtype, shape) in schema.items()
+    }
+
+
+def marks(weights: Weights) -> set[int]:
+    return {int(mark) for tensor in weights.values() for mark in np.unique(tensor.bits)}
+
+
+def eventually(what: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 10
+    while not what() and time.monotonic() < end:
+        time.sleep(0.001)
+    return what()
+
+
+class CopyGate:
+    """Stands in for numpy.copyto: the copies wait until the gate is open, or something happens before one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.copies = 0
+        self.before: Callable[[int], None] = lambda count: None
+        self._copyto = np.copyto
+        monkeypatch.setattr(np, "copyto", self)
+
+    def __call__(self, target: Any, source: Any) -> None:
+        self.before(self.copies)
+        self.copies += 1
+        assert self.open.wait(10)
+        self._copyto(target, source)
+
+
+def interrupt_main_thread(after: float = 0) -> None:
+    time.sleep(after)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)  # until it has noticed

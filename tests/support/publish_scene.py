@@ -1,0 +1,119 @@
+"""A publish loop over a bucket that fails, in a world where time passes only when everybody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+from support.published import commits_in, version_in
+from support.troubled import Act, Quick, Troubled, in_memory, quickly
+from weightwire import digest
+from weightwire.publisher.publication import Publication
+from weightwire.publisher.publish_context import PublishContext
+from weightwire.publisher.publish_loop import PublishLoop
+from weightwire.publisher.settings import PublisherSettings
+from weightwire.system.runtime import Runtime
+from weightwire.telemetry.events import Event
+from weightwire.weights.source import read_weights
+
+Arrays = dict[str, Any]
+
+
+def initial() -> Arrays:
+    return {"w": np.arange(4000, dtype=np.float32), "b": np.zeros(3, np.float16)}
+
+
+class LoopTrainer:
+    """A publisher at work, and the weights that it publishes."""
+
+    def __init__(self, bucket: Troubled, runtime: Runtime | None = None, **settings: Any) -> None:
+        self.bucket = bucket
+        self.weights = initial()
+        self.heard: list[Event] = []
+        given = PublisherSettings(threads=1, **settings)
+        self.work = PublishLoop(PublishContext(bucket, runtime or Quick(), given, self.heard.append))
+        self.running: asyncio.Task[None] | None = None
+        self._step = 0
+
+    async def start(self) -> LoopTrainer:
+        await self.work.start()
+        self.running = asyncio.create_task(self.work.run())
+        return self
+
+    def train(self) -> None:
+        self._step += 1
+        self.weights["w"][self._step :: 97] += 1
+
+    def publish(self) -> Publication:
+        """A step, and its weights."""
+        self.train()
+        publication = Publication(step=self._step)
+        self.work.capture(publication, read_weights(self.weights))
+        self.work.wake()
+        return publication
+
+    async def publish_all(self, count: int) -> None:
+        for _ in range(count):
+            await over(self.publish())
+
+    async def close(self) -> None:
+        assert self.running is not None
+        await self.work.close()
+        await self.running
+        await self.work.close()
+
+    @property
+    def warnings(self) -> list[str]:
+        return [event.message for event in self.heard if event.stage == "warning"]
+
+    @property
+    def held(self) -> str:
+        """The state that the publisher believes to have published, by a scan of what it holds."""
+        assert self.work.copies is not None
+        assert self.work.state is not None
+        assert digest(self.work.copies.published) == self.work.state
+        return self.work.state.hex
+
+
+async def over(publication: Publication) -> Publication:
+    """Until it has become something, one way or the other."""
+    while not publication.done:
+        await asyncio.sleep(0.5)
+    return publication
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    while not reached():
+        await asyncio.sleep(0.5)
+
+
+class HeldRequests(asyncio.Event):
+    """Requests wait here until it is set."""
+
+    async def __call__(self, act: Act) -> Any:
+        await self.wait()
+        return await act()
+
+
+def play(scene: Callable[[LoopTrainer], Awaitable[None]], **settings: Any) -> LoopTrainer:
+    """A scene with a publisher that has published version 1. Afterwards what is in the bucket is what it holds."""
+
+    async def whole() -> LoopTrainer:
+        trainer = await LoopTrainer(in_memory(), **settings).start()
+        await trainer.publish_all(1)
+        await scene(trainer)
+        trainer.bucket.calm()
+        await trainer.close()
+        return trainer
+
+    trainer = quickly(whole())
+    if trainer.work.failure is None:
+        assert version_in(trainer.bucket).hex == trainer.held
+    return trainer
+
+
+def steps(trainer: LoopTrainer) -> list[int | None]:
+    return [commit.step for commit in commits_in(trainer.bucket)]
