@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 from support.captures import SCHEMA, CopyGate, eventually, filled, interrupt_main_thread, marks
+from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.publisher.host_copies import HostCopies
+from weightwire.system import Stopped
 
 
 def test_captures_are_held_and_let_go_one_turn_further(pool: ThreadPoolExecutor) -> None:
@@ -71,3 +75,27 @@ def test_an_interrupt_while_captures_are_held(pool: ThreadPoolExecutor) -> None:
         copies.capture(filled(1), "one", 1)
     copies.gate.let(None)
     assert copies.take() is None
+
+
+def test_no_capture_begins_while_a_diff_waits_for_the_one_in_progress(pool: ThreadPoolExecutor) -> None:
+    gate, never = CaptureGate(), threading.Event()
+    never.set()  # a capture that would have to wait gives up at once
+
+    def take() -> None:
+        with gate.changed, gate.between_captures():
+            pass
+
+    with gate.changed:
+        gate.enter(0, never)
+    taking = pool.submit(take)
+    assert eventually(lambda: gate._takers > 0)
+    with gate.changed:
+        gate.leave()
+        with suppress(Stopped):
+            gate.enter(0, never)
+        began = gate.is_capturing
+        gate.leave()
+    assert not began
+    taking.result(10)
+    with gate.changed:
+        gate.enter(0, never)

@@ -8,7 +8,7 @@ import pytest
 
 from support.publish_scene import LoopTrainer, over, play
 from support.published import commits_in, run_in, version_in
-from support.troubled import Troubled, conflicting, denied, failed, in_memory, lost, quickly
+from support.troubled import Act, Troubled, conflicting, denied, failed, in_memory, lost, quickly
 from weightwire import digest
 from weightwire.chain.records import RUN
 from weightwire.errors import Fenced, PermissionDenied, Unavailable
@@ -94,6 +94,30 @@ class TestBeginning:
         for verbs, prefix in [("create", "probe/"), ("get", RUN), ("read_into", "")]:
             with pytest.raises(Unavailable):
                 quickly(scene(verbs, prefix))
+
+    def test_one_that_is_fenced_off_while_it_claims_a_run_does_not_claim_it_again(self) -> None:
+        async def publish_one(bucket: Troubled) -> None:
+            trainer = await LoopTrainer(bucket).start()
+            await trainer.publish_all(1)
+            await trainer.close()
+
+        async def scene() -> Troubled:
+            bucket = in_memory()
+            await publish_one(bucket)
+            late = await LoopTrainer(bucket).start()
+
+            async def overtaken(act: Act) -> None:
+                await act()
+                await publish_one(bucket)
+
+            bucket.trouble("create", "epochs/", overtaken)
+            for _ in range(2):
+                assert isinstance((await over(late.publish())).error, Fenced)
+            await late.close()
+            return bucket
+
+        kinds = [(commit.kind, commit.epoch) for commit in commits_in(quickly(scene()))]
+        assert kinds == [("fence", 1), ("anchor", 1), ("fence", 3), ("delta", 3)]
 
     def test_a_run_that_cannot_be_claimed(self) -> None:
         """The first publish fails; a later one claims the run, once."""

@@ -150,8 +150,8 @@ class TestAttached:
         trained = model()
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
         attached = attach(optimizer, trained, bucket, blocking=True)
-        with Publisher(bucket):
-            pass
+        with Publisher(bucket) as other:
+            other.publish(trained)
         with pytest.raises(Fenced):
             step(optimizer, trained)
         attached.abandon()

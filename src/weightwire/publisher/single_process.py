@@ -104,19 +104,24 @@ class SingleProcess:
 
     async def _claim(self) -> None:
         patiently, takeover = self._context.uploader.patiently, self._takeover
-        if self._found is None:
-            run = await patiently(takeover.find_again)
-            if run is None:  # the first version starts it
-                await patiently(takeover.upload_side_files)
-                return
-            self._find(await patiently(lambda: takeover.read(run, self._copies)))
-        found = self._found
-        assert found is not None
-        # Once: every claim is another version of the run.
-        if self._writer is None:
+        found = self._found or await self._look_again()
+        if found is None:  # the first version starts it
+            await patiently(takeover.upload_side_files)
+            return
+        if self._writer is None:  # once: every claim is another version of the run
             self._writer = await patiently(lambda: takeover.claim(found.run))
         writer = self._writer
         self._go_on(await patiently(lambda: takeover.resume(writer, found)))
+
+    async def _look_again(self) -> UnclaimedRun | None:
+        """Another publisher may have started the run meanwhile."""
+        patiently, takeover = self._context.uploader.patiently, self._takeover
+        run = await patiently(takeover.find_again)
+        if run is None:
+            return None
+        found = await patiently(lambda: takeover.read(run, self._copies))
+        self._find(found)
+        return found
 
     # --- captures ------------------------------------------------------------------------------------------------
 
