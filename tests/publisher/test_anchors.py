@@ -16,7 +16,7 @@ from weightwire.telemetry.events import Event
 
 
 class TestAnchors:
-    def test_every_so_many_versions(self, bucket: Troubled) -> None:
+    def test_anchors_are_made_every_so_many_versions(self, bucket: Troubled) -> None:
         weights = initial()
         states = {}
         with Publisher(bucket, anchor_every=3) as publisher:
@@ -31,7 +31,7 @@ class TestAnchors:
             assert version_in(bucket, version) == states[version]
         assert not [path for verb, path in bucket.asked if verb == "read_into" and path.startswith("anchors/1/")]
 
-    def test_when_the_deltas_add_up_to_half_of_one(self, bucket: Troubled) -> None:
+    def test_an_anchor_is_made_when_deltas_add_up_to_half_of_one(self, bucket: Troubled) -> None:
         weights = {"w": bits_of(F16, 6400)}
         with Publisher(bucket) as publisher:
             publisher.publish(weights).wait()
@@ -49,7 +49,7 @@ class TestAnchors:
         assert due
         assert made == due
 
-    def test_not_while_deltas_are_small(self, bucket: Troubled) -> None:
+    def test_no_anchor_is_made_while_deltas_are_small(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket) as publisher:
             for _ in range(10):
@@ -57,7 +57,7 @@ class TestAnchors:
                 publisher.publish(weights).wait()
         assert not asyncio.run(bucket.list("shortcuts/"))
 
-    def test_are_counted_over_restarts(self, bucket: Troubled) -> None:
+    def test_versions_since_the_last_anchor_are_counted_over_restarts(self, bucket: Troubled) -> None:
         """A trainer that never lives long enough for one makes one all the same, and does not forget it."""
         weights = initial()
         for step in range(7):
@@ -73,7 +73,7 @@ class TestAnchors:
         hint = json.loads(asyncio.run(bucket.get("HEAD.json")))
         assert hint["anchor"] == made[first]  # the second came after the last hint
 
-    def test_that_fail_harm_nothing(self, bucket: Troubled, heard: list[Event]) -> None:
+    def test_an_anchor_that_fails_harms_nothing(self, bucket: Troubled, heard: list[Event]) -> None:
         weights = initial()
         with Publisher(bucket, anchor_every=1, on_event=heard.append) as publisher:
             publisher.publish(weights).wait()
@@ -85,7 +85,7 @@ class TestAnchors:
         assert not asyncio.run(bucket.list("shortcuts/"))
         assert "no anchor for version 2 (the request failed)" in [event.message for event in heard]
 
-    def test_are_hinted_at(self, bucket: Troubled) -> None:
+    def test_the_newest_anchor_is_named_in_head_json(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket, anchor_every=1) as publisher:
             for step in range(5):

@@ -27,7 +27,7 @@ class TestReplicas:
         beat = Heartbeat(run=run, name=name, version=version, head=version, lease=60.0)
         asyncio.run(bucket.inner.put(heartbeat_path(name), seal(beat).data))
 
-    def test_are_waited_for(self, bucket: Troubled) -> None:
+    def test_wait_returns_when_enough_replicas_hold_the_version(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial()).wait()
             self.beat(bucket, "one", 1)
@@ -37,7 +37,7 @@ class TestReplicas:
             threading.Timer(0.05, self.beat, [bucket, "two", 1]).start()
             assert publisher.wait(replicas=2, timeout=10) == 1
 
-    def test_that_are_behind_do_not_count(self, bucket: Troubled) -> None:
+    def test_replicas_that_are_behind_do_not_count(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial()).wait()
             self.beat(bucket, "behind", 1)
@@ -50,7 +50,7 @@ class TestReplicas:
             self.beat(bucket, "there", 2)
             assert publisher.wait(replicas=1, timeout=10) == 2
 
-    def test_of_other_runs_do_not_count(self, bucket: Troubled) -> None:
+    def test_replicas_of_other_runs_do_not_count(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial()).wait()
             self.beat(bucket, "lost", 9, run="0" * 32)
@@ -88,7 +88,7 @@ class TestNotify:
             thread.join()
             server.server_close()
 
-    def test_tells_of_every_version(self, bucket: Troubled) -> None:
+    def test_followers_are_woken_after_every_version(self, bucket: Troubled) -> None:
         with self.listening() as (url, told, third), Publisher(bucket, notify=[url]) as publisher:
             for _ in range(3):
                 publisher.publish(initial()).wait()
@@ -96,7 +96,7 @@ class TestNotify:
         assert sorted(body["version"] for _, _, body in told) == [1, 2, 3]
         assert {(path, kind) for path, kind, _ in told} == {("/wake", "application/json")}
 
-    def test_nobody_needs_to_listen(self, bucket: Troubled) -> None:
+    def test_followers_that_do_not_listen_harm_nothing(self, bucket: Troubled) -> None:
         warned = threading.Event()
         warnings: list[Event] = []
 

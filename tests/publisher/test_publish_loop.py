@@ -19,7 +19,7 @@ from weightwire.weights.source import read_weights
 
 class TestCommits:
     @pytest.mark.parametrize("what", [lost, conflicting])
-    def test_whose_reply_was_lost_are_made_once(self, what: Any) -> None:
+    def test_a_commit_whose_reply_was_lost_is_made_once(self, what: Any) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             for version in range(2, 6):
                 trainer.bucket.trouble("create", "commits/", what)
@@ -27,7 +27,7 @@ class TestCommits:
 
         assert steps(play(scene)) == [None, 1, 2, 3, 4, 5]
 
-    def test_are_never_given_up(self) -> None:
+    def test_a_commit_that_was_sent_is_never_given_up(self) -> None:
         """However long it takes, and whatever newer is waiting: this one may have arrived."""
 
         async def scene(trainer: LoopTrainer) -> None:
@@ -41,7 +41,7 @@ class TestCommits:
 
         assert steps(play(scene, patience=1.0)) == [None, 1, 2, 5]
 
-    def test_that_arrive_late_and_after_all(self) -> None:
+    def test_a_commit_may_arrive_late(self) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             landing: list[asyncio.Task[None]] = []
 
@@ -62,7 +62,7 @@ class TestCommits:
 
         assert steps(play(scene)) == [None, 1, 2, 3]
 
-    def test_of_another_fence_this_one_off(self) -> None:
+    def test_a_commit_of_another_publisher_fences_this_one_off(self) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             other = await LoopTrainer(trainer.bucket).start()
             await other.publish_all(1)
@@ -76,7 +76,7 @@ class TestCommits:
         trainer = play(scene)
         assert [commit.epoch for commit in commits_in(trainer.bucket)] == [1, 1, 2, 2, 2]
 
-    def test_of_another_that_came_during_the_upload(self) -> None:
+    def test_a_publisher_is_fenced_off_during_its_upload(self) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             async def overtaken(act: Act) -> None:
                 await act()
@@ -91,7 +91,7 @@ class TestCommits:
 
 
 class TestTheEnd:
-    def test_a_capture_just_before_it_is_published(self) -> None:
+    def test_a_capture_just_before_close_is_published(self) -> None:
         async def scene() -> tuple[LoopTrainer, Publication]:
             trainer = await LoopTrainer(in_memory()).start()
             await trainer.publish_all(1)
@@ -125,20 +125,20 @@ class TestInterrupts:
 
         return play(scene)
 
-    def test_while_a_commit_is_sent(self) -> None:
+    def test_an_interrupt_while_a_commit_is_sent_ends_the_publisher(self) -> None:
         """It may still arrive: nothing else may ever be sent in its place."""
         trainer = self.interrupted("create", "commits/")
         assert trainer.work.failure is not None
         assert "interrupted" in trainer.work.failure.message
         assert steps(trainer) == [None, 1]
 
-    def test_while_data_is_uploaded(self) -> None:
+    def test_an_interrupt_while_data_is_uploaded_ends_the_publisher(self) -> None:
         trainer = self.interrupted("put", "deltas/")
         assert trainer.work.failure is not None
         assert steps(trainer) == [None, 1]
         assert trainer.held == commits_in(trainer.bucket)[-1].after
 
-    def test_a_new_publisher_goes_on(self) -> None:
+    def test_a_new_publisher_goes_on_after_an_interrupt(self) -> None:
         bucket = self.interrupted("create", "commits/").bucket
 
         async def again() -> LoopTrainer:
@@ -152,7 +152,7 @@ class TestInterrupts:
 
 
 class TestBugs:
-    def test_stop_the_publisher(self) -> None:
+    def test_a_bug_stops_the_publisher(self) -> None:
         """What it holds may not be what it published, so it must not go on as if nothing had been."""
 
         async def bug(act: Act) -> None:
@@ -170,7 +170,7 @@ class TestBugs:
 
 
 class TestBehind:
-    def test_a_hint_that_fails_is_only_told(self) -> None:
+    def test_a_hint_that_fails_is_only_warned_about(self) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             trainer.bucket.trouble("put", HEAD, failed, times=100)
             await trainer.publish_all(3)
@@ -213,7 +213,7 @@ class TestBehind:
         made = asyncio.run(trainer.bucket.list("shortcuts/"))
         assert [one.path.split("/")[1] for one in made] == ["3"]
 
-    def test_the_end_waits_for_an_anchor_under_way(self) -> None:
+    def test_close_waits_for_an_anchor_under_way(self) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             trainer.bucket.trouble("put", "anchors/", slow(100))
             await trainer.publish_all(1)

@@ -26,7 +26,7 @@ from weightwire.telemetry.events import Event
 
 
 class TestVersions:
-    def test_come_out_one_after_the_other(self, bucket: Troubled) -> None:
+    def test_versions_are_committed_one_after_the_other(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket) as publisher:
             assert publisher.version is None
@@ -40,7 +40,7 @@ class TestVersions:
         assert kinds(bucket) == [("fence", 1), ("anchor", 1), *[("delta", 1)] * 4]
         assert [commit.step for commit in commits_in(bucket)] == [None, 0, 1, 2, 3, 4]
 
-    def test_are_small(self, bucket: Troubled) -> None:
+    def test_a_delta_is_much_smaller_than_the_weights(self, bucket: Troubled) -> None:
         """1% of the weights change."""
         weights = initial()
         with Publisher(bucket) as publisher:
@@ -52,31 +52,31 @@ class TestVersions:
         assert 0 < delta.changed < 200
         assert anchor.changed == 0
 
-    def test_in_a_directory(self, tmp_path: Path) -> None:
+    def test_a_directory_is_a_bucket(self, tmp_path: Path) -> None:
         weights = initial()
         with Publisher(tmp_path / "run") as publisher:
             publisher.publish(weights)
         assert version_in(open_bucket(tmp_path / "run")) == digest(weights)
 
-    def test_at_a_url(self) -> None:
+    def test_a_url_is_opened_as_a_bucket(self) -> None:
         with Publisher("memory://test-publisher/at-a-url") as publisher:
             publisher.publish(initial())
         assert version_in(open_bucket("memory://test-publisher/at-a-url")) == digest(initial())
 
-    def test_of_a_checkpoint(self, bucket: Troubled, tmp_path: Path) -> None:
+    def test_a_checkpoint_is_published(self, bucket: Troubled, tmp_path: Path) -> None:
         safetensors.numpy.save_file({"w": np.arange(9.0)}, tmp_path / "model.safetensors")
         with Publisher(bucket) as publisher:
             publisher.publish(tmp_path)
         assert version_in(bucket) == digest({"w": np.arange(9.0)})
 
-    def test_of_raw_bits(self, bucket: Troubled) -> None:
+    def test_raw_bits_are_published(self, bucket: Troubled) -> None:
         weights = {"w": ("BF16", (2, 3), bytes(range(12)))}
         with Publisher(bucket) as publisher:
             publisher.publish(weights)
         assert version_in(bucket) == digest(weights)
         assert run_in(bucket).tensors == {"w": ("BF16", (2, 3))}
 
-    def test_carry_what_people_want_to_know(self, bucket: Troubled) -> None:
+    def test_a_commit_carries_step_metrics_and_stages(self, bucket: Troubled) -> None:
         metrics = {"reward": 0.25, "loss": math.nan, "kl": math.inf, "count": np.float32(3)}
         with Publisher(bucket) as publisher:
             publisher.publish(initial(), step=np.int64(7), metrics=metrics)  # type: ignore[arg-type]
@@ -88,14 +88,14 @@ class TestVersions:
         assert commit.stages["upload"].bytes == commit.nbytes
 
     @pytest.mark.parametrize("given", [{"metrics": {"lr": None}}, {"metrics": {"lr": "high"}}, {"step": 0.5}])
-    def test_what_is_no_number_is_told_at_once(self, bucket: Troubled, given: Any) -> None:
+    def test_metrics_and_steps_that_are_not_numbers_are_rejected_at_once(self, bucket: Troubled, given: Any) -> None:
         """To who gave it, and it harms nothing else."""
         with Publisher(bucket) as publisher:
             with pytest.raises((TypeError, ValueError)):
                 publisher.publish(initial(), **given)
             assert publisher.publish(initial()).wait() == 1
 
-    def test_that_change_nothing_have_no_files(self, bucket: Troubled) -> None:
+    def test_a_version_without_changes_has_no_files(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial()).wait()
             assert publisher.publish(initial(), step=1).wait() == 2
@@ -103,7 +103,7 @@ class TestVersions:
         assert (commit.kind, commit.files, commit.step) == ("delta", (), 1)
         assert commit.before == commit.after == state(initial())
 
-    def test_may_come_in_any_order_of_names(self, bucket: Troubled) -> None:
+    def test_tensors_may_come_in_any_order(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket) as publisher:
             publisher.publish(weights).wait()
@@ -111,7 +111,7 @@ class TestVersions:
             publisher.publish(dict(reversed(weights.items())))
         assert version_in(bucket) == digest(weights)
 
-    def test_are_told_of(self, bucket: Troubled, heard: list[Event]) -> None:
+    def test_every_stage_of_a_version_is_emitted(self, bucket: Troubled, heard: list[Event]) -> None:
         with Publisher(bucket, on_event=heard.append) as publisher:
             publisher.publish(initial()).wait()
         assert [(event.stage, event.version) for event in heard] == [
@@ -125,7 +125,7 @@ class TestVersions:
 
 
 class TestCapture:
-    def test_is_complete_when_publish_returns(self, bucket: Troubled) -> None:
+    def test_weights_may_change_as_soon_as_publish_returns(self, bucket: Troubled) -> None:
         """The trainer goes on at once, while the bucket has not even begun."""
         gate, weights = RequestGate(), initial()
         publisher = Publisher(bucket)
@@ -145,7 +145,7 @@ class TestCapture:
         assert {commit.after for commit in commits} <= {"", *states}
         assert version_in(bucket).hex == states[-1]
 
-    def test_does_not_wait_for_the_bucket(self, bucket: Troubled) -> None:
+    def test_a_capture_does_not_wait_for_the_bucket(self, bucket: Troubled) -> None:
         gate, weights = RequestGate(), initial()
         with Publisher(bucket) as publisher:
             publisher.publish(weights).wait()
@@ -159,7 +159,7 @@ class TestCapture:
 
 
 class TestHandle:
-    def test_of_a_version_under_way(self, bucket: Troubled) -> None:
+    def test_a_publication_is_done_when_its_version_is_committed(self, bucket: Troubled) -> None:
         gate = RequestGate()
         with Publisher(bucket) as publisher:
             bucket.trouble("put", "anchors/", gate)
@@ -174,7 +174,7 @@ class TestHandle:
             assert handle.wait() == handle.version == publisher.wait() == 1
             assert handle.done
 
-    def test_of_one_that_a_newer_one_replaced(self, bucket: Troubled) -> None:
+    def test_a_superseded_publication_waits_for_the_newer_one(self, bucket: Troubled) -> None:
         gate, weights = RequestGate(), initial()
         with Publisher(bucket) as publisher:
             bucket.trouble("put", "anchors/", gate)
@@ -190,13 +190,13 @@ class TestHandle:
         assert [commit.step for commit in commits_in(bucket)] == [None, 0, 4]
         assert version_in(bucket) == digest(weights)
 
-    def test_of_nothing(self, bucket: Troubled) -> None:
+    def test_wait_fails_before_anything_was_published(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher, pytest.raises(WeightwireError, match="nothing has been published yet"):
             publisher.wait()
 
 
 class TestASlowBucket:
-    def test_costs_freshness_and_nothing_else(self, bucket: Troubled) -> None:
+    def test_a_slow_bucket_costs_freshness_and_nothing_else(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket) as publisher:
             bucket.trouble("put", "deltas/", slow(0.05), times=1000)
@@ -214,7 +214,7 @@ class TestASlowBucket:
 
 
 class TestTiedTensors:
-    def test_are_published_once(self, bucket: Troubled) -> None:
+    def test_tied_tensors_are_published_once(self, bucket: Troubled) -> None:
         embed = np.arange(100, dtype=np.float32).reshape(10, 10)
         tied = {"embed": embed, "head": embed, "again": embed.view(), "alike": embed.copy()}
         with Publisher(bucket) as publisher:
@@ -226,7 +226,7 @@ class TestTiedTensors:
         assert run.aliases == {"head": "embed", "again": "embed"}
         assert version_in(bucket) == digest({"embed": embed, "alike": tied["alike"]})
 
-    def test_other_views_of_the_same_memory_are_tensors_of_their_own(self, bucket: Troubled) -> None:
+    def test_other_views_of_the_same_memory_are_not_tied(self, bucket: Troubled) -> None:
         memory = np.arange(100, dtype=np.float32)
         weights: Arrays = {"a": memory, "b": memory.reshape(10, 10), "c": memory[:50], "d": memory.view(np.int32)}
         weights |= {"e": memory[:0], "f": memory[:0]}
@@ -235,7 +235,7 @@ class TestTiedTensors:
         assert run_in(bucket).aliases == {}
         assert version_in(bucket) == digest(weights)
 
-    def test_are_tied_after_a_restart_too(self, bucket: Troubled) -> None:
+    def test_tied_tensors_stay_tied_after_a_restart(self, bucket: Troubled) -> None:
         embed = np.arange(100, dtype=np.float32)
         for value in (1, 2):
             with Publisher(bucket) as publisher:
@@ -245,7 +245,7 @@ class TestTiedTensors:
 
 
 class TestTheEnd:
-    def test_publishes_what_waits(self, bucket: Troubled) -> None:
+    def test_close_publishes_what_waits(self, bucket: Troubled) -> None:
         weights = initial()
         publisher = Publisher(bucket)
         bucket.trouble("put", "", slow(0.05), times=100)
@@ -257,7 +257,7 @@ class TestTheEnd:
         assert commits_in(bucket)[-1].step == 2
         assert version_in(bucket) == digest(weights)
 
-    def test_is_the_end(self, bucket: Troubled) -> None:
+    def test_a_closed_publisher_cannot_publish(self, bucket: Troubled) -> None:
         publisher = Publisher(bucket)
         publisher.close()
         publisher.close()
@@ -265,16 +265,16 @@ class TestTheEnd:
             publisher.publish(initial())
         assert not [thread for thread in threading.enumerate() if thread.name == "weightwire-publisher"]
 
-    def test_leaves_nothing_in_an_empty_bucket(self, bucket: Troubled) -> None:
+    def test_a_publisher_that_publishes_nothing_leaves_an_empty_bucket(self, bucket: Troubled) -> None:
         Publisher(bucket).close()
         assert not asyncio.run(bucket.list(""))
 
-    def test_with_an_error_publishes_what_waits(self, bucket: Troubled) -> None:
+    def test_an_error_of_the_program_does_not_lose_what_waits(self, bucket: Troubled) -> None:
         with pytest.raises(ZeroDivisionError):
             self.stumble(bucket)
         assert version_in(bucket) == digest(initial())
 
-    def test_the_first_error_is_what_counts(self, bucket: Troubled) -> None:
+    def test_an_error_of_the_program_hides_one_of_the_publisher(self, bucket: Troubled) -> None:
         bucket.trouble("put", "anchors/", denied)
         with pytest.raises(ZeroDivisionError):
             self.stumble(bucket)
@@ -285,21 +285,21 @@ class TestTheEnd:
             publisher.publish(initial())
             raise ZeroDivisionError
 
-    def test_raises_what_went_wrong(self, bucket: Troubled) -> None:
+    def test_close_raises_what_went_wrong(self, bucket: Troubled) -> None:
         bucket.trouble("put", "anchors/", denied)
         publisher = Publisher(bucket)
         publisher.publish(initial())
         with pytest.raises(PermissionDenied):
             publisher.close()
 
-    def test_does_not_repeat_what_was_told(self, bucket: Troubled) -> None:
+    def test_close_does_not_raise_an_error_twice(self, bucket: Troubled) -> None:
         bucket.trouble("put", "anchors/", denied)
         publisher = Publisher(bucket)
         with pytest.raises(PermissionDenied):
             publisher.publish(initial()).wait()
         publisher.close()
 
-    def test_waits_no_longer_than_asked_for(self, bucket: Troubled) -> None:
+    def test_close_waits_no_longer_than_its_timeout(self, bucket: Troubled) -> None:
         gate = RequestGate()
         bucket.trouble("put", "anchors/", gate)
         publisher = Publisher(bucket)
@@ -312,7 +312,7 @@ class TestTheEnd:
 
 
 class TestBlocking:
-    def test_returns_when_it_is_committed(self, bucket: Troubled) -> None:
+    def test_a_blocking_publish_returns_when_it_is_committed(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket, blocking=True) as publisher:
             for step in range(4):
@@ -320,7 +320,7 @@ class TestBlocking:
                 assert publisher.publish(weights, step=step).version == step + 1
                 assert version_in(bucket) == digest(weights)
 
-    def test_raises_what_went_wrong(self, bucket: Troubled) -> None:
+    def test_a_blocking_publish_raises_what_went_wrong(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket, blocking=True) as publisher:
             publisher.publish(weights)
@@ -331,7 +331,7 @@ class TestBlocking:
             assert publisher.publish(weights).version == 2
         assert version_in(bucket) == digest(weights)
 
-    def test_is_fenced_off_at_once(self, bucket: Troubled) -> None:
+    def test_a_blocking_publish_is_fenced_off_at_once(self, bucket: Troubled) -> None:
         publisher = Publisher(bucket, blocking=True)
         publisher.publish(initial())
         with Publisher(bucket) as other:
@@ -340,7 +340,7 @@ class TestBlocking:
             publisher.publish(initial())
         publisher.close()
 
-    def test_continues_with_a_base(self, bucket: Troubled) -> None:
+    def test_a_blocking_publisher_starts_from_a_base(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket, base=initial(), blocking=True) as publisher:
             train(weights)
@@ -357,7 +357,7 @@ class TestThreads:
     """One publisher, several threads of one trainer."""
 
     @pytest.mark.parametrize("blocking", [False, True])
-    def test_all_that_is_published_is_whole(self, bucket: Troubled, blocking: bool) -> None:
+    def test_captures_of_several_threads_are_never_mixed(self, bucket: Troubled, blocking: bool) -> None:
         weights = [initial() for _ in range(6)]
         for number, one in enumerate(weights):
             for _ in range(number):

@@ -19,7 +19,7 @@ from weightwire.publisher.publisher import Publisher
 
 
 class TestRestart:
-    def test_goes_on_where_the_last_one_ended(self, bucket: Troubled) -> None:
+    def test_a_publisher_goes_on_where_the_last_one_ended(self, bucket: Troubled) -> None:
         weights = initial()
         for life in range(3):
             with Publisher(bucket) as publisher:
@@ -31,7 +31,7 @@ class TestRestart:
         expected = [("fence", 1), ("anchor", 1), ("delta", 1), ("delta", 1)]
         assert kinds(bucket) == expected + [(kind, epoch) for epoch in (2, 3) for kind in ["fence"] + 3 * ["delta"]]
 
-    def test_with_other_weights_than_were_published(self, bucket: Troubled) -> None:
+    def test_the_first_delta_is_against_what_was_published_last(self, bucket: Troubled) -> None:
         """The diff is against what was published: what the trainer lost or skipped does not matter."""
         weights = initial()
         with Publisher(bucket) as publisher:
@@ -44,7 +44,7 @@ class TestRestart:
         assert version_in(bucket) == digest(other)
         assert version_in(bucket, 1) == digest(weights)
 
-    def test_without_a_publish_leaves_the_run_as_it_was(self, bucket: Troubled) -> None:
+    def test_a_publisher_that_publishes_nothing_leaves_the_run_as_it_was(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
         before = asyncio.run(bucket.list(""))
@@ -55,7 +55,7 @@ class TestRestart:
         assert kinds(bucket) == [("fence", 1), ("anchor", 1)]
         assert version_in(bucket) == digest(initial())
 
-    def test_goes_on_from_what_another_published_after_it_looked(self, bucket: Troubled) -> None:
+    def test_a_publisher_goes_on_from_what_another_published_after_it_looked(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket) as old, Publisher(bucket) as early:
             assert early.version is None
@@ -71,7 +71,9 @@ class TestRestart:
         assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("delta", 1), ("fence", 2), ("delta", 2)]
         assert version_in(bucket) == digest(weights)
 
-    def test_of_one_that_died_before_its_first_version(self, bucket: Troubled) -> None:
+    def test_a_publisher_that_died_before_its_first_version_leaves_no_trace_in_the_chain(
+        self, bucket: Troubled
+    ) -> None:
         bucket.trouble("put", "anchors/", denied)
         publisher = Publisher(bucket)
         publisher.publish(initial())
@@ -82,7 +84,7 @@ class TestRestart:
             publisher.publish(initial())
         assert kinds(bucket) == [("fence", 1), ("anchor", 1)]
 
-    def test_of_one_that_died_after_it_started_the_run(self, bucket: Troubled) -> None:
+    def test_a_run_whose_publisher_died_before_its_first_version_is_taken_over(self, bucket: Troubled) -> None:
         bucket.trouble("create", "commits/00000000000000000001", denied, times=1e9)
         publisher = Publisher(bucket)
         publisher.publish(initial())
@@ -94,7 +96,7 @@ class TestRestart:
             publisher.publish(initial())
         assert kinds(bucket) == [("fence", 1), ("fence", 2), ("anchor", 2)]
 
-    def test_with_weights_at_hand_fetches_nothing(self, bucket: Troubled, tmp_path: Path) -> None:
+    def test_weights_at_hand_save_fetching_what_was_published(self, bucket: Troubled, tmp_path: Path) -> None:
         weights = initial()
         with Publisher(bucket) as publisher:
             publisher.publish(weights)
@@ -110,7 +112,7 @@ class TestRestart:
                 weights = initial()
                 publisher.publish(weights)
 
-    def test_with_other_weights_at_hand_fetches_what_was_published(self, bucket: Troubled) -> None:
+    def test_other_weights_at_hand_are_not_used(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
         other = initial()
@@ -121,7 +123,7 @@ class TestRestart:
                 assert publisher.state == state(initial())
                 assert bucket.count("read_into") > 0
 
-    def test_never_changes_the_weights_at_hand(self, bucket: Troubled) -> None:
+    def test_weights_at_hand_are_never_changed(self, bucket: Troubled) -> None:
         weights, changed = initial(), initial()
         train(changed)
         with Publisher(bucket) as publisher:
@@ -130,7 +132,7 @@ class TestRestart:
             publisher.publish(changed)
         assert state(weights) == state(initial())
 
-    def test_finds_another_way_where_data_is_gone(self, bucket: Troubled) -> None:
+    def test_a_publisher_plans_around_an_anchor_that_is_gone(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket, anchor_every=2) as publisher:
             for step in range(6):
@@ -144,7 +146,7 @@ class TestRestart:
 
 
 class TestBase:
-    def test_needs_no_anchor(self, bucket: Troubled) -> None:
+    def test_a_run_from_a_base_needs_no_anchor(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket, base=initial(), source="hf://org/model") as publisher:
             assert publisher.version == 1
@@ -156,7 +158,7 @@ class TestBase:
         assert not asyncio.run(bucket.list("anchors/"))
         assert version_in(bucket, base=initial()) == digest(weights)
 
-    def test_as_a_checkpoint(self, bucket: Troubled, tmp_path: Path) -> None:
+    def test_a_base_may_be_a_checkpoint(self, bucket: Troubled, tmp_path: Path) -> None:
         safetensors.numpy.save_file(initial(), tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text("{}")
         weights = initial()
@@ -167,14 +169,14 @@ class TestBase:
         assert [file.name for file in run_in(bucket).files] == ["config.json"]
         assert version_in(bucket) == digest(weights)  # it is where the run says
 
-    def test_stays_as_it_is(self, bucket: Troubled) -> None:
+    def test_the_base_is_never_changed(self, bucket: Troubled) -> None:
         base, weights = initial(), initial()
         with Publisher(bucket, base=base) as publisher:
             train(weights)
             publisher.publish(weights)
         assert state(base) == state(initial())
 
-    def test_again_after_a_restart(self, bucket: Troubled) -> None:
+    def test_a_base_may_be_given_again_after_a_restart(self, bucket: Troubled) -> None:
         weights = initial()
         for step in range(3):
             with Publisher(bucket, base=initial()) as publisher:
@@ -191,13 +193,13 @@ class TestBase:
         ]
         assert version_in(bucket, base=initial()) == digest(weights)
 
-    def test_missing_after_a_restart(self, bucket: Troubled) -> None:
+    def test_a_run_from_a_base_cannot_be_continued_without_it(self, bucket: Troubled) -> None:
         with Publisher(bucket, base=initial()):
             pass
         with pytest.raises(WrongBase, match="that is not here"):
             Publisher(bucket)
 
-    def test_of_another_run_is_not_used(self, bucket: Troubled) -> None:
+    def test_a_base_is_not_used_in_a_run_that_has_begun(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
         other = initial()
@@ -207,7 +209,7 @@ class TestBase:
 
 
 class TestFencing:
-    def test_the_older_one_is_told(self, bucket: Troubled) -> None:
+    def test_the_older_publisher_is_fenced_off_and_told(self, bucket: Troubled) -> None:
         weights = initial()
         old = Publisher(bucket)
         old.publish(weights).wait()
@@ -225,7 +227,7 @@ class TestFencing:
         assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("fence", 2), ("delta", 2), ("delta", 2)]
         assert version_in(bucket) == digest(weights)
 
-    def test_what_it_had_waiting_fails_too(self, bucket: Troubled) -> None:
+    def test_what_a_fenced_publisher_had_waiting_fails_too(self, bucket: Troubled) -> None:
         gate, weights = RequestGate(), initial()
         old = Publisher(bucket)
         old.publish(weights).wait()
@@ -243,7 +245,7 @@ class TestFencing:
             old.close()
         assert handles[-1].superseded_by is None
 
-    def test_of_two_in_an_empty_run(self, bucket: Troubled) -> None:
+    def test_of_two_publishers_the_one_that_publishes_later_takes_over(self, bucket: Troubled) -> None:
         """Neither has begun; the one that publishes later takes over."""
         weights = initial()
         one = Publisher(bucket)
@@ -266,13 +268,13 @@ class Careless(Troubled):
 
 
 class TestStart:
-    def test_with_a_key_that_may_not_write(self, bucket: Troubled) -> None:
+    def test_a_key_without_write_permission_is_refused_at_once(self, bucket: Troubled) -> None:
         bucket.trouble("create put", "", denied, times=1e9)
         with pytest.raises(PermissionDenied):
             Publisher(bucket)
         assert not [thread for thread in threading.enumerate() if thread.name == "weightwire-publisher"]
 
-    def test_with_a_key_that_may_not_write_to_a_run(self, bucket: Troubled) -> None:
+    def test_a_key_without_write_permission_cannot_continue_a_run(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
         bucket.trouble("create put", "", denied, times=1e9)
@@ -282,17 +284,17 @@ class TestStart:
             publisher.publish(initial()).wait()
         assert len(commits_in(bucket)) == 2
 
-    def test_with_a_bucket_that_lets_both_win(self, bucket: Troubled) -> None:
+    def test_a_bucket_without_atomic_create_is_refused(self, bucket: Troubled) -> None:
         with pytest.raises(UnsafeBucket, match="two trainers could both publish"):
             Publisher(Careless(bucket.inner))
 
-    def test_unless_one_insists(self, bucket: Troubled) -> None:
+    def test_a_bucket_without_atomic_create_is_used_if_the_user_insists(self, bucket: Troubled) -> None:
         with Publisher(Careless(bucket.inner), insist=True) as publisher:
             publisher.publish(initial())
         assert run_in(bucket).mode == "single-writer"
         assert version_in(bucket) == digest(initial())
 
-    def test_a_strict_run_stays_strict(self, bucket: Troubled) -> None:
+    def test_a_strict_run_is_not_continued_through_a_bucket_without_atomic_create(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
         assert run_in(bucket).mode == "strict"
@@ -300,7 +302,7 @@ class TestStart:
         with pytest.raises(UnsafeBucket, match="nothing can be created safely"):
             Publisher(bucket)
 
-    def test_in_a_bucket_without_atomic_create(self, bucket: Troubled) -> None:
+    def test_a_bucket_that_says_it_has_no_atomic_create_gets_a_single_writer_run(self, bucket: Troubled) -> None:
         bucket.strict = False
         for _ in range(2):
             with Publisher(bucket) as publisher:
@@ -308,7 +310,7 @@ class TestStart:
         assert run_in(bucket).mode == "single-writer"
         assert kinds(bucket)[-2:] == [("fence", 2), ("delta", 2)]
 
-    def test_leaves_no_traces_of_the_probe(self, bucket: Troubled) -> None:
+    def test_the_probe_leaves_no_objects(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
         assert bucket.count("create", "probe/") > 2

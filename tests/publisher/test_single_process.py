@@ -20,7 +20,7 @@ from weightwire.telemetry.events import Event
 
 class TestSchema:
     @pytest.mark.parametrize("blocking", [False, True])
-    def test_is_fixed(self, bucket: Troubled, blocking: bool) -> None:
+    def test_the_tensors_of_a_run_are_fixed(self, bucket: Troubled, blocking: bool) -> None:
         weights = initial()
         less = {name: array for name, array in weights.items() if name != "norm"}
         with Publisher(bucket, blocking=blocking) as publisher:
@@ -39,7 +39,7 @@ class TestSchema:
             assert publisher.publish(weights).wait() == 2
         assert version_in(bucket) == digest(weights)
 
-    def test_is_that_of_the_run_after_a_restart(self, bucket: Troubled) -> None:
+    def test_the_tensors_of_a_run_are_fixed_after_a_restart_too(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
         with Publisher(bucket) as publisher:
@@ -47,7 +47,7 @@ class TestSchema:
                 publisher.publish({"w": np.zeros(3)})
             publisher.publish(initial()).wait()
 
-    def test_a_run_of_another_model_was_started_meanwhile(self, bucket: Troubled) -> None:
+    def test_weights_are_refused_where_another_model_was_published_meanwhile(self, bucket: Troubled) -> None:
         late = Publisher(bucket)
         with Publisher(bucket) as first:
             first.publish({"other": np.zeros(3)})
@@ -73,7 +73,7 @@ class TestSchema:
 
 
 class TestSideFiles:
-    def test_go_along(self, bucket: Troubled) -> None:
+    def test_side_files_are_uploaded_with_the_run(self, bucket: Troubled) -> None:
         files = {"config.json": b"{}", "tokenizer/vocab.txt": b"a b c"}
         with Publisher(bucket, files=files) as publisher:
             publisher.publish(initial())
@@ -81,7 +81,7 @@ class TestSideFiles:
         assert [file.name for file in run.files] == ["config.json", "tokenizer/vocab.txt"]
         assert {file.name: asyncio.run(bucket.get(file.path)) for file in run.files} == files
 
-    def test_of_a_directory(self, bucket: Troubled, tmp_path: Path) -> None:
+    def test_side_files_of_a_directory_leave_out_hidden_ones(self, bucket: Troubled, tmp_path: Path) -> None:
         safetensors.numpy.save_file(initial(), tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text("{}")
         (tmp_path / ".git").mkdir()
@@ -90,7 +90,7 @@ class TestSideFiles:
             publisher.publish(initial())
         assert [file.name for file in run_in(bucket).files] == ["config.json"]
 
-    def test_are_there_before_the_run_is(self, bucket: Troubled) -> None:
+    def test_side_files_are_there_before_the_run_is(self, bucket: Troubled) -> None:
         with Publisher(bucket, files={"config.json": b"{}"}) as publisher:
             publisher.publish(initial())
         writes = [path for verb, path in bucket.asked if verb in ("create", "put") and not path.startswith("probe/")]
@@ -99,13 +99,15 @@ class TestSideFiles:
 
 
 class TestTheFirstVersion:
-    def test_starts_the_run_when_its_data_is_there(self, bucket: Troubled) -> None:
+    def test_a_run_is_started_when_its_first_data_is_there(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
         writes = [path for verb, path in bucket.asked if verb in ("create", "put") and not path.startswith("probe/")]
         assert [path.split("/")[0] for path in writes[:4]] == ["anchors", "run.json", "epochs", "commits"]
 
-    def test_that_failed_does_not_bind_the_next_publisher_to_its_weights(self, bucket: Troubled) -> None:
+    def test_a_first_version_that_failed_does_not_bind_the_next_publisher_to_its_weights(
+        self, bucket: Troubled
+    ) -> None:
         bucket.trouble("put", "anchors/", denied)
         publisher = Publisher(bucket)
         publisher.publish({"other": np.zeros(3)})
@@ -115,7 +117,7 @@ class TestTheFirstVersion:
             publisher.publish(initial())
         assert version_in(bucket) == digest(initial())
 
-    def test_of_a_run_that_another_starts_meanwhile(self, bucket: Troubled) -> None:
+    def test_a_first_version_is_uploaded_again_where_another_started_the_run_meanwhile(self, bucket: Troubled) -> None:
         """The data is uploaded again, under the version that it becomes."""
         gate, weights = RequestGate(), initial()
         bucket.trouble("put", "anchors/", gate)
@@ -150,7 +152,7 @@ class TestTrouble:
         assert [commit.step for commit in commits_in(bucket)[2:]] == [2]
         assert version_in(bucket) == digest(weights)
 
-    def test_a_first_version_that_was_dropped(self, bucket: Troubled) -> None:
+    def test_a_dropped_first_version_is_part_of_the_next(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket) as publisher:
             bucket.trouble("put", "anchors/", denied)
@@ -161,7 +163,7 @@ class TestTrouble:
         assert kinds(bucket) == [("fence", 1), ("anchor", 1)]
         assert version_in(bucket) == digest(weights)
 
-    def test_it_is_told_of(self, bucket: Troubled, heard: list[Event]) -> None:
+    def test_a_dropped_version_is_warned_about(self, bucket: Troubled, heard: list[Event]) -> None:
         publisher = Publisher(bucket, on_event=heard.append)
         bucket.trouble("put", "anchors/", denied)
         publisher.publish(initial(), step=3)

@@ -31,7 +31,7 @@ class TestBeginning:
         assert version_in(trainer.bucket) == digest(trainer.weights)
 
     @pytest.mark.parametrize("what", [lost, conflicting])
-    def test_replies_that_are_lost(self, what: Any) -> None:
+    def test_a_run_is_started_once_though_replies_are_lost(self, what: Any) -> None:
         async def scene() -> LoopTrainer:
             bucket = in_memory()
             trainer = await LoopTrainer(bucket).start()
@@ -44,7 +44,7 @@ class TestBeginning:
         trainer = quickly(scene())
         assert [commit.epoch for commit in commits_in(trainer.bucket)] == [1, 1]
 
-    def test_a_run_that_was_half_started_by_one_that_died(self) -> None:
+    def test_a_run_that_was_half_started_is_continued(self) -> None:
         """run.json and perhaps an epoch, but no commit."""
 
         async def scene() -> LoopTrainer:
@@ -61,7 +61,7 @@ class TestBeginning:
         trainer = quickly(scene())
         assert version_in(trainer.bucket) == digest(trainer.weights)
 
-    def test_two_start_a_run_at_the_same_time(self) -> None:
+    def test_two_publishers_may_start_a_run_at_the_same_time(self) -> None:
         async def scene() -> tuple[Troubled, list[Publication]]:
             bucket = in_memory()
             trainers = [await LoopTrainer(bucket).start() for _ in range(2)]
@@ -82,7 +82,7 @@ class TestBeginning:
                 assert isinstance(publication.error, Fenced)
         assert any(publication.version is not None for publication in publications)
 
-    def test_a_bucket_that_cannot_be_reached(self) -> None:
+    def test_a_publisher_does_not_start_where_the_bucket_cannot_be_reached(self) -> None:
         async def scene(verbs: str, prefix: str) -> None:
             bucket = in_memory()
             trainer = await LoopTrainer(bucket).start()
@@ -119,7 +119,7 @@ class TestBeginning:
         kinds = [(commit.kind, commit.epoch) for commit in commits_in(quickly(scene()))]
         assert kinds == [("fence", 1), ("anchor", 1), ("fence", 3), ("delta", 3)]
 
-    def test_a_run_that_cannot_be_claimed(self) -> None:
+    def test_a_run_that_could_not_be_claimed_is_claimed_by_the_next_publish(self) -> None:
         """The first publish fails; a later one claims the run, once."""
 
         async def scene(trainer: LoopTrainer) -> None:

@@ -14,7 +14,7 @@ from weightwire.errors import BucketError, NotFound, PermissionDenied, Unavailab
 
 class TestUploads:
     @pytest.mark.parametrize("what", [failed, lost])
-    def test_are_tried_again(self, what: Any) -> None:
+    def test_uploads_are_tried_again(self, what: Any) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             trainer.bucket.trouble("put", "deltas/", what, times=5)
             publication = await over(trainer.publish())
@@ -25,7 +25,7 @@ class TestUploads:
         assert trainer.bucket.count("put", "deltas/") == 6
         assert len([message for message in trainer.warnings if message.endswith("; trying again")]) == 5
 
-    def test_are_given_up_when_patience_ends(self) -> None:
+    def test_uploads_are_given_up_when_patience_ends(self) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             before = trainer.held
             trainer.bucket.trouble("put", "deltas/", failed, times=1e9)
@@ -40,7 +40,7 @@ class TestUploads:
         assert trainer.held == digest(trainer.weights).hex
         assert "step 2: not published (the request failed); the next one includes it" in trainer.warnings
 
-    def test_are_given_up_for_something_newer(self) -> None:
+    def test_uploads_are_given_up_for_something_newer(self) -> None:
         """Patience would last for ever."""
 
         async def scene(trainer: LoopTrainer) -> None:
@@ -57,7 +57,7 @@ class TestUploads:
         assert trainer.held == digest(trainer.weights).hex
 
     @pytest.mark.parametrize("problem", [PermissionDenied("no"), NotFound("no bucket")])
-    def test_are_given_up_at_once_where_waiting_does_not_help(self, problem: BucketError) -> None:
+    def test_uploads_are_given_up_at_once_where_waiting_does_not_help(self, problem: BucketError) -> None:
         async def refuse(act: Act) -> None:
             raise problem
 
@@ -69,7 +69,7 @@ class TestUploads:
 
         assert steps(play(scene)) == [None, 1, 3]
 
-    def test_many_in_a_row_are_lost_and_nothing_is(self) -> None:
+    def test_changes_of_many_failed_versions_are_part_of_the_next(self) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             trainer.bucket.trouble("put", "deltas/", denied, times=5)
             for _ in range(5):
@@ -80,7 +80,7 @@ class TestUploads:
         assert steps(trainer) == [None, 1, 7]
         assert trainer.held == digest(trainer.weights).hex
 
-    def test_what_could_not_be_read_is_tried_again_too(self) -> None:
+    def test_reads_that_a_commit_needs_are_tried_again(self) -> None:
         """A commit names earlier ones, which a publisher that has just started must read."""
 
         async def scene(trainer: LoopTrainer) -> None:

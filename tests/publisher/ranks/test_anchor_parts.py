@@ -12,7 +12,7 @@ from weightwire.publisher.publisher import Publisher
 
 
 class TestAnchors:
-    def test_of_all_ranks(self, bucket: Troubled) -> None:
+    def test_an_anchor_has_a_part_of_each_rank(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> None:
             for step in range(7):
                 publisher.publish(shard(at_step(step), rank, 3), step=step).wait(10)
@@ -26,7 +26,7 @@ class TestAnchors:
             assert shortcut.after == digest(at_step(shortcut.version - 1)).hex
         check_no_mixture(bucket)  # which begins with them
 
-    def test_that_fail_on_one_rank_harm_nothing(self, bucket: Troubled) -> None:
+    def test_an_anchor_that_fails_on_one_rank_harms_nothing(self, bucket: Troubled) -> None:
         bucket.trouble("put", "anchors/3/e1-r1", denied)
 
         def work(publisher: Publisher, rank: int) -> None:

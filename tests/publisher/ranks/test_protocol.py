@@ -35,11 +35,11 @@ class TestMeeting:
     async def fail(self, problem: Exception) -> Word:
         raise problem
 
-    def test_all_hear_what_all_say(self) -> None:
+    def test_every_rank_hears_what_all_say(self) -> None:
         heard = self.meet(*(lambda one, text=text: one.meet("x", self.say(text), Word) for text in "abc"))
         assert heard == [[Word("a"), Word("b"), Word("c")]] * 3
 
-    def test_one_that_fails_fails_for_all(self) -> None:
+    def test_what_fails_on_one_rank_fails_on_all(self) -> None:
         problem = BucketError("it is full", hint="make room")
         mine, theirs = self.meet(
             lambda one: one.meet("x", self.say("a"), Word), lambda one: one.meet("x", self.fail(problem), Word)
@@ -47,7 +47,7 @@ class TestMeeting:
         assert theirs is problem
         assert (type(mine), mine.message, mine.hint) == (BucketError, "rank 1: it is full", "make room")
 
-    def test_what_others_have_not_finished_is_cancelled(self) -> None:
+    def test_unfinished_work_of_others_is_cancelled(self) -> None:
         cancelled = []
 
         async def long() -> Word:
@@ -66,7 +66,7 @@ class TestMeeting:
             mine, theirs = self.meet(patient, lambda one: one.meet("x", self.fail(BucketError("no")), Word))
         assert (type(mine), type(theirs), cancelled) == (BucketError, BucketError, [True])
 
-    def test_what_nobody_can_go_on_from_comes_first(self) -> None:
+    def test_a_final_failure_comes_before_others(self) -> None:
         heard = self.meet(
             lambda one: one.meet("x", self.fail(BucketError("no")), Word),
             lambda one: one.meet("x", self.fail(ZeroDivisionError("a bug")), Word),
@@ -75,13 +75,13 @@ class TestMeeting:
         assert [type(one) for one in heard] == [RankFailed, ZeroDivisionError, RankFailed]
         assert "rank 1: the publisher failed (ZeroDivisionError: a bug)" in heard[0].message
 
-    def test_ranks_that_are_out_of_step(self) -> None:
+    def test_ranks_that_are_out_of_step_fail(self) -> None:
         heard = self.meet(
             lambda one: one.meet("x", self.say("a"), Word), lambda one: one.meet("y", self.say("b"), Word)
         )
         assert all(isinstance(one, RankFailed) and "out of step" in one.message for one in heard)
 
-    def test_only_rank_0_works(self) -> None:
+    def test_all_hear_what_rank_0_did(self) -> None:
         assert self.meet(lambda one: one.hear("x", self.say("a"), Word), lambda one: one.hear("x", None, Word)) == [
             Word("a"),
             Word("a"),

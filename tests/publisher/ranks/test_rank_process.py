@@ -33,7 +33,7 @@ from weightwire.system.runtime import Runtime
 
 class TestFailures:
     @pytest.mark.parametrize("rank", [0, 1])
-    def test_of_one_rank_are_those_of_all(self, bucket: Troubled, rank: int) -> None:
+    def test_what_fails_on_one_rank_fails_on_all(self, bucket: Troubled, rank: int) -> None:
         bucket.trouble("put", f"deltas/2/e1-r{rank}", denied)
 
         def work(publisher: Publisher, rank: int) -> list[Any]:
@@ -47,7 +47,7 @@ class TestFailures:
         assert steps(bucket) == [0, 2]
         check_no_mixture(bucket)
 
-    def test_of_the_first_version(self, bucket: Troubled) -> None:
+    def test_a_first_version_that_fails_is_followed_by_the_next(self, bucket: Troubled) -> None:
         bucket.trouble("put", "anchors/1/e1-r1", denied)
 
         def work(publisher: Publisher, rank: int) -> int:
@@ -59,7 +59,7 @@ class TestFailures:
         check_no_mixture(bucket)
 
     @pytest.mark.parametrize("blocking", [False, True])
-    def test_a_publish_that_fails_on_one_rank(self, bucket: Troubled, blocking: bool) -> None:
+    def test_a_publish_of_other_weights_on_one_rank_fails_on_all(self, bucket: Troubled, blocking: bool) -> None:
         def work(publisher: Publisher, rank: int) -> int:
             publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
             weights = shard(at_step(1), rank, 2)
@@ -73,7 +73,7 @@ class TestFailures:
         assert steps(bucket) == [0, 2]
         check_no_mixture(bucket)
 
-    def test_what_cannot_be_read_on_one_rank(self, bucket: Troubled) -> None:
+    def test_weights_that_cannot_be_read_on_one_rank_fail_on_all(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> int:
             publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
             with pytest.raises(WeightwireError):
@@ -83,7 +83,7 @@ class TestFailures:
         assert on_all(bucket, 2, work) == [2, 2]
         assert steps(bucket) == [0, 2]
 
-    def test_a_first_publish_that_fails_on_one_rank(self, bucket: Troubled) -> None:
+    def test_a_first_publish_that_fails_on_one_rank_fails_on_all(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> int:
             with pytest.raises(WeightwireError):
                 publisher.publish({"x": "y"} if rank else shard(at_step(0), rank, 2), step=0).wait(10)
@@ -92,7 +92,7 @@ class TestFailures:
         assert on_all(bucket, 2, work) == [1, 1]
         assert steps(bucket) == [1]
 
-    def test_shards_that_do_not_fit(self, bucket: Troubled) -> None:
+    def test_shards_that_leave_rows_out_are_refused(self, bucket: Troubled) -> None:
         """All hear of it at once, and may try again."""
 
         def work(publisher: Publisher, rank: int) -> int:
@@ -103,7 +103,7 @@ class TestFailures:
         assert on_all(bucket, 2, work) == [1, 1]
         assert steps(bucket) == [1]
 
-    def test_ranks_at_different_steps(self, bucket: Troubled) -> None:
+    def test_ranks_at_different_steps_publish_nothing(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> None:
             publication = publisher.publish(shard(at_step(rank), rank, 2), step=rank)
             with pytest.raises(WeightwireError, match="different steps"):
@@ -112,7 +112,7 @@ class TestFailures:
         on_all(bucket, 2, work)
         assert asyncio.run(bucket.list("commits/")) == []
 
-    def test_a_run_that_cannot_be_started(self, bucket: Troubled) -> None:
+    def test_a_run_that_cannot_be_started_is_started_by_the_next_publish(self, bucket: Troubled) -> None:
         bucket.trouble("create", "run.json", denied, times=1)
 
         def work(publisher: Publisher, rank: int) -> int:
@@ -122,7 +122,7 @@ class TestFailures:
 
         assert on_all(bucket, 2, work) == [1, 1]
 
-    def test_a_bucket_that_cannot_be_used(self, bucket: Troubled) -> None:
+    def test_every_rank_is_told_of_a_bucket_that_cannot_be_used(self, bucket: Troubled) -> None:
         bucket.trouble("create", "probe/", denied, times=1e9)
         circle = RankCircle(2)
 
@@ -134,7 +134,7 @@ class TestFailures:
         mine, theirs = at_once(2, one)
         assert theirs == f"rank 0: {mine}"
 
-    def test_being_fenced_off_is_told_to_all(self, bucket: Troubled) -> None:
+    def test_every_rank_is_told_of_a_fence(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> None:
             publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
             if rank == 0:
@@ -151,7 +151,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("moment", ["before", "between", "during"])
     @pytest.mark.parametrize("gone", [0, 1])
-    def test_a_rank_that_is_gone(self, bucket: Troubled, moment: str, gone: int) -> None:
+    def test_all_ranks_end_when_one_is_gone(self, bucket: Troubled, moment: str, gone: int) -> None:
         """Nobody waits for it for ever, and nothing half is committed."""
         circle = RankCircle(3)
         last = 1 if moment == "before" else 2
@@ -182,7 +182,7 @@ class TestFailures:
             assert steps(bucket) == [0]
             check_no_mixture(bucket)
 
-    def test_a_rank_that_leaves_too_early(self, bucket: Troubled) -> None:
+    def test_a_rank_that_closes_too_early_is_named(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> None:
             publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
             if rank == 0:
@@ -195,7 +195,7 @@ class TestFailures:
         on_all(bucket, 2, work)
         assert steps(bucket) == [0]
 
-    def test_a_rank_whose_publisher_rank_0_has_closed(self, bucket: Troubled) -> None:
+    def test_a_rank_is_told_that_rank_0_has_closed(self, bucket: Troubled) -> None:
         ended = threading.Event()
 
         def work(publisher: Publisher, rank: int) -> None:
@@ -211,7 +211,7 @@ class TestFailures:
         on_all(bucket, 2, work)
         assert steps(bucket) == [0]
 
-    def test_other_tensors_than_the_run_has(self, bucket: Troubled) -> None:
+    def test_ranks_with_other_tensors_do_not_fence_off_the_live_publisher(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish({"x": np.zeros(3, np.float32)}).wait(10)
 
@@ -223,7 +223,7 @@ class TestFailures:
         on_all(bucket, 2, work)
         assert [commit.kind for commit in commits_in(bucket)] == ["fence", "anchor"]  # nobody was fenced off
 
-    def test_a_run_that_another_starts_meanwhile(self, bucket: Troubled) -> None:
+    def test_a_first_version_is_given_up_where_another_started_the_run_meanwhile(self, bucket: Troubled) -> None:
         """What was uploaded for its first version is given up, and the next one is an anchor in the other's run."""
         gate = threading.Event()
 

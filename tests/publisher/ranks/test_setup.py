@@ -29,7 +29,7 @@ class TestRestart:
     def kinds(self, bucket: Troubled) -> list[str]:
         return [commit.kind for commit in commits_in(bucket)]
 
-    def test_begins_with_an_anchor_and_says_so(self, bucket: Troubled) -> None:
+    def test_the_first_version_after_a_restart_is_an_anchor(self, bucket: Troubled) -> None:
         heard: list[Event] = []
         self.publish(bucket, 2, 0, 1)
         self.publish(bucket, 3, 2, 3, on_event=heard.append)
@@ -38,19 +38,19 @@ class TestRestart:
         check_no_mixture(bucket)
 
     @pytest.mark.parametrize("given", ["published", "base"])
-    def test_with_what_was_published_at_hand(self, bucket: Troubled, given: str) -> None:
+    def test_what_was_published_last_saves_the_anchor_where_it_is_at_hand(self, bucket: Troubled, given: str) -> None:
         self.publish(bucket, 2, 0, 1)
         self.publish(bucket, 3, 2, 3, **{given: at_step(1)})
         assert self.kinds(bucket) == ["fence", "anchor", "delta", "fence", "delta", "delta"]
         check_no_mixture(bucket)
 
-    def test_with_something_else_at_hand(self, bucket: Troubled) -> None:
+    def test_other_weights_at_hand_are_not_used(self, bucket: Troubled) -> None:
         self.publish(bucket, 2, 0, 1)
         self.publish(bucket, 2, 2, published=at_step(0))
         assert self.kinds(bucket) == ["fence", "anchor", "delta", "fence", "anchor"]
         check_no_mixture(bucket)
 
-    def test_goes_on_alone(self, bucket: Troubled) -> None:
+    def test_one_process_goes_on_after_several(self, bucket: Troubled) -> None:
         self.publish(bucket, 2, 0, 1)
         with Publisher(bucket) as publisher:
             publisher.publish(at_step(2), step=2).wait(10)
@@ -58,7 +58,7 @@ class TestRestart:
         self.publish(bucket, 2, 3)
         check_no_mixture(bucket)
 
-    def test_a_follower_goes_on_over_it(self, tmp_path: Path) -> None:
+    def test_a_follower_goes_on_over_a_restart_with_other_ranks(self, tmp_path: Path) -> None:
         url = tmp_path / "bucket"
         self.publish(url, 2, 0, 1)  # type: ignore[arg-type]
         with Follower(url, into=tmp_path / "replica") as follower:
@@ -70,19 +70,19 @@ class TestRestart:
         np.testing.assert_array_equal(found["norm"], at_step(3)["norm"])
 
     @SIZES
-    def test_a_new_run_from_a_base(self, bucket: Troubled, size: int) -> None:
+    def test_a_new_run_may_start_from_a_base(self, bucket: Troubled, size: int) -> None:
         self.publish(bucket, size, 1, 2, base=at_step(0), source="elsewhere")
         _, base, *rest = commits_in(bucket)
         assert (base.kind, base.after, base.source) == ("base", digest(at_step(0)).hex, "elsewhere")
         assert [commit.kind for commit in rest] == ["delta", "delta"]
         assert version_in(bucket, base=at_step(0)) == digest(at_step(2))
 
-    def test_a_base_that_only_one_rank_was_given(self, bucket: Troubled) -> None:
+    def test_a_base_that_only_one_rank_was_given_is_not_used(self, bucket: Troubled) -> None:
         heard: list[Event] = []
         self.publish(bucket, 2, 1, base=ByRank({0: at_step(0)}), on_event=heard.append)
         assert self.kinds(bucket) == ["fence", "anchor"]
         assert any("not all ranks were given the same weights" in event.message for event in heard)
 
-    def test_a_base_of_another_model(self, bucket: Troubled) -> None:
+    def test_a_base_of_another_model_is_refused(self, bucket: Troubled) -> None:
         with pytest.raises(SchemaChanged):
             self.publish(bucket, 2, 1, base={"x": np.zeros(3)})

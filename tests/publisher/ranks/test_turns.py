@@ -22,7 +22,7 @@ class TestTiming:
     """Trainers of different ranks are never at the same point."""
 
     @pytest.mark.parametrize("slow_rank", [0, 1, 2])
-    def test_the_same_step_of_every_rank(self, bucket: Troubled, slow_rank: int) -> None:
+    def test_every_version_is_of_the_same_step_on_every_rank(self, bucket: Troubled, slow_rank: int) -> None:
         async def slowly(act: Act) -> Any:
             await asyncio.sleep(0.02)
             return await act()
@@ -46,7 +46,7 @@ class TestTiming:
             assert [one.wait(0) for one in publications] == sorted(one.wait(0) for one in publications)
         assert len({tuple(one.version for one in publications) for publications in ranks}) == 1
 
-    def test_a_rank_that_is_far_behind(self, bucket: Troubled) -> None:
+    def test_ranks_wait_for_one_that_is_far_behind(self, bucket: Troubled) -> None:
         """Others go on, as far as one capture ahead of what they agreed on."""
         go = threading.Event()
 
@@ -63,7 +63,7 @@ class TestTiming:
 
         assert on_all(bucket, 2, work) == [2, 2]
 
-    def test_a_rank_that_does_not_come_says_so(self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_rank_that_is_late_says_so(self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(turns, "LATE", 0.05)
         heard: list[Event] = []
 
@@ -76,7 +76,9 @@ class TestTiming:
         on_all(bucket, 2, work, on_event=heard.append)
         assert any("rank 1 has not published yet what others have" in event.message for event in heard)
 
-    def test_a_rank_that_never_came_says_so(self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_rank_that_waits_for_the_first_publish_of_others_says_so(
+        self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(setup, "LATE", 0.05)
         heard: list[Event] = []
 
@@ -88,7 +90,7 @@ class TestTiming:
         on_all(bucket, 2, work, on_event=heard.append)
         assert any("rank 0 waits for the first publish of all others" in event.message for event in heard)
 
-    def test_only_one_rank_waits_for_what_others_go_past(
+    def test_a_rank_that_waits_for_a_publish_that_others_have_passed_is_told(
         self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its weights cannot be published any more, and it would wait for ever."""
@@ -114,14 +116,14 @@ class TestTiming:
         check_no_mixture(bucket)
 
     @SIZES
-    def test_blocking(self, bucket: Troubled, size: int) -> None:
+    def test_blocking_publishers_publish_the_same_versions(self, bucket: Troubled, size: int) -> None:
         def work(publisher: Publisher, rank: int) -> list[int | None]:
             return [publisher.publish(shard(at_step(step), rank, size), step=step).version for step in range(4)]
 
         assert on_all(bucket, size, work, blocking=True) == [[1, 2, 3, 4]] * size
         check_no_mixture(bucket)
 
-    def test_what_waits_is_published_in_the_end(self, bucket: Troubled) -> None:
+    def test_what_waits_is_published_when_all_close(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> None:
             for step in range(10):
                 publisher.publish(shard(at_step(step), rank, 2), step=step)
@@ -130,6 +132,6 @@ class TestTiming:
         assert steps(bucket)[-1] == 9
         check_no_mixture(bucket)
 
-    def test_nothing_at_all(self, bucket: Troubled) -> None:
+    def test_ranks_that_publish_nothing_leave_an_empty_bucket(self, bucket: Troubled) -> None:
         on_all(bucket, 2, lambda publisher, rank: None)
         assert asyncio.run(bucket.list("")) == []

@@ -21,7 +21,7 @@ from weightwire.system.runtime import Runtime
 
 @SIZES
 class TestVersions:
-    def test_are_what_one_process_publishes(self, bucket: Troubled, size: int) -> None:
+    def test_versions_are_what_one_process_would_publish(self, bucket: Troubled, size: int) -> None:
         def work(publisher: Publisher, rank: int) -> list[int]:
             return [publisher.publish(shard(at_step(step), rank, size), step=step).wait(10) for step in range(5)]
 
@@ -38,7 +38,7 @@ class TestVersions:
         assert run_in(bucket).tensors == run_in(alone).tensors
         check_no_mixture(bucket)
 
-    def test_have_a_file_of_each_rank(self, bucket: Troubled, size: int) -> None:
+    def test_a_version_has_a_file_of_each_rank(self, bucket: Troubled, size: int) -> None:
         def work(publisher: Publisher, rank: int) -> None:
             publisher.publish(shard(at_step(0), rank, size), step=0).wait(10)
 
@@ -47,7 +47,7 @@ class TestVersions:
         assert [file.rank for file in files] == list(range(size))
         assert all(f"/e1-r{rank}-" in file.path for rank, file in enumerate(files))
 
-    def test_of_a_rank_with_nothing_new_have_no_file_of_it(self, bucket: Troubled, size: int) -> None:
+    def test_a_rank_without_changes_has_no_file(self, bucket: Troubled, size: int) -> None:
         def work(publisher: Publisher, rank: int) -> None:
             weights = at_step(0)
             publisher.publish(shard(weights, rank, size), step=0).wait(10)
@@ -59,7 +59,7 @@ class TestVersions:
         assert [[file.rank for file in commit.files] for commit in commits_in(bucket)[2:]] == [[size - 1], []]
         assert asyncio.run(verify_run(bucket, Runtime(), rebuild=True)).fine
 
-    def test_while_they_are_published_every_rank_knows_them(self, bucket: Troubled, size: int) -> None:
+    def test_every_rank_knows_what_was_published(self, bucket: Troubled, size: int) -> None:
         def work(publisher: Publisher, rank: int) -> tuple[Any, ...]:
             publication = publisher.publish(shard(at_step(3), rank, size), step=3, metrics={"rank": rank})
             publication.wait(10)
@@ -72,7 +72,7 @@ class TestVersions:
         assert commit.metrics == {"rank": 0.0}
         assert commit.stages["upload"].bytes == commit.nbytes
 
-    def test_reach_a_follower(self, tmp_path: Path, size: int) -> None:
+    def test_versions_of_several_ranks_reach_a_follower(self, tmp_path: Path, size: int) -> None:
         """Anchors, deltas and shortcuts of several files, as any follower sees them."""
         url = tmp_path / "bucket"
 
@@ -88,7 +88,7 @@ class TestVersions:
             np.testing.assert_array_equal(found[name], value)
         assert asyncio.run(verify_run(open_bucket(url), Runtime(), rebuild=True)).fine
 
-    def test_that_only_some_ranks_hold(self, bucket: Troubled, size: int) -> None:
+    def test_a_tensor_may_be_on_one_rank_only(self, bucket: Troubled, size: int) -> None:
         """As pipeline stages do: whole tensors, each on one rank."""
         names = list(initial())
 
