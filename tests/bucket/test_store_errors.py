@@ -12,7 +12,7 @@ from obstore.exceptions import (
 )
 
 from weightwire.bucket.store_errors import explain
-from weightwire.errors import AlreadyExists, BucketError, NoBucket, NotFound, PermissionDenied, Unavailable
+from weightwire.errors import AlreadyExists, BucketError, NoBucket, NotFound, PermissionDenied, Truncated, Unavailable
 
 WHERE = "s3://bucket/run/a"
 
@@ -77,7 +77,7 @@ CASES = [
     (GenericError, answer("409 Conflict", "OperationAborted", "Again."), Unavailable, "OperationAborted"),
     (GenericError, answer("501 Not Implemented", "NotImplemented", "A header"), BucketError, "If-None-Match"),
     (NotImplementedError, "Operation `put` not yet implemented by `HTTP`.", BucketError, "If-None-Match"),
-    (GenericError, answer("416 Range Not Satisfiable", "InvalidRange", "No"), BucketError, "shorter than expected"),
+    (GenericError, answer("416 Range Not Satisfiable", "InvalidRange", "No"), Truncated, "shorter than expected"),
     (GenericError, answer("400 Bad Request", "KeyTooLongError", "Too long"), BucketError, "KeyTooLongError"),
     (GenericError, answer("301 Moved Permanently", "PermanentRedirect", "There"), BucketError, "set AWS_REGION"),
     (
