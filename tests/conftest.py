@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
@@ -27,6 +28,14 @@ SERVERS = {"rclone", "seaweedfs", "vllm", "vllm_split"}
 # The core is tested without torch too (`make core`): there, a test that imports one of these is skipped.
 BEYOND_THE_CORE = {"peft", "starlette", "torch", "transformers", "trl", "uvicorn", "vllm", "websockets"}
 CORE_ONLY = find_spec("torch") is None
+
+MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30
+
+
+def pytest_configure() -> None:
+    """Temporary directories are in memory where there is room: on a disk, tests mostly wait for it to sync."""
+    if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 import textwrap
@@ -52,8 +53,13 @@ def check(folder: Path, store: str, *options: str) -> subprocess.CompletedProces
     """Runs the example on a store, in a folder that knows nothing of these tests."""
     (folder / "mystore.py").write_text(store)
     (folder / "test_mine.py").write_text(example())
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "."]
-    return subprocess.run([*command, *options, "test_mine.py"], cwd=folder, capture_output=True, text=True, check=False)
+    return pytest_in(folder, "--rootdir", ".", *options, "test_mine.py")
+
+
+def pytest_in(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", *options]
+    plain = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # without the plugins that happen to be installed here
+    return subprocess.run(command, cwd=folder, env=plain, capture_output=True, text=True, check=False)
 
 
 def test_a_store_that_keeps_the_contract_passes(tmp_path: Path) -> None:
@@ -78,8 +84,7 @@ def test_an_opener_that_was_forgotten_is_said(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(
         "from weightwire.testing import BucketContract\n\nclass TestMine(BucketContract):\n    pass\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "-k", "deletes"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = pytest_in(tmp_path, "-k", "deletes")
     assert "override the fixture `opener`" in ran.stdout
 
 
