@@ -224,7 +224,7 @@ class Rounds:
                 raise Violation(f"version {version} is a state that the trainer never had")
         found = asyncio.run(verify_run(self.bucket, Runtime(), rebuild=True, threads=2))
         if not found.fine or found.whole != max(self._seen) or found.rebuilt[-1][1] != found.head:
-            raise Violation(f"the audit found {found}")
+            raise Violation(f"verify found {found}")
         return f"{len(self._seen)} versions, {self._checked} acknowledged, {found.nbytes / 1e6:.0f} MB, no problem"
 
     def _learn(self) -> None:

@@ -75,7 +75,7 @@ class TestAnswers:
         assert "unsafe-eval" not in policy
         assert answer.getheader("X-Content-Type-Options") == "nosniff"
 
-    @pytest.mark.parametrize("path", ["/x", "/../errors.py", "/serving.py", "/page.html"])
+    @pytest.mark.parametrize("path", ["/x", "/../errors.py", "/page_server.py", "/page.html"])
     def test_nothing_else(self, quiet: PageServer, path: str) -> None:
         assert ask(quiet.address, path)[0].status == 404
 

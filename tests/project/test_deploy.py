@@ -40,7 +40,7 @@ ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
 ROLLOUT = [sys.executable, str(DEPLOY / "rollout/start.py")]
 IMAGES = ["rollout", "environment"]
-# As `serving` starts one: small, quick, and without a word to anyone.
+# The options of the servers in tests/support: small, quick to start, no usage statistics.
 SMALL = "--max-model-len 256 --max-num-seqs 8 --dtype bfloat16 --enforce-eager --distributed-executor-backend uni"
 QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
 

@@ -1,7 +1,7 @@
 """A real browser for the tests of the page: Debian's Chromium, headless, driven over a pipe.
 
 It speaks the browser's own protocol (DevTools), which is a few lines of JSON: so there is no driver that would have to
-fit the browser. `python tests/chromium.py URL OUT.png [--dark] [--phone] [--whole]` takes a picture of a page.
+fit the browser. `python tests/support/chromium.py URL OUT.png [--dark] [--phone] [--whole]` takes a picture of a page.
 """
 
 from __future__ import annotations

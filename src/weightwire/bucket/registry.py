@@ -1,8 +1,6 @@
-"""Buckets by URL. A bucket creates, puts, gets, lists, finds and deletes objects, and never sees a tensor.
+"""From a URL to its bucket: the kinds of buckets that there are, and the URLs that name them.
 
-`port.py` says what a bucket is; `directory.py`, `object_store.py` and `huggingface.py` are the kinds there are;
-`probe.py` finds out whether one can be trusted. What they need is imported when a bucket of their kind is opened, not
-before.
+Each kind is a module of this package. The libraries that it needs are imported when a bucket of that kind is opened.
 """
 
 from __future__ import annotations

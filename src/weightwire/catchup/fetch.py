@@ -36,7 +36,7 @@ _KEPT_BUFFERS = _AHEAD + 1
 
 
 class Fetched:
-    """The files of one version, as deltas. `release` when they are no longer needed."""
+    """The files of one version, as deltas. Pass it to `Fetcher.release` when they are no longer needed."""
 
     def __init__(self, deltas: Sequence[Delta], buffers: Sequence[bytearray], files: Sequence[BinaryIO]) -> None:
         self.deltas = deltas

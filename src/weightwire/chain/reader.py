@@ -1,6 +1,6 @@
 """The commit chain as it lies in a bucket: reads records, and lets none pass that does not fit what is known.
 
-Shared by publisher, follower and upkeep. Reads only, and only records: no weights, no deltas.
+Shared by catchup, publisher, follower, upkeep, inspection and page. Reads records only: no weights, no deltas.
 """
 
 from __future__ import annotations

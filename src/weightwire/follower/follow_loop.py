@@ -1,4 +1,4 @@
-"""7 follow, as coroutines: looks for new versions, brings the replica to them, hands them out, tells how far it is.
+"""The follower's work, as coroutines: finds new versions, updates the replica, hands out updates, writes heartbeats.
 
 Works over an injected bucket, runtime and replica; `follower` is its synchronous face. Never imports the publisher.
 """

@@ -1,4 +1,4 @@
-"""7 follow: the face that an engine's side sees. Keeps a replica up to date in the background, and hands out updates.
+"""The follower that an inference server sees: keeps a replica up to date in the background, and hands out updates.
 
 Knows threads; the work itself is in `follow_loop`.
 """

@@ -30,7 +30,7 @@ _BATCH = 4 << 20  # bytes; a model has hundreds of tensors that are not worth a 
 
 
 class HostCopies(Generic[T]):
-    """`published` are the weights last published; `latest` is what was captured last, for `diff` to read.
+    """`published` are the weights last published; `latest` is what was captured last, for `advance_copy` to read.
 
     Buffers are allocated, and their pages touched, once. With `single` there is no `latest`: who lets the trainer wait
     diffs the live weights. Both have the schema's order, and a shard's tensors the `rows` that it holds of them.
@@ -114,7 +114,7 @@ class HostCopies(Generic[T]):
                 return ticket
 
     def release(self, name: str, block: int) -> None:
-        """The diff no longer needs this block of `latest`: the `done` of `diff` and `anchor`."""
+        """The diff no longer needs this block of `latest`: the `done` of `advance_copy`."""
         with self.gate.changed:
             self._reading.discard((name, block))
             self.gate.changed.notify_all()

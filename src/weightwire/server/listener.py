@@ -78,7 +78,7 @@ class _Local:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # Listener at once, and not only bound: two could be bound to the same port.
+        # Listen at once: two programs could bind the same port, but only one can listen on it.
         return socket.create_server(place[:2], family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as problem:  # the latter from a host name that can be none
         raise cannot_listen(host, port, problem) from problem

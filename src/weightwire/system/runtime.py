@@ -1,4 +1,4 @@
-"""Time, chance and threads, as the coroutines of publisher, follower and upkeep see them.
+"""Time, chance and threads, for every coroutine of catchup, publisher, follower, upkeep, inspection and page.
 
 They take these from here and from nowhere else, so that a simulation can put a runtime of its own in place of this one
 and replay a run from its seed. Knows nothing of weights or buckets.

@@ -1,6 +1,6 @@
 """Events as Prometheus metrics. One listener serves a publisher or a follower; the label `role` says which.
 
-Knows events and Prometheus' text format; not how it is fetched: `listen` serves it, or whoever has a server already.
+Knows events and the Prometheus text format. `WakeupServer` serves the metrics, or any server of your own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""9 tidy: deletes what nobody needs any more.
+"""Garbage collection: deletes the data of versions that nobody needs any more.
 
 `retention` has the rules; this looks at the bucket, asks them, and deletes. Time is the store's: no other clock decides
 anything. Knows records and paths; reads no weights. Never touches commits, epochs, run.json, side files and gc records,

@@ -121,7 +121,7 @@ class RunPublisher:
         return bool(newest) and candidate.state == newest
 
     def open(self, parent: Path, candidate: CheckpointCandidate | None) -> None:
-        """Takes over the run, or starts it; once."""
+        """Opens the publisher, once. It claims or starts the run with its first publish, or now if there is a base."""
         if self.is_open:
             return
         options, found = self.options, self.found
