@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import pytest
 
 from support.chains import ChainBucket, Commits, forged, versions
-from support.records import a_run, chain_of, grow, sha, shortcut_to, store, token
+from support.records import RUN_ID, a_run, chain_of, grow, sha, shortcut_to, store, token
 from support.troubled import denied, failed, in_memory
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.reader import ChainReader, read_run
-from weightwire.chain.records import HEAD, RUN, Head, commit_path, seal, shortcut_path
+from weightwire.chain.records import HEAD, RUN, Head, Heartbeat, commit_path, heartbeat_path, seal, shortcut_path
 from weightwire.errors import (
     BrokenChain,
     ForeignRun,
@@ -323,3 +323,25 @@ def test_in_a_directory_too(tmp_path: Any) -> None:
     run(store(bucket, commits, [(shortcut_path(seal(shortcut_to(commits[9]))), seal(shortcut_to(commits[9])).data)]))
     chain = ChainReader(bucket, run(read_run(bucket)))
     assert run(chain.find_head()) == 11
+
+
+class TestHeartbeats:
+    def beat(self, name: str, run_id: str = RUN_ID) -> Heartbeat:
+        return Heartbeat(run=run_id, name=name, version=3, head=4, lease=60.0)
+
+    def test_is_read_at_its_path(self) -> None:
+        bucket = ChainBucket(chain_of(3), **{heartbeat_path("a"): seal(self.beat("a")).data})
+        assert run(bucket.chain.read_heartbeat(heartbeat_path("a"))) == self.beat("a")
+
+    def test_a_copy_under_another_name_does_not_count(self) -> None:
+        bucket = ChainBucket(chain_of(3), **{heartbeat_path("b"): seal(self.beat("a")).data})
+        assert run(bucket.chain.read_heartbeat(heartbeat_path("b"))) is None
+
+    @pytest.mark.parametrize("data", [b"{}", b"no JSON", b'{"format": "weightwire/2"}'])
+    def test_is_none_where_nothing_valid_lies(self, data: bytes) -> None:
+        bucket = ChainBucket(chain_of(3), **{heartbeat_path("b"): data})
+        assert [run(bucket.chain.read_heartbeat(heartbeat_path(name))) for name in "ab"] == [None, None]
+
+    def test_of_another_run_does_not_count(self) -> None:
+        bucket = ChainBucket(chain_of(3), **{heartbeat_path("a"): seal(self.beat("a", token("other"))).data})
+        assert run(bucket.chain.read_heartbeat(heartbeat_path("a"))) is None

@@ -30,6 +30,7 @@ from weightwire.chain.records import (
     epoch_path,
     gc_path,
     heartbeat_path,
+    replica_name_of,
     seal,
     shortcut_path,
     side_path,
@@ -399,9 +400,9 @@ class TestHeartbeat:
     def test_a_name_is_plain(self, name: str) -> None:
         refused(fields_of(RECORDS["heartbeat"]) | {"name": name}, Heartbeat)
 
-    @pytest.mark.parametrize(("version", "head", "behind"), [(-1, 4, 5), (4, 4, 0), (4, 6, 2), (6, 4, 0)])
-    def test_how_far_behind(self, version: int, head: int, behind: int) -> None:
-        assert Heartbeat(run=RUN_ID, name="a", version=version, head=head, lease=1.0).behind == behind
+    def test_its_path_names_the_replica(self) -> None:
+        assert replica_name_of(heartbeat_path("gpu-7")) == "gpu-7"
+        assert [replica_name_of(path) for path in ("replicas/a/b.json", "replicas/a", "commits/a.json")] == [None] * 3
 
 
 class TestPaths:

@@ -103,6 +103,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "is_replica_name",
         "number_of",
         "read_run",
+        "replica_name_of",
         "seal",
         "settle",
         "shortcut_path",

@@ -20,6 +20,7 @@ from weightwire.chain.records import (
     Epoch,
     Gc,
     Head,
+    Heartbeat,
     Record,
     Run,
     Sealed,
@@ -28,6 +29,7 @@ from weightwire.chain.records import (
     commit_path,
     epoch_path,
     gc_path,
+    heartbeat_path,
     number_of,
     shortcut_path,
     unseal,
@@ -263,6 +265,11 @@ class ChainReader:
         """A shortcut; None if it cannot be read, which is no reason to stop."""
         sealed = await self.read_valid(path, Shortcut)
         return sealed.record if sealed is not None and shortcut_path(sealed) == path else None
+
+    async def read_heartbeat(self, path: str) -> Heartbeat | None:
+        """A replica's heartbeat; None if it cannot be read, or lies where another replica's belongs."""
+        sealed = await self.read_valid(path, Heartbeat)
+        return sealed.record if sealed is not None and heartbeat_path(sealed.record.name) == path else None
 
     # Bytes
 

@@ -45,6 +45,7 @@ __all__ = [
     "heartbeat_path",
     "is_replica_name",
     "number_of",
+    "replica_name_of",
     "seal",
     "shortcut_path",
     "side_path",
@@ -61,6 +62,7 @@ _DATA = re.compile(r"(deltas|anchors)/(0|[1-9][0-9]{0,18})/e[0-9]+-r[0-9]+-[0-9a
 _SIDE = re.compile(r"files/[0-9a-f]{16}/[^/\\.][^/\\]*")
 _NUMBERED = re.compile(r"(?:commits|epochs|gc)/([0-9]{8,20})\.json")
 _VERSIONED = re.compile(r"(?:deltas|anchors|shortcuts)/([0-9]{1,19})/.+")
+_HEARTBEAT = re.compile(r"replicas/([^/]+)\.json")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST = 2**53 - 1  # the largest integer that every JSON reader keeps
 _LONGEST_LEASE = 24 * 3600.0  # seconds
@@ -304,10 +306,6 @@ class Heartbeat(Record, frozen=True, kw_only=True):
         return self.version if self.served is None else min(self.version, self.served)
 
     @property
-    def behind(self) -> int:
-        return max(0, self.head - self.version)
-
-    @property
     def stopped(self) -> bool:
         """It was stopped on purpose, and needs nothing any more."""
         return self.lease == 0
@@ -369,6 +367,12 @@ def is_replica_name(name: str) -> bool:
 
 def heartbeat_path(name: str) -> str:
     return f"replicas/{name}.json"
+
+
+def replica_name_of(path: str) -> str | None:
+    """The replica's name in the path of a heartbeat; None for any other path."""
+    matched = _HEARTBEAT.fullmatch(path)
+    return matched[1] if matched else None
 
 
 # --- bytes -------------------------------------------------------------------------------------------------------

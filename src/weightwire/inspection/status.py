@@ -15,11 +15,9 @@ from weightwire.chain import (
     DELTA,
     ChainReader,
     Commit,
-    Heartbeat,
     Run,
     StageTiming,
     commit_path,
-    heartbeat_path,
     read_run,
     version_of,
 )
@@ -202,10 +200,9 @@ async def _replicas(chain: ChainReader, objects: Sequence[ObjectInfo], head: int
     found: list[ReplicaStatus] = []
 
     async def read(one: ObjectInfo) -> None:
-        sealed = await chain.read_valid(one.path, Heartbeat)
-        if sealed is None or heartbeat_path(sealed.record.name) != one.path:
+        beat = await chain.read_heartbeat(one.path)
+        if beat is None:
             return
-        beat = sealed.record
         seen = now - one.modified
         found.append(
             ReplicaStatus(

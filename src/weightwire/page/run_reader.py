@@ -17,7 +17,6 @@ from weightwire.chain import (
     Run,
     Sealed,
     Shortcut,
-    heartbeat_path,
     read_run,
     version_of,
 )
@@ -209,8 +208,7 @@ class _KnownReplicas:
         return shown, len(listed) - len(newest)
 
     async def _read(self, one: ObjectInfo) -> None:
-        sealed = await self._chain.read_valid(one.path, Heartbeat)
-        beat = sealed.record if sealed is not None and heartbeat_path(sealed.record.name) == one.path else None
+        beat = await self._chain.read_heartbeat(one.path)
         if beat is not None:
             self._histories[one.path] = history_of(self._histories.get(one.path, {}), beat)
         self._beats[one.path] = one, beat

@@ -7,7 +7,6 @@ nor anything of a version that is not committed.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from weightwire.chain import (
     gc_path,
     number_of,
     read_run,
+    replica_name_of,
     seal,
     version_of,
 )
@@ -49,7 +49,6 @@ from weightwire.upkeep.retention import (
     Removal,
     Retention,
     are_enough,
-    below,
     due,
     first_young,
     holds_all,
@@ -60,15 +59,13 @@ from weightwire.upkeep.retention import (
     settled,
 )
 
-__all__ = ["Retention", "Sweep", "below", "sweep"]
+__all__ = ["Sweep", "sweep"]
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 _AT_ONCE = 16  # requests at the same time
 _WINDOW = 64  # commits held at the same time
 _MOST_HOLES = 16  # that a listing leaves, of commits made meanwhile
-
-_HEARTBEAT = re.compile(r"replicas/([^/]+)\.json")
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class _View:
     shortcut_objects: dict[int, list[ObjectInfo]] = field(default_factory=dict)
     shortcuts: dict[int, list[Shortcut]] = field(default_factory=dict)
     unclear: set[int] = field(default_factory=set)  # versions with a shortcut that we cannot read
-    heartbeats: list[ObjectInfo] = field(default_factory=list)
+    heartbeats: dict[str, ObjectInfo] = field(default_factory=dict)  # by the name of the replica
     leases: list[Lease] = field(default_factory=list)
     probes: Sequence[ObjectInfo] = ()
     records: list[Announced] = field(default_factory=list)
@@ -140,14 +137,14 @@ async def sweep(bucket: Bucket, runtime: Runtime, retention: Retention, *, dry_r
         _forgotten(view, retention),
     ]
     if not dry_run:
-        await _delete(bucket, steps, view.heartbeats)
+        await _delete(bucket, steps, view.heartbeats.values())
     return Sweep(
         run=run.run,
         head=view.head,
         below=bound,
         limits=tuple(holding),
         anchors=tuple(newest(anchors, retention)),
-        leases=tuple(lease for lease in view.leases if view.now < lease.until),
+        leases=tuple(lease for lease in view.leases if lease.is_alive(view.now)),
         removed=tuple(one for step in steps for one in step),
         waiting=tuple(_waiting(view, gone, bound, retention.grace, strays)),
         now=view.now,
@@ -195,11 +192,11 @@ def _leftovers(probes: Iterable[ObjectInfo], now: float) -> list[Removal]:
 
 
 def _forgotten(view: _View, retention: Retention) -> list[Removal]:
-    alive = {lease.name for lease in view.leases if view.now < lease.until}
+    alive = {lease.name for lease in view.leases if lease.is_alive(view.now)}
     return [
         Removal(one.path, one.size, "a replica that has not been heard of")
-        for one in view.heartbeats
-        if view.now - one.modified >= retention.forgotten and _name_of(one.path) not in alive
+        for name, one in view.heartbeats.items()
+        if view.now - one.modified >= retention.forgotten and name not in alive
     ]
 
 
@@ -223,7 +220,7 @@ async def _look(bucket: Bucket, runtime: Runtime, chain: ChainReader, retention:
     view.data = _by_version([*deltas, *anchors])
     view.shortcut_objects = _by_version(shortcuts)
     await _read_shortcuts(chain, view)
-    view.heartbeats = [one for one in replicas if _HEARTBEAT.fullmatch(one.path)]
+    view.heartbeats = {name: one for one in replicas if (name := replica_name_of(one.path)) is not None}
     await _read_leases(chain, view, retention)
     announced = [one for one in records if (number := number_of(one.path)) is None or number <= view.head]
     view.records = await _read_records(chain, announced, view.now, retention.grace)
@@ -257,10 +254,6 @@ def _version_of(path: str) -> int:
     version = version_of(path)
     assert version is not None
     return version
-
-
-def _name_of(path: str) -> str:
-    return path.removeprefix("replicas/").removesuffix(".json")
 
 
 async def _without_holes(chain: ChainReader, objects: Iterable[ObjectInfo]) -> dict[int, float]:
@@ -308,7 +301,8 @@ async def _read_shortcuts(chain: ChainReader, view: _View) -> None:
 
 
 async def _read_leases(chain: ChainReader, view: _View, retention: Retention) -> None:
-    async def read(one: ObjectInfo) -> None:
+    async def read(named: tuple[str, ObjectInfo]) -> None:
+        name, one = named
         try:
             beat = await _read(chain, one, Heartbeat)
         except ForeignRun:
@@ -319,9 +313,9 @@ async def _read_leases(chain: ChainReader, view: _View, retention: Retention) ->
             return
         if beat is not None:
             held = min(beat.version, view.head)
-            view.leases.append(Lease(_name_of(one.path), held, beat.alive_until(one.modified)))
+            view.leases.append(Lease(name, held, beat.alive_until(one.modified)))
 
-    await each(view.heartbeats, _AT_ONCE, read)
+    await each(view.heartbeats.items(), _AT_ONCE, read)
     view.leases.sort(key=lambda lease: lease.name)
 
 

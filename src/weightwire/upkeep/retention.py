@@ -69,6 +69,9 @@ class Lease:
     version: int
     until: float
 
+    def is_alive(self, now: float) -> bool:
+        return now < self.until
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -109,7 +112,7 @@ def limits(
     found += [
         Limit(lease.version + 1, f"replica {lease.name} is at version {lease.version}")
         for lease in leases
-        if lease.version >= 0 and now < lease.until
+        if lease.version >= 0 and lease.is_alive(now)
     ]
     young = first_young(retention, now, commits)
     if young is not None:
