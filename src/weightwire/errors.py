@@ -1,4 +1,4 @@
-"""Every error weightwire raises: what went wrong, where, and what to do next.
+"""Every error that a user can catch: what went wrong, where, and what to do next.
 
 Every class has a `code` that stays the same from release to release, whatever its name and messages become. Knows
 nothing else of weightwire; everything else may raise from here.

@@ -200,6 +200,25 @@ def test_the_house_has_at_most_22_entries_and_each_says_what_it_is() -> None:
         assert doc.split("\n\n")[0].endswith("."), f"{path}: begins with a sentence"
 
 
+def room_table(document: str) -> dict[str, list[str]]:
+    """The other cells of a document's table of rooms, by the entry of ORDER."""
+    table = (ROOT / document).read_text(encoding="utf-8").split("\n| room |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {room.strip("`").removesuffix("/").removesuffix(".py"): cells for room, *cells in rows}
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/design.md"])
+def test_the_documents_list_every_room_in_order(document: str) -> None:
+    assert list(room_table(document)) == [room for room in ORDER if not room.startswith("__")]
+
+
+def test_the_verb_of_a_room_is_the_first_word_of_its_docstring() -> None:
+    for room, (verb, _) in room_table("docs/design.md").items():
+        if room != "errors":
+            doc = ast.get_docstring(parsed(PACKAGE / room / "__init__.py")) or ""
+            assert doc.split(":")[0].lower() == verb, room
+
+
 def test_a_class_name_means_one_thing() -> None:
     classes = [node.name for path in MODULES for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
     assert not [name for name, count in Counter(classes).items() if count > 1]
