@@ -19,7 +19,7 @@ from support.stores import free_ports
 from weightwire.bucket.directory import DirectoryBucket
 from weightwire.errors import PermissionDenied
 from weightwire.publisher.publisher import Publisher
-from weightwire.server.listener import Listener
+from weightwire.server.http_listener import HttpListener
 from weightwire.telemetry.events import Event
 
 
@@ -35,7 +35,7 @@ def nothing(event: Event) -> None:
 
 class TestRefuses:
     def test_a_port_in_use(self, tiny: Path, tmp_path: Path) -> None:
-        with Listener(None, "127.0.0.1", 0) as other:
+        with HttpListener(None, "127.0.0.1", 0) as other:
             port = other.url.rpartition(":")[2]
             ran = weightwire("serve", tiny, "--follow", tmp_path / "bucket", "--port", port)
         ran.check_failed(f"127.0.0.1:{port}: another program listens there already", "--port")

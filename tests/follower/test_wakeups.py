@@ -65,6 +65,13 @@ class TestAnswers:
     def test_metrics(self, server: WakeupServer, woken: Woken) -> None:
         assert asked(server, "/metrics") == (200, woken.metrics())
 
+    @pytest.mark.parametrize("hosts", [[], ["rollout-3.cluster"], ["localhost", "evil.example"]])
+    def test_it_answers_under_any_name(self, server: WakeupServer, woken: Woken, hosts: list[str]) -> None:
+        """Publishers may reach it through a tunnel, and there is nothing secret to read."""
+        head = "".join(f"Host: {host}\r\n" for host in hosts)
+        assert raw_reply(server.address, f"POST / HTTP/1.1\r\n{head}\r\n".encode()).startswith(b"HTTP/1.0 202 ")
+        assert woken.count == 1
+
     def test_anything_else(self, server: WakeupServer) -> None:
         assert asked(server, "/../etc/passwd")[0] == 404
         assert asked(server, "/", "DELETE")[0] == 501

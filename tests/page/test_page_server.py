@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.clocked import first_weights, publish, stepped
-from support.http_client import ask
+from support.http_client import ask, raw_reply
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import WeightwireError
 from weightwire.page.page_server import PORT, PageServer
@@ -102,6 +102,10 @@ class TestAnswers:
     )
     def test_not_under_the_name_of_another_site(self, quiet: PageServer, host: str) -> None:
         assert ask(quiet.address, "/run.json", Host=host)[0].status == 403
+
+    def test_a_request_with_two_hosts_is_rejected(self, quiet: PageServer) -> None:
+        request = b"GET /run.json HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
+        assert raw_reply(quiet.address, request).startswith(b"HTTP/1.0 403 ")
 
     @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]:99"])
     def test_under_the_names_of_this_machine(self, quiet: PageServer, host: str) -> None:

@@ -27,7 +27,7 @@ from weightwire.engines.vllm import served_version
 from weightwire.engines.vllm.sample_versions import spans_of
 from weightwire.follower.follower import Follower
 from weightwire.server.generation import Task
-from weightwire.server.listener import Listener
+from weightwire.server.http_listener import HttpListener
 from weightwire.server.routes import Routes
 from weightwire.server.service import CompletionService, serving
 from weightwire.telemetry.events import Event
@@ -66,7 +66,7 @@ def serve(model: Path, bucket: Path, into: Path) -> Iterator[Client]:
         service = stack.enter_context(serving(model, follower))
         if bucket.exists():
             stack.enter_context(Keeper(follower, [service.engine], on_event=nothing))
-        listening = stack.enter_context(Listener(face.app, "127.0.0.1", 0))
+        listening = stack.enter_context(HttpListener(face.app, "127.0.0.1", 0))
         client = Client(listening.url, service)
         assert client.call("/health")[0] == 503
         face.open(service)

@@ -17,8 +17,10 @@ from weightwire.system.http_server import (
     HttpRequest,
     HttpServer,
     cannot_listen,
+    format_address,
     is_local_request,
     name_in,
+    resolve,
 )
 
 
@@ -48,22 +50,38 @@ def test_the_name_in_a_host_header(host: str, name: str) -> None:
             "h:80: another program listens there already\nhint: choose another --port, or 0",
         ),
         (OSError(errno.EACCES, "no"), "h:80: cannot be listened on (no)\nhint: ports below 1024 are for root"),
-        (UnicodeError("odd"), "h:80: cannot be listened on (odd)\nhint: check --host and --port"),
+        (OSError(errno.EINVAL, "odd"), "h:80: cannot be listened on (odd)\nhint: check --host and --port"),
     ],
 )
-def test_what_is_wrong_with_an_address(problem: Exception, said: str) -> None:
+def test_what_is_wrong_with_an_address(problem: OSError, said: str) -> None:
     assert str(cannot_listen("h", 80, problem)).startswith(said)
     assert "--" not in str(cannot_listen("h", 80, problem, options=""))
 
 
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 65536), ("127.0.0.1", -1), ("x" * 70 + ".example", 80)])
+def test_an_address_that_cannot_exist_is_an_os_error(host: str, port: int) -> None:
+    with pytest.raises(OSError, match=r"0 to 65535|idna") as caught:
+        resolve(host, port)
+    assert caught.value.errno == errno.EINVAL
+
+
+def test_an_ipv6_address_is_written_in_brackets() -> None:
+    assert (format_address("::1", 80), format_address("box", 80)) == ("[::1]:80", "box:80")
+
+
 @pytest.mark.parametrize("header", ["localhost", "127.0.0.1:80", "127.8.9.1", "[::1]:80", "BOX.example:80"])
 def test_a_local_request_names_this_machine(header: str) -> None:
-    assert is_local_request(header, "box.example")
+    assert is_local_request([header], "box.example")
 
 
 @pytest.mark.parametrize("header", ["", "evil.example", "127.0.0.1.evil.example", "10.0.0.1", "[::1]evil"])
 def test_any_other_name_is_foreign(header: str) -> None:
-    assert not is_local_request(header, "box.example")
+    assert not is_local_request([header], "box.example")
+
+
+@pytest.mark.parametrize("headers", [[], ["localhost", "localhost"], ["localhost", "evil.example"]])
+def test_a_request_without_exactly_one_host_is_foreign(headers: list[str]) -> None:
+    assert not is_local_request(headers, "box.example")
 
 
 def echo(request: HttpRequest) -> HttpReply:

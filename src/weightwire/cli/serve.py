@@ -58,14 +58,14 @@ def serve(
     if name is not None:
         check_name(name)
     check_installed("serve", ("starlette", "torch", "transformers", "uvicorn"), "serve")
-    from weightwire.server.listener import Listener
+    from weightwire.server.http_listener import HttpListener
     from weightwire.server.routes import Routes
 
     note_if_slow()
     metrics = Metrics("follower")
     ear, face = FollowListener(metrics), Routes(metrics)
     with ExitStack() as stack:
-        listening = stack.enter_context(Listener(face.app, host, port))
+        listening = stack.enter_context(HttpListener(face.app, host, port))
         # What is wrong with the URL or the rights to it does not pass by waiting.
         there = find_run(follow, wait=True)
         directory = into or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightwire-")))

@@ -22,7 +22,7 @@ from weightwire.errors import WeightwireError
 from weightwire.page.document import LIVE_POLICY, SCRIPTS, live, part, plotly, plotly_gzipped
 from weightwire.page.run_reader import RunReader
 from weightwire.page.run_view import RunView
-from weightwire.system import Closeable, HttpReply, HttpRequest, HttpServer, LoopThread, Runtime
+from weightwire.system import Closeable, HttpReply, HttpRequest, HttpServer, LoopThread, Runtime, format_address
 
 __all__ = ["PORT", "PageServer"]
 
@@ -93,8 +93,7 @@ class PageServer(Closeable):
             self._server.close()
             self._background.stop()
             raise
-        name = f"[{host}]" if ":" in host else host
-        self.address = f"http://{name}:{self._server.port}/"
+        self.address = f"http://{format_address(host, self._server.port)}/"
         self._wake = asyncio.Event()
         self._looking = self._background.start(self._look_on())
         self._server.start()

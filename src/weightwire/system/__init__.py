@@ -7,8 +7,10 @@ from weightwire.system.http_server import (
     HttpRequest,
     HttpServer,
     cannot_listen,
+    format_address,
     is_local_request,
     is_loopback,
+    resolve,
 )
 from weightwire.system.lazy_exports import lazy_exports
 from weightwire.system.loop_thread import LoopThread
@@ -25,10 +27,12 @@ __all__ = [
     "Runtime",
     "Stopped",
     "cannot_listen",
+    "format_address",
     "in_order",
     "is_local_request",
     "is_loopback",
     "lazy_exports",
+    "resolve",
     "to_the_end",
     "write_file",
 ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Self
 
 __all__ = ["Closeable"]
 
 
-class Closeable:
+class Closeable(ABC):
     """Is closed when its block is left, however that is."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ import re
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import Message
@@ -21,7 +21,17 @@ from typing import Any
 from weightwire.errors import WeightwireError
 from weightwire.system.closeable import Closeable
 
-__all__ = ["HttpReply", "HttpRequest", "HttpServer", "cannot_listen", "is_local_request", "is_loopback", "name_in"]
+__all__ = [
+    "HttpReply",
+    "HttpRequest",
+    "HttpServer",
+    "cannot_listen",
+    "format_address",
+    "is_local_request",
+    "is_loopback",
+    "name_in",
+    "resolve",
+]
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+))(?::[0-9]*)?")  # a name and maybe a port
 _MOST = 1 << 16  # bytes of a body that are read, to be thrown away
@@ -40,26 +50,43 @@ def is_loopback(name: str) -> bool:
         return False
 
 
-def is_local_request(host_header: str, host: str) -> bool:
+def is_local_request(hosts: Sequence[str], host: str) -> bool:
     """Whether a request names this machine, or the `host` that the server was started with.
 
-    A server on a loopback address must reject other names: otherwise the scripts of a web site whose DNS name points
-    to 127.0.0.1 can read what it serves.
+    `hosts` are its Host headers: exactly one is allowed, so that a proxy cannot check another one than the server. A
+    server on a loopback address must reject other names: otherwise the scripts of a web site whose DNS name points to
+    127.0.0.1 can read what it serves.
     """
-    name = name_in(host_header)
+    name = name_in(hosts[0]) if len(hosts) == 1 else ""
     return bool(name) and (name in ("localhost", host.lower()) or is_loopback(name))
 
 
-def cannot_listen(host: str, port: int, problem: Exception, *, options: str = "--") -> WeightwireError:
+def resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
+    """The address family and the address to bind to. Raises OSError, also for text that cannot be a host name."""
+    if not 0 <= port <= 65535:
+        raise OSError(errno.EINVAL, "ports are from 0 to 65535")
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except UnicodeError as problem:
+        raise OSError(errno.EINVAL, str(problem)) from problem
+    return family, (str(place[0]), int(place[1]))
+
+
+def format_address(host: str, port: int) -> str:
+    """HOST:PORT as it is written in URLs: an IPv6 address is in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def cannot_listen(host: str, port: int, problem: OSError, *, options: str = "--") -> WeightwireError:
     """The error for an address that cannot be listened on; `options` is how host and port are asked for."""
-    number = problem.errno if isinstance(problem, OSError) else None
-    if number == errno.EADDRINUSE:
+    where = format_address(host, port)
+    if problem.errno == errno.EADDRINUSE:
         hint = f"choose another {options}port, or 0 for any"
-        return WeightwireError(f"{host}:{port}: another program listens there already", hint=hint)
-    reason = (problem.strerror if isinstance(problem, OSError) else None) or str(problem)
-    below = number == errno.EACCES
+        return WeightwireError(f"{where}: another program listens there already", hint=hint)
+    reason = problem.strerror or str(problem)
+    below = problem.errno == errno.EACCES
     hint = "ports below 1024 are for root: choose another" if below else f"check {options}host and {options}port"
-    return WeightwireError(f"{host}:{port}: cannot be listened on ({reason})", hint=hint)
+    return WeightwireError(f"{where}: cannot be listened on ({reason})", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -92,7 +119,8 @@ class _Service:
     only_host: str | None  # rejects requests that name another host than this one, or this machine
 
     def reply_to(self, request: HttpRequest) -> HttpReply:
-        if self.only_host is not None and not is_local_request(request.headers.get("Host", ""), self.only_host):
+        hosts = request.headers.get_all("Host", [])
+        if self.only_host is not None and not is_local_request(hosts, self.only_host):
             return HttpReply(403, "text/plain", b"this server is for this machine only\n")
         try:
             return self.answer(request)
@@ -122,7 +150,7 @@ class HttpServer(Closeable):
         """`check_host` rejects foreign Host headers where it listens on a loopback address."""
         self._server = _listen(host, list(ports), options)
         place, self.port = str(self._server.server_address[0]), int(self._server.server_address[1])
-        self.address = f"[{place}]:{self.port}" if ":" in place else f"{place}:{self.port}"
+        self.address = format_address(place, self.port)
         only_host = host if check_host and is_loopback(place) else None
         self._server.service = _Service(answer, methods, headers or {}, timeout, only_host)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name=name, daemon=True)
@@ -196,9 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
 def _listen(host: str, ports: list[int], options: str) -> _Server:
     for port in ports:
         try:
-            family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            return _Server(family, (str(place[0]), int(place[1])))
-        except (OSError, UnicodeError, OverflowError) as problem:  # UnicodeError: not a host name
-            if getattr(problem, "errno", None) != errno.EADDRINUSE or port == ports[-1]:
+            return _Server(*resolve(host, port))
+        except OSError as problem:
+            if problem.errno != errno.EADDRINUSE or port == ports[-1]:
                 raise cannot_listen(host, port, problem, options=options) from problem
     raise AssertionError("there is always a port to try")

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from support.stores import free_ports
 from weightwire.errors import WeightwireError
-from weightwire.server.listener import Listener
+from weightwire.server.http_listener import HttpListener
 
 
 async def _sleep(request: Request) -> PlainTextResponse:
@@ -35,7 +35,7 @@ def get(url: str) -> str:
 
 
 def test_port_0_takes_any_free_port() -> None:
-    with Listener(APP, "127.0.0.1", 0) as listening:
+    with HttpListener(APP, "127.0.0.1", 0) as listening:
         assert get(f"{listening.url}/sleep/0") == "slept"
     with pytest.raises(urllib.error.URLError):
         get(f"{listening.url}/sleep/0")
@@ -44,21 +44,21 @@ def test_port_0_takes_any_free_port() -> None:
 def test_a_port_can_be_used_again_at_once() -> None:
     [port] = free_ports(1)
     for _ in range(2):
-        with Listener(APP, "127.0.0.1", port) as listening:
+        with HttpListener(APP, "127.0.0.1", port) as listening:
             assert get(f"{listening.url}/sleep/0") == "slept"
 
 
 def test_a_port_in_use_is_an_error() -> None:
-    with Listener(APP, "127.0.0.1", 0) as first:
+    with HttpListener(APP, "127.0.0.1", 0) as first:
         port = int(first.url.rpartition(":")[2])
         with pytest.raises(WeightwireError, match=f"127.0.0.1:{port}: another program listens there already"):
-            Listener(APP, "127.0.0.1", port)
+            HttpListener(APP, "127.0.0.1", port)
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 70, "192.0.2.1"])
 def test_an_address_of_another_machine_is_an_error(host: str) -> None:
     with pytest.raises(WeightwireError, match="cannot be listened on"):
-        Listener(APP, host, 0)
+        HttpListener(APP, host, 0)
 
 
 def status(url: str, *headers: str) -> int:
@@ -71,7 +71,7 @@ def status(url: str, *headers: str) -> int:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with Listener(APP, "127.0.0.1", 0) as listening:
+    with HttpListener(APP, "127.0.0.1", 0) as listening:
         yield listening.url
 
 
@@ -110,17 +110,17 @@ class TestNames:
         assert status(url, "Host: localhost", "Host: evil.example") in (400, 403)
 
     def test_the_one_it_was_started_with_is_served(self) -> None:
-        with Listener(APP, "LOCALHOST", 0) as listening:
+        with HttpListener(APP, "LOCALHOST", 0) as listening:
             assert status(listening.url, "Host: localhost:80") == 200
             assert status(listening.url, "Host: evil.example") == 403
 
     def test_any_name_is_served_where_it_listens_to_others(self) -> None:
-        with Listener(APP, "0.0.0.0", 0) as listening:
+        with HttpListener(APP, "0.0.0.0", 0) as listening:
             assert status(listening.url, "Host: rollout-3.cluster:8000") == 200
 
 
 def test_what_is_being_answered_is_answered_and_what_takes_too_long_is_cut_off() -> None:
-    listening = Listener(APP, "127.0.0.1", 0)
+    listening = HttpListener(APP, "127.0.0.1", 0)
     told: dict[str, str] = {}
 
     def ask(seconds: str) -> None:

@@ -16,16 +16,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weightwire.server.completion_api import error_body
-from weightwire.system import Closeable, cannot_listen, is_local_request, is_loopback
+from weightwire.system import Closeable, cannot_listen, format_address, is_local_request, is_loopback, resolve
 
-__all__ = ["Listener"]
+__all__ = ["HttpListener"]
 
 _PATIENCE = 2  # seconds for answers that are on their way, once it is to stop
 _IDLE = 60  # seconds that a connection may rest: clients that think for long use theirs again
 _BACKLOG = 2048  # connections that may come at once
 
 
-class Listener(Closeable):
+class HttpListener(Closeable):
     """Open from the start until `close`. `url` is where it really listens: port 0 takes any that is free.
 
     At an address of this machine only, it answers to this machine's own names only.
@@ -34,7 +34,7 @@ class Listener(Closeable):
     def __init__(self, app: Any, host: str, port: int) -> None:
         self._socket = _listen(host, port)
         place, port = self._socket.getsockname()[:2]
-        self.url = f"http://[{place}]:{port}" if ":" in place else f"http://{place}:{port}"
+        self.url = f"http://{format_address(place, port)}"
         config = uvicorn.Config(
             _Local(app, host) if is_loopback(place) else app,
             access_log=False,
@@ -68,7 +68,7 @@ class _Local:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         hosts = Headers(scope=scope).getlist("host")
-        if len(hosts) == 1 and is_local_request(hosts[0], self._host):
+        if is_local_request(hosts, self._host):
             await self._app(scope, receive, send)
             return
         told = error_body(403, "this server is for this machine only: ask it as 127.0.0.1 or localhost")
@@ -77,8 +77,8 @@ class _Local:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, place = resolve(host, port)
         # Listen at once: two programs could bind the same port, but only one can listen on it.
-        return socket.create_server(place[:2], family=family, backlog=_BACKLOG)
-    except (OSError, UnicodeError) as problem:  # the latter from a host name that can be none
+        return socket.create_server(place, family=family, backlog=_BACKLOG)
+    except OSError as problem:
         raise cannot_listen(host, port, problem) from problem
