@@ -11,19 +11,17 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from support.records import a_run, grow, shortcut_to
+from support.records import grow, shortcut_to
 from support.troubled import Troubled, in_memory
 from weightwire import Delta, Tensor, anchor, diff, digest
 from weightwire.catchup.fetch import Fetcher
 from weightwire.catchup.plan import ChainPath
-from weightwire.catchup.restore import apply_version, copy_weights, restore_weights, schema_of
+from weightwire.catchup.restore import apply_version, restore_weights
 from weightwire.chain.records import Commit, DataFile, Sealed, data_path
 from weightwire.delta.state import State
-from weightwire.errors import CheckpointError, CorruptDelta, SchemaChanged, WrongBase
+from weightwire.errors import CheckpointError, CorruptDelta, WrongBase
 from weightwire.system.runtime import Runtime
-from weightwire.weights import DTYPES
 from weightwire.weights.source import read_weights
-from weightwire.weights.tensor import Weights
 
 Arrays = dict[str, Any]
 
@@ -214,29 +212,3 @@ def shard(arrays: Arrays, rows: dict[str, tuple[int, int]]) -> dict[str, Tensor]
         for name, tensor in whole.items()
         for first, last in [rows[name]]
     }
-
-
-class TestCopying:
-    def test_every_bit(self) -> None:
-        held = room()
-        copy_weights(read_weights(weights(3)), read_weights(held))
-        assert same(held, 3)
-
-    @pytest.mark.parametrize(("source", "targets"), [({"a": 1}, {}), ({}, {"a": 1}), ({"a": 1}, {"b": 1})])
-    def test_other_names(self, source: Arrays, targets: Arrays) -> None:
-        with pytest.raises(SchemaChanged, match=r"tensor 'a': .*missing"):
-            copy_weights(filled(source), filled(targets))
-
-    @pytest.mark.parametrize("other", [np.zeros(3, np.uint16), np.zeros(4, np.int16), np.zeros((4, 1), np.uint16)])
-    def test_other_dtypes_and_shapes(self, other: Any) -> None:
-        with pytest.raises(SchemaChanged, match=r"tensor 'a': is \w+ \[.*\], but U16 \[4\] in the run"):
-            copy_weights(read_weights({"a": other}), read_weights({"a": np.zeros(4, np.uint16)}))
-
-
-def filled(sizes: dict[str, int]) -> Weights:
-    return read_weights({name: np.zeros(size) for name, size in sizes.items()})
-
-
-def test_the_schema_of_a_run() -> None:
-    run = a_run(tensors={"a": ("BF16", (4, 8)), "b": ("F32", ())})
-    assert schema_of(run) == {"a": (DTYPES["BF16"], (4, 8)), "b": (DTYPES["F32"], ())}

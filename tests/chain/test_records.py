@@ -38,6 +38,7 @@ from weightwire.chain.records import (
 )
 from weightwire.chain.rules import check_run
 from weightwire.errors import BrokenChain, ForeignRun, UnsupportedFormat
+from weightwire.weights import DTYPES
 
 Fields = dict[str, Any]
 
@@ -362,6 +363,11 @@ class TestFiles:
 
 
 class TestRun:
+    def test_has_a_schema_and_its_sizes(self) -> None:
+        run = a_run(tensors={"a": ("BF16", (4, 8)), "b": ("F32", ())})
+        assert run.schema == {"a": (DTYPES["BF16"], (4, 8)), "b": (DTYPES["F32"], ())}
+        assert (run.parameters, run.nbytes) == (33, 68)
+
     def test_how_much_all_weights_are(self) -> None:
         tensors = {"a": ("BF16", (4, 8)), "b": ("F32", ()), "c": ("F4", (6,)), "d": ("U8", (0, 5))}
         assert a_run(tensors=tensors).nbytes == 64 + 4 + 3

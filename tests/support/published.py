@@ -10,7 +10,7 @@ from weightwire import State, Tensor, digest
 from weightwire.bucket.port import Bucket
 from weightwire.catchup.fetch import Fetcher
 from weightwire.catchup.plan import plan
-from weightwire.catchup.restore import restore_weights, schema_of
+from weightwire.catchup.restore import restore_weights
 from weightwire.chain.reader import ChainReader, read_run
 from weightwire.chain.records import Commit, Run, Sealed
 from weightwire.publisher.host_copies import HostCopies
@@ -47,7 +47,7 @@ async def _restored(bucket: Bucket, version: int | None, base: Mapping[str, Any]
     run = await read_run(bucket)
     commits = await _commits(bucket)
     path = await plan(ChainReader(bucket, run), commits[-1 if version is None else version])
-    room: HostCopies[None] = HostCopies(schema_of(run), single=True)
+    room: HostCopies[None] = HostCopies(run.schema, single=True)
     given = None if base is None else read_weights(base)
     state = await restore_weights(path, Fetcher(bucket, Runtime()), room.published, Runtime(), base=given)
     assert state == digest(room.published)

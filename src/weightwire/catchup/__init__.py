@@ -3,7 +3,7 @@
 from weightwire.catchup.detour import around_lost_data
 from weightwire.catchup.fetch import Fetched, Fetcher, Heard, fetch_side_files
 from weightwire.catchup.plan import ChainPath, NoWay, Start, anchors_of, find_anchors, plan, plan_newest
-from weightwire.catchup.restore import apply_version, copy_weights, load_anchor, restore_weights, schema_of
+from weightwire.catchup.restore import apply_version, load_anchor, restore_weights
 
 __all__ = [
     "ChainPath",
@@ -15,12 +15,10 @@ __all__ = [
     "anchors_of",
     "apply_version",
     "around_lost_data",
-    "copy_weights",
     "fetch_side_files",
     "find_anchors",
     "load_anchor",
     "plan",
     "plan_newest",
     "restore_weights",
-    "schema_of",
 ]

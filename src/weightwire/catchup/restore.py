@@ -11,20 +11,16 @@ from collections.abc import Callable, Sequence
 
 from weightwire.catchup.fetch import Fetcher
 from weightwire.catchup.plan import ChainPath, Start
-from weightwire.chain import ANCHOR, BASE, Commit, Run
+from weightwire.chain import ANCHOR, BASE, Commit
 from weightwire.delta import Delta, State, apply_in_place, digest
 from weightwire.errors import CorruptDelta, WrongBase
 from weightwire.system import Runtime
-from weightwire.weights import DTYPES, Checkpoint, Schema, Weights, check_schema, schema_of_weights
+from weightwire.weights import Checkpoint, Weights, copy_weights
 
-__all__ = ["apply_version", "copy_weights", "load_anchor", "restore_weights", "schema_of"]
+__all__ = ["apply_version", "load_anchor", "restore_weights"]
 
 Told = Callable[[int], None]
 """Hears which version has been reached."""
-
-
-def schema_of(run: Run) -> Schema:
-    return {name: (DTYPES[dtype], shape) for name, (dtype, shape) in run.tensors.items()}
 
 
 async def restore_weights(
@@ -115,9 +111,3 @@ def apply_version(
         where = deltas[0].where if deltas else "this version"
         raise CorruptDelta(f"{where}: leads to another state than it should", hint="run `weightwire verify`")
     return state
-
-
-def copy_weights(source: Weights, targets: Weights) -> None:
-    check_schema(schema_of_weights(source), schema_of_weights(targets))
-    for name, there in source.items():
-        there.copy_to(0, there.count, targets[name].bits)

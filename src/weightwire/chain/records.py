@@ -7,6 +7,7 @@ writes nothing. docs/PROTOCOL.md says the same in words.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
@@ -15,7 +16,7 @@ import msgspec
 
 from weightwire.delta import FORMAT
 from weightwire.errors import BrokenChain, UnsupportedFormat
-from weightwire.weights import DTYPES
+from weightwire.weights import DTYPES, Schema
 
 __all__ = [
     "ANCHOR",
@@ -130,6 +131,15 @@ class Run(Record, frozen=True, kw_only=True):
         names = [file.name for file in self.files]
         folders = {"/".join(name.split("/")[:k]) for name in names for k in range(1, name.count("/") + 1)}
         _check(len({*names}) == len(names) and not folders & {*names}, "two side files are in each other's way")
+
+    @property
+    def schema(self) -> Schema:
+        return {name: (DTYPES[dtype], shape) for name, (dtype, shape) in self.tensors.items()}
+
+    @property
+    def parameters(self) -> int:
+        """How many weights a version has."""
+        return sum(math.prod(shape) for _, shape in self.tensors.values())
 
     @property
     def nbytes(self) -> int:

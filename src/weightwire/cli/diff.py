@@ -22,7 +22,7 @@ from weightwire.cli.shared.terminal import (
     say,
     write_json,
 )
-from weightwire.weights import Checkpoint, file_to_replace
+from weightwire.weights import Checkpoint, file_to_replace, nbytes_of
 
 __all__ = ["diff"]
 
@@ -44,7 +44,7 @@ def diff(
     began = time.perf_counter()
     before, after = Checkpoint(old), Checkpoint(new)
     _check_output(out, (file.path for file in (*before.files, *after.files)))
-    total = sum(tensor.nbytes for tensor in after.values())
+    total = nbytes_of(after)
     note_if_slow()
     with progress_bar("diffing", total) as progress:
         delta = weightwire.diff(before, after, coo=coo, threads=threads, progress=progress)
@@ -68,7 +68,7 @@ def _summarise(delta: Delta, new: Checkpoint, out: Path, seconds: float) -> dict
         "after": delta.after or None,
         "changed": delta.changed,
         "weights": sum(tensor.count for tensor in new.values()),
-        "weights_bytes": sum(tensor.nbytes for tensor in new.values()),
+        "weights_bytes": nbytes_of(new),
         "bytes": delta.nbytes,
         "bytes_per_change": delta.nbytes / delta.changed if delta.changed else None,
         "tensors_changed": sum(not entry.fresh for entry in delta.entries.values()),

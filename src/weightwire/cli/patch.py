@@ -20,7 +20,7 @@ from weightwire.cli.shared.terminal import (
     write_json,
 )
 from weightwire.delta import patch_checkpoint
-from weightwire.weights import Checkpoint
+from weightwire.weights import Checkpoint, nbytes_of
 
 __all__ = ["patch"]
 
@@ -44,7 +44,7 @@ def patch(
     if out.exists() and out.samefile(delta):
         raise OutputError(f"{out}: is the delta itself", hint="name another place for the result")
     note_if_slow()
-    total = sum(tensor.nbytes for tensor in Checkpoint(base).values())
+    total = nbytes_of(Checkpoint(base))
     with progress_bar("patching", 2 * total) as progress:
         state = patch_checkpoint(base, opened, out, threads=threads, progress=progress)
     seconds = time.perf_counter() - began

@@ -22,7 +22,6 @@ from weightwire.catchup import (
     plan,
     plan_newest,
     restore_weights,
-    schema_of,
 )
 from weightwire.chain import ChainReader, Commit, Sealed, read_run
 from weightwire.cli.shared.bucket_command import Url, with_bucket
@@ -150,7 +149,7 @@ class _Work:
         return await around_lost_data(self.fetcher, attempt, warn)
 
     async def _write(self, path: ChainPath, files: dict[str, bytes]) -> _Restored:
-        schema, runtime = schema_of(self._chain.run), Runtime()
+        schema, runtime = self._chain.run.schema, Runtime()
         with CheckpointWriter(self._out, schema=schema, files=files) as writer:
             targets = {name: writer[name] for name in schema}
             with progress_bar("fetching", path.nbytes) as progress:

@@ -10,6 +10,7 @@ from weightwire.delta import Delta
 from weightwire.follower.update import Update
 from weightwire.replica import Replica
 from weightwire.system import Runtime
+from weightwire.weights import nbytes_of
 
 __all__ = ["PatchQueue"]
 
@@ -37,7 +38,7 @@ class PatchQueue:
             return
         self._patches.append(patch)
         # What nobody takes must not grow without end.
-        most = max(sum(tensor.nbytes for tensor in self._replica.weights.values()) // 4, _FEW)
+        most = max(nbytes_of(self._replica.weights) // 4, _FEW)
         if self.nbytes > most:
             merged = await self._merge(self._patches)
             self._patches = [merged] if merged.nbytes <= most else None

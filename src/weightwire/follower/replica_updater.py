@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from weightwire.bucket import Bucket
-from weightwire.catchup import ChainPath, Fetched, Fetcher, fetch_side_files, restore_weights, schema_of
+from weightwire.catchup import ChainPath, Fetched, Fetcher, fetch_side_files, restore_weights
 from weightwire.chain import Commit, Run, Sealed
 from weightwire.follower.patch_queue import PatchQueue
 from weightwire.follower.standing import Standing
 from weightwire.replica import Position, Replica
 from weightwire.system import Runtime
-from weightwire.weights import Weights
+from weightwire.weights import Weights, nbytes_of
 
 __all__ = ["Reached", "ReplicaUpdater"]
 
@@ -72,7 +72,7 @@ class ReplicaUpdater:
         began = self._runtime.clock()
         files = await fetch_side_files(self._bucket, run)
         target = path.target
-        rebuild = self._replica.rebuild(schema_of(run), files)
+        rebuild = self._replica.rebuild(run.schema, files)
         await self._runtime.run_in_thread(rebuild.__enter__)
         try:
             state = await restore_weights(
@@ -89,7 +89,7 @@ class ReplicaUpdater:
 
     async def settle(self) -> None:
         """Caught up: makes a new `current` where that is cheap, or overdue."""
-        nbytes = sum(tensor.nbytes for tensor in self._replica.weights.values())
+        nbytes = nbytes_of(self._replica.weights)
         if nbytes <= _SMALL or self._replica.journal_bytes > nbytes // 4:
             async with self.using:
                 await self._runtime.run_in_thread(self._replica.make_current)

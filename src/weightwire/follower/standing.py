@@ -4,7 +4,7 @@ to one history."""
 from __future__ import annotations
 
 from weightwire.bucket import Bucket
-from weightwire.catchup import ChainPath, schema_of
+from weightwire.catchup import ChainPath
 from weightwire.chain import RUN, ChainReader, Commit, Run, Sealed, read_run
 from weightwire.errors import BrokenChain
 from weightwire.replica import Position, Replica
@@ -96,7 +96,7 @@ class Standing:
         return commit
 
     def _check_schema(self, run: Run) -> None:
-        if schema_of_weights(self._replica.weights) != dict(schema_of(run)):
+        if schema_of_weights(self._replica.weights) != dict(run.schema):
             raise BrokenChain(
                 f"{self._bucket.url}/{RUN}: names other tensors than this replica of the same run has; "
                 "it stays as it is",

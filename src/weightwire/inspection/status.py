@@ -5,7 +5,6 @@ Reads records only, and writes nothing, so it must take this machine's clock for
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -111,7 +110,7 @@ class WeightsSize:
 
     @classmethod
     def of(cls, run: Run) -> WeightsSize:
-        return cls(len(run.tensors), sum(math.prod(shape) for _, shape in run.tensors.values()), run.nbytes)
+        return cls(len(run.tensors), run.parameters, run.nbytes)
 
 
 @dataclass(frozen=True)

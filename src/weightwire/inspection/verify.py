@@ -13,7 +13,7 @@ from contextlib import aclosing
 import numpy as np
 
 from weightwire.bucket import Bucket
-from weightwire.catchup import ChainPath, Fetched, Fetcher, apply_version, load_anchor, restore_weights, schema_of
+from weightwire.catchup import ChainPath, Fetched, Fetcher, apply_version, load_anchor, restore_weights
 from weightwire.chain import ANCHOR, BASE, DELTA, Run, read_run
 from weightwire.delta import Delta, State
 from weightwire.errors import BucketError, CorruptDelta, NotFound, UnsupportedFormat, WeightwireError
@@ -168,5 +168,5 @@ def _allocate(run: Run) -> dict[str, Tensor]:
     """Room for the weights of a run."""
     return {
         name: Tensor.at(np.zeros(dtype.nbytes(shape) or 0, np.uint8), 0, dtype, shape)
-        for name, (dtype, shape) in schema_of(run).items()
+        for name, (dtype, shape) in run.schema.items()
     }

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from weightwire.catchup import copy_weights
 from weightwire.chain import ANCHOR, DELTA, DataFile, StageTiming
 from weightwire.delta import Delta, State, anchor
 from weightwire.publisher.last_published import CopyAdvance, advance_copy
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_process import Taken
+from weightwire.weights import copy_weights
 
 __all__ = ["FIRST_EPOCH", "FIRST_VERSION", "EncodedVersion", "encode_version", "upload_version"]
 

@@ -17,7 +17,7 @@ from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_process import PublishProcess, Taken
 from weightwire.publisher.single_process import SingleProcess
 from weightwire.telemetry import Event
-from weightwire.weights import Dtype, Weights
+from weightwire.weights import Dtype, Weights, nbytes_of
 
 __all__ = ["PublishLoop"]
 
@@ -70,7 +70,7 @@ class PublishLoop:
         runtime = self.context.runtime
         began = runtime.clock()
         self.process.capture(publication, weights)
-        seconds, nbytes = runtime.clock() - began, sum(one.nbytes for one in weights.values())
+        seconds, nbytes = runtime.clock() - began, nbytes_of(weights)
         publication.stages = {"capture": StageTiming(round(seconds, 6), nbytes, runtime.time())}
         self.context.emit(Event("capture", None, nbytes, seconds, runtime.time()))
 

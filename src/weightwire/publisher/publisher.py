@@ -5,7 +5,6 @@ Knows threads; the work itself is in `publish_loop`.
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 import threading
@@ -124,7 +123,7 @@ class Publisher:
     def weights(self) -> int | None:
         """How many a version has; None in a run that has not begun."""
         run = self._work.run_record
-        return None if run is None else sum(math.prod(shape) for _, shape in run.tensors.values())
+        return None if run is None else run.parameters
 
     @property
     def dtypes(self) -> Mapping[str, Dtype]:

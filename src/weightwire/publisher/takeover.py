@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weightwire.bucket import probe_bucket
-from weightwire.catchup import ChainPath, Fetcher, around_lost_data, copy_weights, plan, restore_weights, schema_of
+from weightwire.catchup import ChainPath, Fetcher, around_lost_data, plan, restore_weights
 from weightwire.chain import (
     BASE,
     ChainReader,
@@ -41,7 +41,7 @@ from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.publisher.host_copies import HostCopies, Rows
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
-from weightwire.weights import Schema, Weights, check_schema, schema_of_weights
+from weightwire.weights import Schema, Weights, check_schema, copy_weights, schema_of_weights
 
 __all__ = ["Session", "Takeover", "UnclaimedRun"]
 
@@ -118,7 +118,7 @@ class Takeover:
         """Rebuilds what was published last, into these copies if they fit, else into new ones."""
         self._check_mode(run)
         if copies is None:
-            copies = await self._runtime.run_in_thread(self.allocate, schema_of(run))
+            copies = await self._runtime.run_in_thread(self.allocate, run.schema)
         else:
             self.check_schema(schema_of_weights(copies.published), run)
         chain = ChainReader(self._bucket, run)
@@ -128,7 +128,7 @@ class Takeover:
         return await self._rebuild(chain, copies, head)
 
     def check_schema(self, weights: Schema, run: Run) -> None:
-        check_schema(weights, schema_of(run), url=self._bucket.url)
+        check_schema(weights, run.schema, url=self._bucket.url)
 
     async def claim(self, run: Run) -> ChainWriter:
         """Fences off whoever published in it before."""

@@ -12,10 +12,10 @@ from weightwire.weights.safetensors_file import (
     read_header,
     read_size,
 )
-from weightwire.weights.schema import Schema, check_schema, schema_of_weights
+from weightwire.weights.schema import Schema, check_schema, copy_weights, schema_of_weights
 from weightwire.weights.side_files import named_step, side_files
 from weightwire.weights.source import mark_changed, present, read_weights
-from weightwire.weights.tensor import Bits, Tensor, Weights
+from weightwire.weights.tensor import Bits, Tensor, Weights, nbytes_of
 from weightwire.weights.torch_source import Casting, as_mapping, plain_names, read_live, untie, unwrapped
 from weightwire.weights.torch_tensor import as_torch_integers, note_torch_write, torch_integer_dtype
 
@@ -38,9 +38,11 @@ __all__ = [
     "as_torch_integers",
     "build_header",
     "check_schema",
+    "copy_weights",
     "file_to_replace",
     "mark_changed",
     "named_step",
+    "nbytes_of",
     "note_torch_write",
     "plain_names",
     "present",

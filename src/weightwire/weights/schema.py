@@ -8,7 +8,7 @@ from weightwire.errors import SchemaChanged
 from weightwire.weights.dtypes import Dtype
 from weightwire.weights.tensor import Weights
 
-__all__ = ["Schema", "check_schema", "schema_of_weights"]
+__all__ = ["Schema", "check_schema", "copy_weights", "schema_of_weights"]
 
 Schema = Mapping[str, tuple[Dtype, tuple[int, ...]]]
 _Kind = tuple[Dtype, tuple[int, ...]] | tuple[Dtype, tuple[int, ...], tuple[int, int] | None]
@@ -31,6 +31,13 @@ def check_schema(weights: Mapping[str, _Kind], run: Mapping[str, _Kind], *, wher
                 f"{f'{where}: ' if where else ''}tensor {name!r}: {what}",
                 hint="a run's names, dtypes and shapes are fixed: start a new run under another URL",
             )
+
+
+def copy_weights(source: Weights, targets: Weights) -> None:
+    """Copies every bit. Both must have the same schema."""
+    check_schema(schema_of_weights(source), schema_of_weights(targets))
+    for name, there in source.items():
+        there.copy_to(0, there.count, targets[name].bits)
 
 
 def _describe(kind: _Kind | None) -> str:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from weightwire.errors import CheckpointError
 from weightwire.weights.dtypes import Dtype
 
-__all__ = ["Bits", "Tensor", "Weights", "refuse", "unit_dtype"]
+__all__ = ["Bits", "Tensor", "Weights", "nbytes_of", "refuse", "unit_dtype"]
 
 Bits = npt.NDArray[np.unsignedinteger]
 
@@ -67,6 +67,10 @@ class Tensor:
 
 
 Weights = Mapping[str, Tensor]
+
+
+def nbytes_of(weights: Weights) -> int:
+    return sum(tensor.nbytes for tensor in weights.values())
 
 
 def refuse(name: str, what: str, hint: str) -> NoReturn:

@@ -9,7 +9,7 @@ from weightwire.cli.publish.checkpoint_watch import fingerprint
 from weightwire.cli.shared.terminal import progress_bar
 from weightwire.delta import digest
 from weightwire.errors import CheckpointError
-from weightwire.weights import Checkpoint
+from weightwire.weights import Checkpoint, nbytes_of
 
 __all__ = ["CheckpointCandidate", "TornCheckpoint"]
 
@@ -27,7 +27,7 @@ class CheckpointCandidate:
         # How the files were before they were mapped.
         self._files = fingerprint(file.path for file in Checkpoint(path).files)
         self.checkpoint = Checkpoint(path)
-        self.nbytes = sum(tensor.nbytes for tensor in self.checkpoint.values())
+        self.nbytes = nbytes_of(self.checkpoint)
         self._threads = threads
 
     @cached_property

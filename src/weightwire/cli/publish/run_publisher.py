@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from weightwire.bucket import Bucket, open_bucket
-from weightwire.catchup import schema_of
 from weightwire.chain import ANCHOR, FENCE, ChainReader, Commit, Run, read_run
 from weightwire.cli.publish import publish_cache
 from weightwire.cli.publish.checkpoint_candidate import CheckpointCandidate
@@ -107,7 +106,7 @@ class RunPublisher:
     def check(self, candidate: CheckpointCandidate) -> None:
         """That its weights have the names, dtypes and shapes of the run, or of the base that it is to start from."""
         if self.found is not None:
-            fixed = schema_of(self.found.run)
+            fixed = self.found.run.schema
         elif self.options.base is not None:
             fixed = schema_of_weights(Checkpoint(self.options.base))
         else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from weightwire.catchup import schema_of
 from weightwire.chain import ChainWriter, Commit, Run, Sealed, seal
 from weightwire.delta import State
 from weightwire.errors import Fenced, RankFailed, WeightwireError
@@ -66,7 +65,7 @@ class RankProcess:
 
     @property
     def dtypes(self) -> dict[str, Dtype]:
-        known = schema_of(self._held.run) if self._held.run else {}
+        known = self._held.run.schema if self._held.run else {}
         schema = self._setup.share.partition.schema if self._setup.share else known
         return {name: dtype for name, (dtype, _) in schema.items()}
 
