@@ -16,7 +16,7 @@ from weightwire.codec.block_layout import BLOCK
 from weightwire.delta.absolute import make_absolute, merge_absolute, write_absolute
 from weightwire.delta.decoder import changes
 from weightwire.delta.file import Entry
-from weightwire.delta.state import add
+from weightwire.delta.state import add_digests
 from weightwire.errors import SchemaChanged
 from weightwire.weights.dtypes import DTYPES, Dtype
 from weightwire.weights.source import read_weights
@@ -50,7 +50,7 @@ def check(old: Weights, new: Weights, deltas: list[Delta], threads: int = 1) -> 
     held = copied(old)
     added = write_absolute(held, made, threads=threads)
     assert bits_of(held) == bits_of(new)
-    assert {name: add(state.tensors[name].digest, lanes) for name, lanes in added.items()} == {
+    assert {name: add_digests(state.tensors[name].digest, change) for name, change in added.items()} == {
         name: made.entries[name].digest for name in added
     }
     assert set(write_absolute(held, made, threads=threads).values()) <= {(0, 0)}  # twice is harmless

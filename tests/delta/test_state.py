@@ -16,7 +16,7 @@ import weightwire
 from support.samples import base, words
 from weightwire import Tensor
 from weightwire.codec import numpy_kernel
-from weightwire.delta.state import State, TensorState, add, digest
+from weightwire.delta.state import State, TensorState, add_digests, digest, subtract_digests
 from weightwire.weights.dtypes import DTYPES
 
 BF16, F32 = DTYPES["BF16"], DTYPES["F32"]
@@ -85,7 +85,7 @@ def test_shards_add_up_to_the_whole(cuts: list[int]) -> None:
         for first, last in itertools.pairwise(cuts):
             bits = array[first:last].reshape(-1)
             shard = digest({"x": Tensor(DTYPES["U16"], array.shape, bits, (first, last))})
-            total = add(total, shard.tensors["x"].digest)
+            total = add_digests(total, shard.tensors["x"].digest)
         assert total == digest({"x": array}).tensors["x"].digest
 
 
@@ -177,7 +177,8 @@ def test_replacing_tensors() -> None:
 
 
 def test_lanes_wrap_around() -> None:
-    assert add((2**64 - 1, 5), (2, 2**64 - 5)) == (1, 0)
+    assert add_digests((2**64 - 1, 5), (2, 2**64 - 5)) == (1, 0)
+    assert subtract_digests((1, 0), (2, 2**64 - 5)) == (2**64 - 1, 5)
 
 
 def test_a_delta_brings_a_state_up_to_date() -> None:

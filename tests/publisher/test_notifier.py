@@ -58,6 +58,15 @@ class TestReplicas:
             with pytest.raises(TimeoutError):
                 publisher.wait(replicas=1, timeout=0.05)
 
+    def test_a_heartbeat_copied_to_another_name_does_not_count_twice(self, bucket: Troubled) -> None:
+        with Publisher(bucket) as publisher:
+            publisher.publish(initial()).wait()
+            self.beat(bucket, "one", 1)
+            copied = asyncio.run(bucket.get(heartbeat_path("one")))
+            asyncio.run(bucket.put(heartbeat_path("two"), copied))
+            with pytest.raises(TimeoutError):
+                publisher.wait(replicas=2, timeout=0.5)
+
 
 class TestNotify:
     @contextmanager

@@ -5,7 +5,7 @@ from weightwire.delta.decoder import BlockJob, changes, jobs_of, naming
 from weightwire.delta.file import FORMAT, Delta, Entry
 from weightwire.delta.maker import BlockDone, anchor, diff, diff_of_blocks
 from weightwire.delta.patcher import apply_in_place, patch, patch_checkpoint
-from weightwire.delta.state import State, TensorState, add, digest
+from weightwire.delta.state import State, TensorState, add_digests, digest, subtract_digests
 
 __all__ = [
     "FORMAT",
@@ -15,7 +15,7 @@ __all__ = [
     "Entry",
     "State",
     "TensorState",
-    "add",
+    "add_digests",
     "anchor",
     "apply_in_place",
     "changes",
@@ -28,5 +28,6 @@ __all__ = [
     "naming",
     "patch",
     "patch_checkpoint",
+    "subtract_digests",
     "write_absolute",
 ]

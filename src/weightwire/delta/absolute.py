@@ -30,7 +30,7 @@ from weightwire.delta.decoder import (
     write_block,
 )
 from weightwire.delta.file import Delta, Entry, Packed, pack
-from weightwire.delta.state import State, TensorState, add
+from weightwire.delta.state import State, TensorState, add_digests
 from weightwire.errors import CorruptDelta, SchemaChanged, WrongBase
 from weightwire.system import in_order
 from weightwire.weights import Bits, Tensor, Weights, schema_of_weights
@@ -96,11 +96,13 @@ def write_absolute(weights: Weights, patch: Delta, *, threads: int | None = None
     def work(step: tuple[Entry, range | None]) -> tuple[str, Digest]:
         entry, only = step
         jobs = jobs_of(patch, {entry.name: entry}, only)
-        return entry.name, reduce(add, (write_block(patch, job, weights[entry.name].bits)[1] for job in jobs), (0, 0))
+        return entry.name, reduce(
+            add_digests, (write_block(patch, job, weights[entry.name].bits)[1] for job in jobs), (0, 0)
+        )
 
     added = dict.fromkeys(patch.entries, (0, 0))
     for name, change in in_order(work, _steps(patch), threads):
-        added[name] = add(added[name], change)
+        added[name] = add_digests(added[name], change)
     return added
 
 
@@ -221,7 +223,7 @@ def _pack_found(name: str, parts: Sequence[_Part], found: Sequence[_Found], befo
     tensor = before.tensors[name].digest
     for one in found:
         changed[id(one.part)] += one.changed
-        tensor = add(tensor, one.added)
+        tensor = add_digests(tensor, one.added)
     for part in parts:
         _check_part(part, changed[id(part)], tensor)
     if not sum(len(one.positions) for one in found):
@@ -254,7 +256,7 @@ def _pack_dense(old: Tensor, parts: Sequence[_Part], before: State, threads: int
     for part in parts:
         work = partial(_write_part, part, covered(new, part.entry))
         done = list(in_order(work, jobs_of(part.delta, {name: part.entry}), threads))
-        tensor = reduce(add, (added for added, _ in done), tensor)
+        tensor = reduce(add_digests, (added for added, _ in done), tensor)
         counts.append(sum(changed for _, changed in done))
     for part, changed in zip(parts, counts, strict=True):
         _check_part(part, changed, tensor)

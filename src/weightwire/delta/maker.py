@@ -16,7 +16,7 @@ import numpy as np
 from weightwire import codec
 from weightwire.codec import BlockChanges, Digest, EncodedBlock, Layout, encode_coo
 from weightwire.delta.file import ANCHOR, DELTA, BlockData, Delta, Entry, Packed, Spool, pack
-from weightwire.delta.state import State, TensorState, add
+from weightwire.delta.state import State, TensorState, add_digests
 from weightwire.errors import CheckpointError
 from weightwire.system import Progress, in_order
 from weightwire.weights import Tensor, Weights, read_weights
@@ -184,8 +184,8 @@ class _Making:
             yield _Job(self.name, partial(work, layout=layout, index=index), index)
 
     def gather(self, block: int | None, done: _Done, keep: Callable[[bytes], BlockData]) -> None:
-        self.base = add(self.base, done.base)
-        self.added = add(self.added, done.added)
+        self.base = add_digests(self.base, done.base)
+        self.added = add_digests(self.added, done.added)
         self.changed += done.changed
         if block is not None and done.data:
             self.parts[block] = keep(done.data)
@@ -210,7 +210,7 @@ class _Making:
             fresh=self.fresh,
             changed=self.changed,
             blocks=tuple(map(len, parts)) if layout.blocks else (),
-            digest=self.added if self.fresh else add(known.tensors[self.name].digest, self.added),
+            digest=self.added if self.fresh else add_digests(known.tensors[self.name].digest, self.added),
         )
         return Packed(entry, parts)
 

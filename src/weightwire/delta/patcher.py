@@ -30,7 +30,7 @@ from weightwire.delta.decoder import (
     write_block,
 )
 from weightwire.delta.file import ANCHOR, Delta, Entry
-from weightwire.delta.state import State, TensorState, add
+from weightwire.delta.state import State, TensorState, add_digests
 from weightwire.errors import CheckpointError
 from weightwire.system import Progress, Stopped, in_order, to_the_end
 from weightwire.weights import (
@@ -293,12 +293,12 @@ def _write(
     changed = dict.fromkeys(delta.entries, 0)
     jobs = list(jobs_of(delta, {name: entry for name, entry in delta.entries.items() if name not in tied}))
     for job, (change, count) in zip(jobs, in_order(work, jobs, threads), strict=True):
-        added[job.entry.name] = add(added[job.entry.name], change)
+        added[job.entry.name] = add_digests(added[job.entry.name], change)
         changed[job.entry.name] += count
     for name, other in tied.items():
         added[name], changed[name] = added[other], changed[other]
     for name, entry in delta.entries.items():
-        check_tensor(delta, entry, changed[name], add(known[name], added[name]))
+        check_tensor(delta, entry, changed[name], add_digests(known[name], added[name]))
     after = _state_after(delta, targets, state, added)
     if delta.after and after.hex != delta.after:
         delta.corrupt("the result has another state than it should")
@@ -350,7 +350,7 @@ def _state_after(delta: Delta, targets: Weights, state: State, added: Mapping[st
             entry.shape,
             entry.digest
             if entry.rows == targets[name].rows or name not in state.tensors
-            else add(state.tensors[name].digest, added[name]),
+            else add_digests(state.tensors[name].digest, added[name]),
         )
         for name, entry in delta.entries.items()
     }
@@ -363,4 +363,4 @@ def _digest_before(entry: Entry, target: Tensor, state: State) -> Digest:
     if known and not entry.fresh and entry.rows == target.rows:
         return known.digest
     bits = covered(target, entry)
-    return reduce(add, (codec.digest(bits, entry.layout, i) for i in range(entry.layout.blocks)), (0, 0))
+    return reduce(add_digests, (codec.digest(bits, entry.layout, i) for i in range(entry.layout.blocks)), (0, 0))

@@ -16,13 +16,18 @@ from weightwire.codec import Digest, Layout, uvarint
 from weightwire.system import Progress, in_order
 from weightwire.weights import Dtype, read_weights
 
-__all__ = ["State", "TensorState", "add", "digest"]
+__all__ = ["State", "TensorState", "add_digests", "digest", "subtract_digests"]
 
 _PREFIX = b"weightwire state 1\n"
 
 
-def add(a: Digest, b: Digest) -> Digest:
+def add_digests(a: Digest, b: Digest) -> Digest:
     return (a[0] + b[0]) % 2**64, (a[1] + b[1]) % 2**64
+
+
+def subtract_digests(a: Digest, b: Digest) -> Digest:
+    """What is to be added to `b` to make it `a`."""
+    return (a[0] - b[0]) % 2**64, (a[1] - b[1]) % 2**64
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ def digest(weights: Any, *, threads: int | None = None, progress: Progress | Non
         return codec.digest(tensors[name].bits, layouts[name], index)
 
     for (name, index), block in zip(jobs, in_order(work, jobs, threads), strict=True):
-        sums[name] = add(sums[name], block)
+        sums[name] = add_digests(sums[name], block)
         if progress:
             begin, end = layouts[name].span(index)
             progress((end - begin) * layouts[name].dtype.unit)

@@ -22,7 +22,7 @@ import torch
 
 from weightwire import codec
 from weightwire.codec import Digest, Layout, Patch
-from weightwire.delta import BlockJob, Delta, Entry, State, add, digest, jobs_of, naming
+from weightwire.delta import BlockJob, Delta, Entry, State, add_digests, digest, jobs_of, naming
 from weightwire.engines.engine import ServedVersion
 from weightwire.engines.weight_map import Box, Copy, Load, WeightMap, learn, places_of, torch_dtype
 from weightwire.errors import EngineError
@@ -238,11 +238,11 @@ class StagedPatch:
         for done in in_order(work, cores, len(cores)):
             for name, added in done:
                 if added is not None:
-                    sums[name] = add(sums.get(name, (0, 0)), added)
+                    sums[name] = add_digests(sums.get(name, (0, 0)), added)
         for write in self._writes:
             write.check()
         for name, added in sums.items():
-            if add(self._before.tensors[name].digest, added) != self._patch.entries[name].digest:
+            if add_digests(self._before.tensors[name].digest, added) != self._patch.entries[name].digest:
                 raise EngineError(
                     f"tensor {name!r}: would have another digest than it should",
                     hint="reload the model: it has drifted",

@@ -7,8 +7,10 @@ process: the only one, or one rank of many.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
-from weightwire.chain import ChainWriter, Heartbeat, Run, StageTiming, unseal
+from weightwire.bucket import ObjectInfo, each
+from weightwire.chain import ChainReader, ChainWriter, Heartbeat, Run, StageTiming, heartbeat_path
 from weightwire.delta import State
 from weightwire.errors import BucketError, Fenced, RankFailed, WeightwireError
 from weightwire.publisher.host_copies import HostCopies
@@ -20,6 +22,8 @@ from weightwire.telemetry import Event
 from weightwire.weights import Dtype, Weights, nbytes_of
 
 __all__ = ["PublishLoop"]
+
+_AT_ONCE = 16  # heartbeats that are read at the same time
 
 
 class PublishLoop:
@@ -163,17 +167,21 @@ class PublishLoop:
             await asyncio.sleep(0.2 + 0.1 * self.context.runtime.random.random())
 
     async def _heartbeats(self) -> list[Heartbeat]:
-        bucket, found = self.context.bucket, []
-        for one in await bucket.list("replicas/"):
-            try:
-                found.append(unseal(await bucket.get(one.path), Heartbeat, one.path).record)
-            except WeightwireError:
-                continue  # gone meanwhile, or not a heartbeat
-        run, version = self.run_record, self.version
-        if run is None or version is None:
+        run = self.run_record
+        if run is None:
             return []
+        chain, found = ChainReader(self.context.bucket, run), []
+
+        async def read(one: ObjectInfo) -> None:
+            with suppress(WeightwireError):  # gone meanwhile, say: the next look will tell
+                beat = await chain.read_valid(one.path, Heartbeat)
+                if beat is not None and heartbeat_path(beat.record.name) == one.path:
+                    found.append(beat.record)
+
+        await each(await self.context.bucket.list("replicas/"), _AT_ONCE, read)
         # One that claims to be ahead of everybody is none of ours.
-        return [one for one in found if one.run == run.run and one.version <= version]
+        known = self.version or 0
+        return [one for one in found if one.version <= known]
 
 
 def _bug(problem: Exception) -> WeightwireError:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from weightwire.delta import Delta, State, TensorState, add, digest, write_absolute
+from weightwire.delta import Delta, State, TensorState, add_digests, digest, write_absolute
 from weightwire.errors import ReplicaError
 from weightwire.system import durable_files
 from weightwire.weights import Tensor, Weights, read_header
@@ -130,7 +130,7 @@ class Workdir:
         except BaseException as problem:
             self._lose(f"writing version {position.version} ended half-way ({problem})", problem)
         for name, entry in patch.entries.items():
-            if add(self.state.tensors[name].digest, added[name]) != entry.digest:
+            if add_digests(self.state.tensors[name].digest, added[name]) != entry.digest:
                 self._lose(f"tensor {name!r} did not hold what it should")
         self.position, self.state = position, patch.advance(self.state)
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from typing import BinaryIO
 
-from weightwire.chain import ANCHOR, Commit, DataFile
-from weightwire.delta import Delta, anchor
-from weightwire.errors import WeightwireError
-from weightwire.publisher.anchors import Anchors
+from weightwire.chain import Commit
+from weightwire.publisher.anchors import Anchors, EncodedAnchor
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.ranks.protocol import Meeting
 from weightwire.publisher.ranks.rank_messages import AnchorPart, News
@@ -40,35 +36,21 @@ class AnchorParts:
         if self._meeting.is_first:
             self._anchors.schedule = self._anchors.schedule.restarted()
             self._collected = commit, {}
-        spool = tempfile.TemporaryFile()  # noqa: SIM115 (closed when it has been uploaded)
-        try:
-            async with self._context.stage("encode", commit.version) as encoding:
-                made = await self._context.runtime.run_in_thread(
-                    anchor, published, spool=spool, threads=self._context.settings.threads, part=True
-                )
-                encoding.nbytes = made.nbytes
-        except BaseException as problem:
-            spool.close()
-            if not isinstance(problem, WeightwireError | OSError | MemoryError):
-                raise
-            self._anchors.warn(commit.version, problem)
+        made = await self._anchors.encode(commit, published, part=True)
+        if made is None:
             self._uploaded.append(AnchorPart(commit.version, failed=True))
-            return
-        self._context.background.start(self._upload(commit, made, spool), "anchor")
+        else:
+            self._context.background.start(self._upload(commit, made), "anchor")
 
-    async def _upload(self, commit: Commit, made: Delta, spool: BinaryIO) -> None:
-        uploader, part = self._context.uploader, AnchorPart(commit.version, failed=True)
+    async def _upload(self, commit: Commit, made: EncodedAnchor) -> None:
+        part = AnchorPart(commit.version, failed=True)
         try:
-            files: tuple[DataFile, ...] = ()
-            if made.entries:
-                file = await uploader.name(ANCHOR, commit.version, commit.epoch, made, self._meeting.rank)
-                await uploader.put(file, made)
-                files = (file,)
-            part = AnchorPart(commit.version, files)
-        except WeightwireError as problem:
-            self._anchors.warn(commit.version, problem)
+            if not made.data.entries:
+                made.spool.close()
+                part = AnchorPart(commit.version)
+            elif (file := await self._anchors.upload(commit, made, self._meeting.rank)) is not None:
+                part = AnchorPart(commit.version, (file,))
         finally:
-            spool.close()
             self._uploaded.append(part)
 
     def take_news(self) -> tuple[AnchorPart, ...]:
@@ -95,10 +77,4 @@ class AnchorParts:
         self._collected = None
         if not any(part.failed for part in parts.values()):
             files = tuple(file for rank in sorted(parts) for file in parts[rank].files)
-            self._context.background.start(self._record(commit, files), "shortcut")
-
-    async def _record(self, commit: Commit, files: tuple[DataFile, ...]) -> None:
-        try:
-            await self._anchors.record(commit, files)
-        except WeightwireError as problem:
-            self._anchors.warn(commit.version, problem)
+            self._context.background.start(self._anchors.record(commit, files), "shortcut")

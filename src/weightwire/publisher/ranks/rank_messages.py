@@ -8,7 +8,7 @@ import msgspec
 
 from weightwire.chain import Commit, DataFile, Run, StageTiming
 from weightwire.codec import Digest
-from weightwire.delta import State, TensorState, add
+from weightwire.delta import State, TensorState, add_digests
 from weightwire.errors import WeightwireError
 from weightwire.weights import Schema
 
@@ -21,7 +21,6 @@ __all__ = [
     "RankPart",
     "Recalled",
     "Turn",
-    "change",
     "different_steps",
     "slowest",
     "sum_states",
@@ -96,18 +95,11 @@ def different_steps(said: Sequence[Turn]) -> WeightwireError | None:
     return WeightwireError(f"the ranks publish different steps ({listed})", hint=EVERY_RANK)
 
 
-def change(before: State, after: TensorState, name: str) -> Digest:
-    """What is to be added to a digest."""
-    known = before.tensors.get(name)
-    first, second = known.digest if known else (0, 0)
-    return (after.digest[0] - first) % 2**64, (after.digest[1] - second) % 2**64
-
-
 def sum_states(schema: Schema, digests: Sequence[Mapping[str, Digest]], known: State | None = None) -> State:
     """The state of the whole, from what each rank adds to it."""
     sums = {name: one.digest for name, one in known.tensors.items()} if known else {}
-    for name, lanes in ((name, lanes) for one in digests for name, lanes in one.items()):
-        sums[name] = add(sums.get(name, (0, 0)), lanes)
+    for name, added in ((name, added) for one in digests for name, added in one.items()):
+        sums[name] = add_digests(sums.get(name, (0, 0)), added)
     return State({name: TensorState(*kind, sums.get(name, (0, 0))) for name, kind in schema.items()})
 
 

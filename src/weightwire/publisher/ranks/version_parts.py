@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from weightwire.chain import ANCHOR, DELTA
-from weightwire.delta import State
+from weightwire.delta import State, subtract_digests
 from weightwire.errors import WeightwireError
 from weightwire.publisher.encoded_version import (
     FIRST_EPOCH,
@@ -24,7 +24,7 @@ from weightwire.publisher.publish_process import Taken
 from weightwire.publisher.ranks.anchor_parts import AnchorParts
 from weightwire.publisher.ranks.partition import Partition
 from weightwire.publisher.ranks.protocol import Meeting
-from weightwire.publisher.ranks.rank_messages import Committed, Held, RankPart, change, slowest, sum_states
+from weightwire.publisher.ranks.rank_messages import Committed, Held, RankPart, slowest, sum_states
 from weightwire.publisher.ranks.setup import RankSession, RankSetup
 
 __all__ = ["VersionParts"]
@@ -57,8 +57,9 @@ class VersionParts:
         one = await giving_up.enter_async_context(encode_version(context, taken, version, session.own, part=True))
         encoded.append(one)
         files, stages = await upload_version(context, taken, one, epoch, self._meeting.rank)
-        before = session.own or State({})
-        added = {name: change(before, entry.state, name) for name, entry in one.data.entries.items()}
+        before = session.own.tensors if session.own else {}
+        known = {name: before[name].digest if name in before else (0, 0) for name in one.data.entries}
+        added = {name: subtract_digests(entry.digest, known[name]) for name, entry in one.data.entries.items()}
         return RankPart(added, one.data.changed if one.kind == DELTA else 0, files, stages)
 
     async def _commit(
