@@ -213,6 +213,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "Runtime",
         "Stopped",
         "cannot_listen",
+        "durable_files",
         "format_address",
         "in_order",
         "is_local_request",
@@ -220,7 +221,6 @@ FRONT_DOORS: dict[str, list[str]] = {
         "lazy_exports",
         "resolve",
         "to_the_end",
-        "write_file",
     ],
     "telemetry": [
         "Event",

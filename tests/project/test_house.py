@@ -150,6 +150,7 @@ class TestModule:
             if parts[0] != "weightwire" or len(parts) < 2 or parts[1] in (room_of(path), "errors", *OPEN_ROOMS):
                 continue
             assert len(parts) == 2, f"import {name} from weightwire.{parts[1]}: {module} is behind that front door"
+            assert name in FRONT_DOORS[parts[1]], f"{module} does not export {name}"
 
     def test_imports_torch_only_at_the_edge(self, path: Path) -> None:
         assert room_of(path) in TORCH or "torch" not in {module.split(".")[0] for module, _ in imports(path)}

@@ -17,7 +17,7 @@ from weightwire.cli.shared.terminal import byte_size, say
 from weightwire.errors import OutputError
 from weightwire.page import export_page
 from weightwire.page.page_server import PORT, PageServer
-from weightwire.system import write_file
+from weightwire.system import durable_files
 from weightwire.weights import file_to_replace
 
 __all__ = ["page"]
@@ -58,7 +58,7 @@ def _export(url: str, out: Path) -> None:
     target = file_to_replace(out, "page", lambda start: start.startswith(b"<!doctype html>"))
     document = with_bucket(url, export_page)
     try:
-        write_file(target, document)
+        durable_files.write_file(target, document)
     except OSError as problem:
         raise OutputError(f"{out}: cannot be written ({problem.strerror})", hint="choose another place") from problem
     say(f"wrote {out}: {byte_size(len(document))}, which any browser opens")

@@ -1,7 +1,7 @@
 """Stand on: clock, threads, files that survive a power cut, and a small HTTP server. Knows nothing of weights."""
 
+from weightwire.system import durable_files
 from weightwire.system.closeable import Closeable
-from weightwire.system.durable_files import write_file
 from weightwire.system.http_server import (
     HttpReply,
     HttpRequest,
@@ -27,6 +27,7 @@ __all__ = [
     "Runtime",
     "Stopped",
     "cannot_listen",
+    "durable_files",
     "format_address",
     "in_order",
     "is_local_request",
@@ -34,5 +35,4 @@ __all__ = [
     "lazy_exports",
     "resolve",
     "to_the_end",
-    "write_file",
 ]
