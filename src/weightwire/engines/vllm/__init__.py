@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from weightwire.engines.vllm.client import VllmEngine
     from weightwire.engines.vllm.registration import register
     from weightwire.engines.vllm.rollout_server import served_version
-    from weightwire.engines.vllm.sample_versions import oldest_version
+    from weightwire.engines.vllm.sample_versions import oldest_version, spans_of
 
-__all__ = ["VllmEngine", "oldest_version", "register", "served_version"]
+__all__ = ["VllmEngine", "oldest_version", "register", "served_version", "spans_of"]
 
 __getattr__ = lazy_exports(
     __name__,
@@ -32,5 +32,6 @@ __getattr__ = lazy_exports(
         "oldest_version": "sample_versions",
         "register": "registration",
         "served_version": "rollout_server",
+        "spans_of": "sample_versions",
     },
 )
