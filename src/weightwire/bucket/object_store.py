@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ObjectStoreBucket", "open_object_store"]
 
-_Part = bytes | bytearray | memoryview
+_UploadPart = bytes | bytearray | memoryview
 
 # Objects of more than two parts travel so many of them at a time; smaller ones in one request.
 _PART = 8 << 20
@@ -191,7 +191,7 @@ class ObjectStoreBucket:
         if filled != len(view):
             raise Unavailable(f"{self.url}/{path}: was cut off while it was read", hint="try again")
 
-    def _upload(self, key: str, parts: Iterator[_Part], size: int) -> None:
+    def _upload(self, key: str, parts: Iterator[_UploadPart], size: int) -> None:
         first = list(islice(parts, _SINGLE + 1))
         if len(first) <= _SINGLE:
             obstore.put(self._data, key, iter(first), use_multipart=False)
@@ -201,7 +201,7 @@ class ObjectStoreBucket:
             obstore.put(self._data, key, every, use_multipart=True, chunk_size=size, max_concurrency=_AT_ONCE)
 
 
-def _parts(views: Iterable[memoryview], size: int) -> Iterator[_Part]:
+def _parts(views: Iterable[memoryview], size: int) -> Iterator[_UploadPart]:
     """The same bytes in parts of equal size, which some stores insist on. Copied, unless they are immutable: whoever
     made them may want his memory back when the next ones are asked for."""
     part = bytearray()

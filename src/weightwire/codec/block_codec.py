@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from weightwire.codec import numpy_kernel
 from weightwire.codec.block_frame import DENSE, FULL, ULP
 from weightwire.codec.block_layout import Layout
+from weightwire.codec.exponent_classes import Units
 
 __all__ = [
     "KERNEL",
@@ -83,7 +81,6 @@ def has_kernel() -> bool:
 
 _ENCODINGS = {ULP: "ulp", DENSE: "dense", FULL: "full"}
 
-Units = npt.NDArray[np.unsignedinteger[Any]]
 Digest = tuple[int, int]
 
 

@@ -34,7 +34,7 @@ _TOKENS = {1: 31, 2: 63, 4: 79, 8: 111}  # of step magnitudes, by width: 1..15, 
 _BALANCED = 128
 _FIRST_J = 20
 
-Ranks = npt.NDArray[np.int64]
+_MarkRanks = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.uint32]
 
 
@@ -133,7 +133,7 @@ class _Marks:
     low: npt.NDArray[np.uint64]
 
     @staticmethod
-    def of(ranks: Ranks, members: int) -> _Marks:
+    def of(ranks: _MarkRanks, members: int) -> _Marks:
         complement = 2 * len(ranks) > members
         if complement:
             unmarked = np.ones(members, bool)
@@ -172,7 +172,7 @@ class _MarksHead:
     symbols: int
     j: int
 
-    def ranks(self, decoder: rans.Decoder, bits: BitReader, length: int) -> Ranks:
+    def ranks(self, decoder: rans.Decoder, bits: BitReader, length: int) -> _MarkRanks:
         raw, go_on, table = gap_table(self.j)
         symbols = decoder.section(self.symbols, table).astype(np.int64)
         if len(symbols) and symbols[-1] == go_on:
@@ -365,7 +365,7 @@ def _read_heads(bits: BitReader, count: int, dtype: Dtype, line: int, *, has_lin
     return _Heads(window, lines, [_ClassHead(*one) for one in zip(present, marks, steps, tables, strict=True)])
 
 
-def _marked(listed: Ranks, members: int, complement: bool) -> npt.NDArray[np.bool_]:
+def _marked(listed: _MarkRanks, members: int, complement: bool) -> npt.NDArray[np.bool_]:
     if len(listed) and listed[-1] >= members:
         raise ValueError("it marks a weight past the end of its class")
     marked = np.zeros(members, bool)

@@ -25,7 +25,7 @@ __all__ = ["Box", "Copy", "Load", "Selection", "WeightMap", "learn", "places_of"
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 """A model's own loader: takes names and tensors of a checkpoint, and copies them to where they belong."""
 
-Positions = npt.NDArray[np.integer[Any]]
+PositionArray = npt.NDArray[np.integer[Any]]
 
 _COPY = torch.ops.aten.copy_.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -48,7 +48,7 @@ class Selection:
     """Some of a tensor's changes: which of them, and where they go, counted from the target's first unit."""
 
     chosen: slice | npt.NDArray[np.int64]
-    positions: Positions
+    positions: PositionArray
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Box:
             reach = stride * size
         return True
 
-    def select(self, positions: Positions) -> Selection:
+    def select(self, positions: PositionArray) -> Selection:
         """Of ascending positions in the checkpoint tensor, those in this box."""
         if self.is_run:
             first, last = np.searchsorted(positions, [self.start, self.start + self.count])

@@ -22,7 +22,7 @@ __all__ = ["HostCopies", "Rows"]
 
 T = TypeVar("T")
 Rows = tuple[int, int]
-Block = tuple[str, int]
+BlockKey = tuple[str, int]
 """A tensor's name, and the index of one of its blocks: captures and diffs cut tensors in the same places."""
 
 _ALIGNED = 64  # a cache line: no two tensors share one
@@ -64,7 +64,7 @@ class HostCopies(Generic[T]):
         self.gate = gate or CaptureGate()
         # Guarded by the gate's condition, as all that captures and diffs share.
         self._pending: T | None = None
-        self._reading: set[Block] = set()
+        self._reading: set[BlockKey] = set()
 
     @property
     def busy(self) -> bool:
@@ -141,7 +141,7 @@ class HostCopies(Generic[T]):
                 self._dropped(replaced, captured)
 
     def _copy(self, weights: Weights, stop: threading.Event) -> None:
-        def work(batch: list[Block]) -> None:
+        def work(batch: list[BlockKey]) -> None:
             for block in batch:
                 self._wait_for(block, stop)
                 name, index = block
@@ -151,7 +151,7 @@ class HostCopies(Generic[T]):
         for _ in in_order(work, self._batches, self._threads):
             pass
 
-    def _wait_for(self, block: Block, stop: threading.Event) -> None:
+    def _wait_for(self, block: BlockKey, stop: threading.Event) -> None:
         if stop.is_set():
             raise Stopped
         if block in self._reading:  # which only shrinks during a capture: no need to hold up a diff by asking
@@ -186,9 +186,9 @@ def _place(memory: npt.NDArray[np.uint8], at: int, dtype: Dtype, shape: tuple[in
     return Tensor(dtype, shape, np.frombuffer(memory, f"<u{dtype.unit}", count, at), rows)
 
 
-def _batches(weights: Weights) -> Iterator[list[Block]]:
+def _batches(weights: Weights) -> Iterator[list[BlockKey]]:
     """All blocks, in order; together as many as make a copy worth a job."""
-    batch: list[Block] = []
+    batch: list[BlockKey] = []
     nbytes = 0
     for name, tensor in weights.items():
         layout = _layout(tensor)

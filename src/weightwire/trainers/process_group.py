@@ -28,7 +28,7 @@ _PAUSE, _LONG_PAUSE = 0.0005, 0.02  # seconds between two looks at what others s
 _LEAVING = 1.0  # seconds in which a group that nobody uses any more is closed
 _LOST = "one of the processes has ended, or hangs: see its log, and restart all of them"
 
-Job = tuple[bytes, asyncio.AbstractEventLoop, "asyncio.Future[list[bytes]]"]
+_Exchange = tuple[bytes, asyncio.AbstractEventLoop, "asyncio.Future[list[bytes]]"]
 
 
 class Ranks:
@@ -49,7 +49,7 @@ class Ranks:
             )
         ours = _new_group(group, timedelta(seconds=timeout))
         self.rank, self.size = dist.get_rank(ours), dist.get_world_size(ours)
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Exchange | None] = queue.SimpleQueue()
         # Only the thread holds the group, which ends when nobody does. It may wait for very long, and must not keep
         # the process from ending: so it is none of a pool.
         arguments = (ours, self.rank, self.size, self._jobs)
@@ -80,7 +80,7 @@ def _new_group(group: Any, timeout: timedelta) -> Any:
     )
 
 
-def _serve(group: Any, rank: int, size: int, jobs: queue.SimpleQueue[Job | None]) -> None:
+def _serve(group: Any, rank: int, size: int, jobs: queue.SimpleQueue[_Exchange | None]) -> None:
     """One after the other, until it is closed or a rank is lost: then the others are to lose this one, too."""
     while (job := jobs.get()) is not None:
         data, loop, future = job

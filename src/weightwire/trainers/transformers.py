@@ -50,7 +50,7 @@ class WeightwireCallback(TrainerCallback):  # type: ignore[misc]
         self._every = every
         self._merge = merge
         self._options = options
-        self._progress = _Progress()
+        self._progress = _VersionTally()
 
     # --- events --------------------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ class WeightwireCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self._go_first(sys._getframe(1).f_locals.get("self"))
         self._abandon()
-        self._progress = _Progress()
+        self._progress = _VersionTally()
         options = dict(self._options)
         if "files" not in options and not isinstance(options.get("base"), str | os.PathLike):
             options["files"] = model_files(given["model"], given.get("processing_class"), options)
@@ -123,7 +123,7 @@ class WeightwireCallback(TrainerCallback):  # type: ignore[misc]
             callbacks.insert(0, self)
 
 
-class _Progress:
+class _VersionTally:
     """What has become of the versions so far."""
 
     def __init__(self) -> None:
