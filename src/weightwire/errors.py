@@ -13,12 +13,14 @@ __all__ = [
     "BrokenChain",
     "BucketError",
     "CheckpointError",
+    "Closed",
     "CorruptDelta",
     "DataGone",
     "EngineError",
     "EngineGone",
     "Fenced",
     "ForeignRun",
+    "Interrupted",
     "NoBucket",
     "NoRun",
     "NotFound",
@@ -50,6 +52,18 @@ class WeightwireError(Exception):
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+
+
+class Closed(WeightwireError):
+    """A publisher or follower that was closed, and is asked for more; or closed before it had done what it was."""
+
+    code = "WW-CLOSED"
+
+
+class Interrupted(WeightwireError):
+    """Work that was interrupted half way, by Ctrl-C say."""
+
+    code = "WW-INTERRUPTED"
 
 
 class CheckpointError(WeightwireError):
@@ -200,3 +214,9 @@ class EngineGone(EngineError):
     """An engine that cannot be reached: it may come back."""
 
     code = "WW-ENGINE-GONE"
+
+
+def error_class(code: str) -> type[WeightwireError]:
+    """The class with this code; the root, if there is none."""
+    known = [one for one in globals().values() if isinstance(one, type) and issubclass(one, WeightwireError)]
+    return next((one for one in known if one.code == code), WeightwireError)

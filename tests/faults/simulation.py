@@ -38,6 +38,7 @@ from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_loop import PublishLoop
 from weightwire.publisher.settings import PublisherSettings
+from weightwire.publisher.single_process import SingleProcess
 from weightwire.replica.replica import Replica
 from weightwire.telemetry.events import Event
 from weightwire.upkeep.gc import sweep
@@ -160,7 +161,7 @@ class Simulation:
         settings = PublisherSettings(threads=1, anchor_every=rng.choice([None, 2, 5]), patience=30.0)
         work = self.publishing(process, settings)
         try:
-            await work.start()
+            await work.process.start()
         except Fenced as problem:
             self.check_fenced(work, problem)
             return True
@@ -168,29 +169,30 @@ class Simulation:
             self.trace(f"{self.now()} {process.name}: could not start ({problem.message})")
             return False
         running = process.start(work.run())
-        weights = _copy(work.copies.published) if work.copies and work.state else _initial(rng)
+        weights = _copy(work.process.copies.published) if work.process.copies and work.process.state else _initial(rng)
         for step in range(self.versions):
             _train(weights, rng)
             pause = 0.01
-            while work.copies is not None and work.copies.busy:
+            while (copies := work.process.copies) is not None and copies.busy:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 60.0)
             publication = self.publish(work, weights, step)
             await asyncio.sleep(rng.expovariate(rng.choice([0.2, 2.0, 20.0])))
-            if work.failure is not None:
-                self.check_fenced(work, work.failure)
+            if work.context.lifecycle.failure is not None:
+                self.check_fenced(work, work.context.lifecycle.failure)
                 return True
         await publication.ended.wait()
         await work.close()
         await running
         await work.close()
-        if work.failure is not None:
-            self.check_fenced(work, work.failure)
+        if work.context.lifecycle.failure is not None:
+            self.check_fenced(work, work.context.lifecycle.failure)
         return True
 
     def publishing(self, process: Process, settings: PublisherSettings) -> PublishLoop:
         bucket, runtime = SimBucket(self.store, process), SimRuntime(process)
-        return PublishLoop(PublishContext(bucket, runtime, settings, self.heard(process.name)))
+        context = PublishContext(bucket, runtime, settings, self.heard(process.name))
+        return PublishLoop(context, SingleProcess(context))
 
     def publish(self, work: PublishLoop, weights: Arrays, step: int) -> Watched:
         state = self.truth.remember(weights)
@@ -210,7 +212,7 @@ class Simulation:
             raise Violation(f"a publisher failed: {failure!r} {failure.__cause__!r}")
         epochs = [unseal(data, Commit, "").record.epoch for path, data in self.commits()]
         claimed = [int(path[7:15]) for path in self.store.objects if path.startswith("epochs/")]
-        mine = work.writer.epoch if work.writer else min(claimed)
+        mine = work.process.writer.epoch if work.process.writer else min(claimed)
         if not any(epoch > mine for epoch in epochs):
             raise Violation(f"epoch {mine} was fenced off, but nobody has taken over")
 
@@ -341,10 +343,10 @@ class Simulation:
         """A new publisher finds what was published last, and goes on from there."""
         process = self.process("successor")
         work = self.publishing(process, PublisherSettings(threads=1))
-        await work.start()
-        assert work.copies is not None
-        assert work.state is not None
-        self.truth.check(head.after, work.copies.published, "the successor")
+        await work.process.start()
+        assert work.process.copies is not None
+        assert work.process.state is not None
+        self.truth.check(head.after, work.process.copies.published, "the successor")
 
 
 def _initial(rng: random.Random) -> Arrays:

@@ -7,6 +7,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "Bucket",
         "BucketError",
         "CheckpointError",
+        "Closed",
         "CorruptDelta",
         "DataGone",
         "Delta",
@@ -16,6 +17,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "Fenced",
         "Follower",
         "ForeignRun",
+        "Interrupted",
         "NoBucket",
         "NoRun",
         "NotFound",
@@ -197,6 +199,7 @@ FRONT_DOORS: dict[str, list[str]] = {
     "publisher": [
         "Publication",
         "Publisher",
+        "RankGroup",
     ],
     "replica": [
         "Position",

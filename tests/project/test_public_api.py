@@ -28,12 +28,14 @@ CODES = {
     "BrokenChain": "WW-BROKEN-CHAIN",
     "BucketError": "WW-BUCKET",
     "CheckpointError": "WW-CHECKPOINT",
+    "Closed": "WW-CLOSED",
     "CorruptDelta": "WW-CORRUPT-DELTA",
     "DataGone": "WW-DATA-GONE",
     "EngineError": "WW-ENGINE",
     "EngineGone": "WW-ENGINE-GONE",
     "Fenced": "WW-FENCED",
     "ForeignRun": "WW-FOREIGN-RUN",
+    "Interrupted": "WW-INTERRUPTED",
     "NoBucket": "WW-NO-BUCKET",
     "NoRun": "WW-NO-RUN",
     "NotFound": "WW-NOT-FOUND",
@@ -129,6 +131,12 @@ def publish_after_another(path: Path) -> None:
         first.publish(OTHER)
 
 
+def publish_after_closing(path: Path) -> None:
+    publisher = weightwire.Publisher(path / "run")
+    publisher.close()
+    publisher.publish(WEIGHTS)
+
+
 def follow(path: Path) -> None:
     with weightwire.Follower(path / "run", into=path / "replica") as follower:
         follower.once()
@@ -166,6 +174,7 @@ RAISED: dict[str, Callable[[Path], Any]] = {
     "BrokenChain": follow_a_broken_run,
     "BucketError": lambda path: weightwire.open_bucket("ftp://host/x"),
     "CheckpointError": lambda path: weightwire.digest(path / "nothing"),
+    "Closed": publish_after_closing,
     "CorruptDelta": open_wrong_delta,
     "DataGone": follow_a_run_without_data,
     "Fenced": publish_after_another,

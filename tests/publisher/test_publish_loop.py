@@ -12,7 +12,7 @@ from support.published import commits_in, version_in
 from support.troubled import Act, conflicting, failed, in_memory, lost, quickly, slow
 from weightwire import digest
 from weightwire.chain.records import HEAD
-from weightwire.errors import Fenced, Unavailable, WeightwireError
+from weightwire.errors import Fenced, Interrupted, Unavailable, WeightwireError
 from weightwire.publisher.publication import Publication
 from weightwire.weights.source import read_weights
 
@@ -68,7 +68,7 @@ class TestCommits:
             await other.publish_all(1)
             publication = await over(trainer.publish())
             assert isinstance(publication.error, Fenced)
-            assert trainer.work.failure is publication.error
+            assert trainer.work.context.lifecycle.failure is publication.error
             assert (await over(trainer.publish())).error is publication.error
             await other.publish_all(1)
             await other.close()
@@ -128,13 +128,13 @@ class TestInterrupts:
     def test_an_interrupt_while_a_commit_is_sent_ends_the_publisher(self) -> None:
         """It may still arrive: nothing else may ever be sent in its place."""
         trainer = self.interrupted("create", "commits/")
-        assert trainer.work.failure is not None
-        assert "interrupted" in trainer.work.failure.message
+        assert isinstance(trainer.work.context.lifecycle.failure, Interrupted)
+        assert "interrupted" in trainer.work.context.lifecycle.failure.message
         assert steps(trainer) == [None, 1]
 
     def test_an_interrupt_while_data_is_uploaded_ends_the_publisher(self) -> None:
         trainer = self.interrupted("put", "deltas/")
-        assert trainer.work.failure is not None
+        assert trainer.work.context.lifecycle.failure is not None
         assert steps(trainer) == [None, 1]
         assert trainer.held == commits_in(trainer.bucket)[-1].after
 

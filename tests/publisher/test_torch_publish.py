@@ -37,7 +37,7 @@ class TestPublished:
                 with torch.no_grad():
                     for parameter in module.parameters():
                         parameter += 0.01 * torch.randn_like(parameter)
-            assert publisher.weights == sum(value.numel() for value in module.state_dict().values())
+            assert publisher.parameters == sum(value.numel() for value in module.state_dict().values())
 
     @pytest.mark.parametrize("blocking", [False, True])
     def test_tensors_of_several_blocks_and_any_layout(self, bucket: Troubled, blocking: bool) -> None:

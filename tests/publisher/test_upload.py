@@ -88,8 +88,8 @@ class TestUploads:
             await trainer.close()
             again = await LoopTrainer(trainer.bucket).start()
             assert (await over(again.publish())).version == 13
-            assert again.work.writer is not None
-            again.work.writer.chain._known.clear()
+            assert again.work.process.writer is not None
+            again.work.process.writer.chain._known.clear()
             trainer.bucket.trouble("get", "commits/", failed, times=3)
             assert (await over(again.publish())).version == 14
             await again.close()

@@ -146,7 +146,7 @@ def publish(
 
 async def _background_work(publisher: Publisher) -> None:
     """Until what goes on behind the versions is done, so that a test knows what is there."""
-    await publisher._work.context.background.wait()
+    await publisher._context.background.wait()
 
 
 def beat(run_id: str, name: str, version: int, *, lease: float = 60.0, **fields: Any) -> tuple[str, bytes]:

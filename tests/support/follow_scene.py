@@ -31,6 +31,7 @@ from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_loop import PublishLoop
 from weightwire.publisher.settings import PublisherSettings
+from weightwire.publisher.single_process import SingleProcess
 from weightwire.replica.replica import Replica
 from weightwire.telemetry.events import Event
 from weightwire.weights import DTYPES
@@ -80,8 +81,9 @@ class Scene:
         if self._publishing is None:
             given = {"threads": 1, "blocking": True, "anchor_every": NEVER} | self._settings
             runtime, settings = SimRuntime(_process(self._seed)), PublisherSettings(**given)
-            self._publishing = PublishLoop(PublishContext(self._bucket(), runtime, settings, lambda event: None))
-            await self._publishing.start()
+            context = PublishContext(self._bucket(), runtime, settings, lambda event: None)
+            self._publishing = PublishLoop(context, SingleProcess(context))
+            await self._publishing.process.start()
         for _ in range(versions):
             self.train()
             publication = Publication(step=self.steps)

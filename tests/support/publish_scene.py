@@ -15,6 +15,7 @@ from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_loop import PublishLoop
 from weightwire.publisher.settings import PublisherSettings
+from weightwire.publisher.single_process import SingleProcess
 from weightwire.system.runtime import Runtime
 from weightwire.telemetry.events import Event
 from weightwire.weights.source import read_weights
@@ -34,12 +35,13 @@ class LoopTrainer:
         self.weights = initial()
         self.heard: list[Event] = []
         given = PublisherSettings(threads=1, **settings)
-        self.work = PublishLoop(PublishContext(bucket, runtime or Quick(), given, self.heard.append))
+        context = PublishContext(bucket, runtime or Quick(), given, self.heard.append)
+        self.work = PublishLoop(context, SingleProcess(context))
         self.running: asyncio.Task[None] | None = None
         self._step = 0
 
     async def start(self) -> LoopTrainer:
-        await self.work.start()
+        await self.work.process.start()
         self.running = asyncio.create_task(self.work.run())
         return self
 
@@ -72,10 +74,10 @@ class LoopTrainer:
     @property
     def held(self) -> str:
         """The state that the publisher believes to have published, by a scan of what it holds."""
-        assert self.work.copies is not None
-        assert self.work.state is not None
-        assert digest(self.work.copies.published) == self.work.state
-        return self.work.state.hex
+        assert self.work.process.copies is not None
+        assert self.work.process.state is not None
+        assert digest(self.work.process.copies.published) == self.work.process.state
+        return self.work.process.state.hex
 
 
 async def over(publication: Publication) -> Publication:
@@ -110,7 +112,7 @@ def play(scene: Callable[[LoopTrainer], Awaitable[None]], **settings: Any) -> Lo
         return trainer
 
     trainer = quickly(whole())
-    if trainer.work.failure is None:
+    if trainer.work.context.lifecycle.failure is None:
         assert version_in(trainer.bucket).hex == trainer.held
     return trainer
 

@@ -2,5 +2,6 @@
 
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publisher import Publisher
+from weightwire.publisher.ranks.protocol import RankGroup
 
-__all__ = ["Publication", "Publisher"]
+__all__ = ["Publication", "Publisher", "RankGroup"]

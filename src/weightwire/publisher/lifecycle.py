@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from weightwire.errors import WeightwireError
+from weightwire.errors import Closed, WeightwireError
 
 __all__ = ["Lifecycle"]
 
@@ -44,7 +44,7 @@ class Lifecycle:
     @property
     def ending(self) -> WeightwireError:
         """What is told to those whose weights will not be published any more."""
-        return self.failure or WeightwireError("the publisher was closed before this was published")
+        return self.failure or Closed("the publisher was closed before this was published")
 
     def fail(self, failure: WeightwireError) -> None:
         """The first failure counts."""

@@ -10,16 +10,13 @@ import asyncio
 from contextlib import suppress
 
 from weightwire.bucket import ObjectInfo, each
-from weightwire.chain import ChainReader, ChainWriter, Heartbeat, Run, StageTiming, heartbeat_path
-from weightwire.delta import State
-from weightwire.errors import BucketError, Fenced, RankFailed, WeightwireError
-from weightwire.publisher.host_copies import HostCopies
+from weightwire.chain import ChainReader, Heartbeat, StageTiming
+from weightwire.errors import BucketError, Fenced, Interrupted, RankFailed, WeightwireError
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_process import PublishProcess, Taken
-from weightwire.publisher.single_process import SingleProcess
 from weightwire.telemetry import Event
-from weightwire.weights import Dtype, Weights, nbytes_of
+from weightwire.weights import Weights, nbytes_of
 
 __all__ = ["PublishLoop"]
 
@@ -29,41 +26,10 @@ _AT_ONCE = 16  # heartbeats that are read at the same time
 class PublishLoop:
     """One publisher's work. It makes one version at a time."""
 
-    def __init__(self, context: PublishContext, process: PublishProcess | None = None) -> None:
+    def __init__(self, context: PublishContext, process: PublishProcess) -> None:
         self.context = context
-        self.process = process or SingleProcess(context)
+        self.process = process
         self._alone = asyncio.Lock()
-
-    @property
-    def run_record(self) -> Run | None:
-        return self.process.run_record
-
-    @property
-    def version(self) -> int | None:
-        return self.process.version
-
-    @property
-    def state(self) -> State | None:
-        return self.process.state
-
-    @property
-    def dtypes(self) -> dict[str, Dtype]:
-        return self.process.dtypes
-
-    @property
-    def copies(self) -> HostCopies[Publication] | None:
-        return self.process.copies
-
-    @property
-    def writer(self) -> ChainWriter | None:
-        return self.process.writer
-
-    @property
-    def failure(self) -> WeightwireError | None:
-        return self.context.lifecycle.failure
-
-    async def start(self) -> None:
-        await self.process.start()
 
     def wake(self) -> None:
         """There is a capture."""
@@ -102,14 +68,14 @@ class PublishLoop:
 
     async def _publish(self, taken: Taken) -> None:
         """One version, or the reason why not; the publication says which."""
-        problem = self.failure or taken.problem
+        problem = self.context.lifecycle.failure or taken.problem
         try:
             if problem is not None:
                 self._give_up(taken.publication, problem)
             else:
                 await self._try_to_publish(taken)
         finally:
-            taken.end(self.failure)
+            taken.end(self.context.lifecycle.failure)
 
     async def _try_to_publish(self, taken: Taken) -> None:
         publication = taken.publication
@@ -121,7 +87,7 @@ class PublishLoop:
             self._give_up(publication, problem)
         except asyncio.CancelledError:
             # Perhaps its commit was sent, and will arrive: nothing else may ever be sent in its place.
-            self._stop(WeightwireError("the publisher was interrupted", hint="make a new one"), publication)
+            self._stop(Interrupted("the publisher was interrupted", hint="make a new one"), publication)
             raise
         except Exception as problem:
             # A bug, or no memory: what is held here may not be what was published, so nothing more may be.
@@ -132,7 +98,7 @@ class PublishLoop:
             await self.process.follow_up(commit)
 
     def _give_up(self, publication: Publication, problem: WeightwireError) -> None:
-        if problem is not self.failure:  # which has been told, and there is no next one
+        if problem is not self.context.lifecycle.failure:  # which has been told, and there is no next one
             self.context.warn(f"step {publication.step}: not published ({problem.message}); the next one includes it")
         publication.fail(problem)
 
@@ -143,7 +109,8 @@ class PublishLoop:
 
     def abandon(self) -> None:
         """Fails what nobody will publish any more."""
-        left = self.copies.take() if self.copies is not None else None
+        copies = self.process.copies
+        left = copies.take() if copies is not None else None
         if left is not None:
             left.fail(self.context.lifecycle.ending)
 
@@ -167,20 +134,21 @@ class PublishLoop:
             await asyncio.sleep(0.2 + 0.1 * self.context.runtime.random.random())
 
     async def _heartbeats(self) -> list[Heartbeat]:
-        run = self.run_record
+        run = self.process.run_record
         if run is None:
             return []
-        chain, found = ChainReader(self.context.bucket, run), []
+        chain = ChainReader(self.context.bucket, run)
+        found: list[Heartbeat] = []
 
         async def read(one: ObjectInfo) -> None:
             with suppress(WeightwireError):  # gone meanwhile, say: the next look will tell
-                beat = await chain.read_valid(one.path, Heartbeat)
-                if beat is not None and heartbeat_path(beat.record.name) == one.path:
-                    found.append(beat.record)
+                beat = await chain.read_heartbeat(one.path)
+                if beat is not None:
+                    found.append(beat)
 
         await each(await self.context.bucket.list("replicas/"), _AT_ONCE, read)
         # One that claims to be ahead of everybody is none of ours.
-        known = self.version or 0
+        known = self.process.version or 0
         return [one for one in found if one.version <= known]
 
 

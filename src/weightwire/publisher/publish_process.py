@@ -9,7 +9,7 @@ from typing import Protocol
 
 from weightwire.chain import ChainWriter, Commit, Run, Sealed
 from weightwire.delta import State
-from weightwire.errors import WeightwireError
+from weightwire.errors import Interrupted, WeightwireError
 from weightwire.publisher.host_copies import HostCopies
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
@@ -35,7 +35,7 @@ class Taken:
         """Whatever happened: nobody waits for ever."""
         self.copies.release_all()
         if not self.publication.done:
-            self.publication.fail(failure or WeightwireError("the publisher was interrupted", hint="make a new one"))
+            self.publication.fail(failure or Interrupted("the publisher was interrupted", hint="make a new one"))
         if self.over is not None:
             self.over.set()
 

@@ -17,19 +17,21 @@ from types import TracebackType
 from typing import Any, Self
 
 from weightwire.bucket import Bucket, open_bucket
-from weightwire.errors import CheckpointError, WeightwireError
+from weightwire.errors import CheckpointError, Closed, WeightwireError
 from weightwire.publisher.notifier import FollowerNotifier
 from weightwire.publisher.publication import Publication, read_metrics
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_loop import PublishLoop
+from weightwire.publisher.publish_process import PublishProcess
 from weightwire.publisher.ranks.protocol import RankGroup
 from weightwire.publisher.ranks.rank_process import RankProcess
 from weightwire.publisher.settings import PublisherSettings
+from weightwire.publisher.single_process import SingleProcess
 from weightwire.system import LoopThread, Runtime
 from weightwire.telemetry import Event, Listener, careful, log_event
 from weightwire.weights import Casting, Checkpoint, Dtype, Tensor, Weights, read_live, read_weights, side_files, untie
 
-__all__ = ["Publication", "Publisher", "RankGroup"]
+__all__ = ["Publisher"]
 
 _IN_A_HURRY = 30.0  # seconds that a program which has failed waits for what is still to be published
 
@@ -90,7 +92,6 @@ class Publisher:
         )
         self._casting = Casting.of(dtype, dtypes)
         self._is_sharded = ranks is not None
-        self._is_blocking = blocking
         self._one_at_a_time = threading.Lock()
         self._last: Publication | None = None
         self._closed = False
@@ -98,37 +99,38 @@ class Publisher:
         runtime = Runtime()
         self._notifier = FollowerNotifier(tuple(notify), runtime, self._emit)
         bucket = open_bucket(url) if isinstance(url, str | os.PathLike) else url
-        context = PublishContext(bucket, runtime, settings, self._heard)
-        self._work = PublishLoop(context, None if ranks is None else RankProcess(context, ranks))
+        self._context = context = PublishContext(bucket, runtime, settings, self._on_event)
+        self._process: PublishProcess = SingleProcess(context) if ranks is None else RankProcess(context, ranks)
+        self._loop = PublishLoop(context, self._process)
         self._background = LoopThread("weightwire-publisher")
         try:
-            self._background.call(self._work.start())
+            self._background.call(self._process.start())
         except BaseException:
             self._background.stop()
-            self._work.process.leave()  # other ranks need not wait for this one
+            self._process.leave()  # other ranks need not wait for this one
             raise
-        self._running: Future[None] = self._background.start(self._work.run())
+        self._running: Future[None] = self._background.start(self._loop.run())
 
     @property
     def version(self) -> int | None:
         """The newest version that this publisher knows of, a fence included; None in a run that has not begun."""
-        return self._work.version
+        return self._process.version
 
     @property
     def state(self) -> str | None:
         """The digest of the state published last."""
-        return self._work.state.hex if self._work.state else None
+        return self._process.state.hex if self._process.state else None
 
     @property
-    def weights(self) -> int | None:
+    def parameters(self) -> int | None:
         """How many a version has; None in a run that has not begun."""
-        run = self._work.run_record
+        run = self._process.run_record
         return None if run is None else run.parameters
 
     @property
     def dtypes(self) -> Mapping[str, Dtype]:
         """By name, as they are published; none in a run that has not begun."""
-        return self._work.dtypes
+        return self._process.dtypes
 
     def publish(
         self,
@@ -152,7 +154,9 @@ class Publisher:
         """
         self._check_usable()
         try:
-            views, aliases = read_live(weights, self._casting, self._work.dtypes, merge=merge, sharded=self._is_sharded)
+            views, aliases = read_live(
+                weights, self._casting, self._process.dtypes, merge=merge, sharded=self._is_sharded
+            )
             publication = Publication(
                 step=None if step is None else operator.index(step),
                 metrics=read_metrics(metrics or {}),  # here, where the caller sees what is wrong with them
@@ -161,20 +165,20 @@ class Publisher:
             )
         except BaseException:
             with self._one_at_a_time:
-                self._work.process.skip()
-            self._background.tell(self._work.wake)
+                self._process.skip()
+            self._background.tell(self._loop.wake)
             raise
         with self._one_at_a_time:
             self._check_usable()
             views = self._share(views, aliases)
-            if self._is_blocking:
+            if self._context.settings.blocking:
                 self._last = publication
                 return self._publish_now(publication, views)
             try:
-                self._work.capture(publication, views)
+                self._loop.capture(publication, views)
                 self._last = publication  # not one that was refused: nobody would wait for it in vain
             finally:
-                self._background.tell(self._work.wake)
+                self._background.tell(self._loop.wake)
         return publication
 
     def wait(self, *, replicas: int = 0, timeout: float | None = None) -> int:
@@ -187,7 +191,7 @@ class Publisher:
             left = None if until is None else max(0.0, until - time.monotonic())
             self._check_usable()
             try:
-                self._background.call(self._work.wait_for_replicas(version, replicas), left)
+                self._background.call(self._loop.wait_for_replicas(version, replicas), left)
             except TimeoutError:
                 raise TimeoutError(
                     f"version {version}: is not held by {replicas} replicas after {timeout:g} s"
@@ -207,12 +211,12 @@ class Publisher:
             return None if until is None else max(0.0, until - time.monotonic())
 
         try:
-            self._background.call(self._work.close(), left())
+            self._background.call(self._loop.close(), left())
             self._running.result(left())
-            self._background.call(self._work.close(), left())
+            self._background.call(self._loop.close(), left())
         finally:
             self._background.stop(left())
-            self._work.abandon()
+            self._loop.abandon()
         if self._last is not None and not self._last.raised:
             self._last.wait(0)
 
@@ -229,13 +233,13 @@ class Publisher:
             self.close(_IN_A_HURRY)
 
     def _publish_now(self, publication: Publication, views: Weights) -> Publication:
-        self._background.call(self._work.publish_now(publication, views))
+        self._background.call(self._loop.publish_now(publication, views))
         publication.wait(0)
         return publication
 
     def _share(self, views: dict[str, Tensor], aliases: Mapping[str, str]) -> dict[str, Tensor]:
         """What of them this process publishes: all of it, where there is only one."""
-        process = self._work.process
+        process = self._process
         if not process.is_joined:
             try:
                 self._background.call(process.join(views, aliases))
@@ -246,14 +250,15 @@ class Publisher:
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise WeightwireError("this publisher is closed", hint="make a new one")
-        if self._work.failure is not None:
-            raise self._work.failure.with_traceback(None)  # or it would grow with each time it is raised
+            raise Closed("this publisher is closed", hint="make a new one")
+        failure = self._context.lifecycle.failure
+        if failure is not None:
+            raise failure.with_traceback(None)  # or it would grow with each time it is raised
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         self._emit(event)
         if event.stage == "commit" and self._notifier.urls:
-            tasks = self._work.context.background
+            tasks = self._context.background
             self._background.tell(lambda: tasks.start(self._notifier.notify(event.version), "notify"))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from weightwire.errors import WeightwireError
+from weightwire.errors import Closed, WeightwireError
 
 __all__ = ["LoopThread"]
 
@@ -58,7 +58,7 @@ class LoopThread:
     def _gone(self) -> WeightwireError:
         if os.getpid() != self._process:
             return WeightwireError("this was made in another process", hint="make one of its own after the fork")
-        return WeightwireError("this is closed", hint="make a new one")
+        return Closed("this is closed", hint="make a new one")
 
     def stop(self, timeout: float | None = None) -> None:
         """Ends it; what cannot be stopped within the timeout is left behind."""

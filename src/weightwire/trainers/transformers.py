@@ -83,7 +83,7 @@ class WeightwireCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         if self.publisher is None or logs is None:
             return
-        metrics = self._progress.metrics(state.global_step, self.publisher.weights)
+        metrics = self._progress.metrics(state.global_step, self.publisher.parameters)
         logs.update(metrics)
         if state.log_history:  # written before any callback hears of it
             state.log_history[-1].update(metrics)

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from support.rank_circle import RankCircle
-from weightwire.errors import BucketError, RankFailed
+from weightwire.catchup import NoWay
+from weightwire.errors import BucketError, DataGone, RankFailed
 from weightwire.publisher.ranks.protocol import Meeting
 
 
@@ -46,6 +47,12 @@ class TestMeeting:
         )
         assert theirs is problem
         assert (type(mine), mine.message, mine.hint) == (BucketError, "rank 1: it is full", "make room")
+
+    def test_an_error_that_other_ranks_do_not_know_by_name_is_known_by_its_code(self) -> None:
+        mine, _ = self.meet(
+            lambda one: one.meet("x", self.say("a"), Word), lambda one: one.meet("x", self.fail(NoWay("lost")), Word)
+        )
+        assert (type(mine), mine.message) == (DataGone, "rank 1: lost")
 
     def test_unfinished_work_of_others_is_cancelled(self) -> None:
         cancelled = []

@@ -12,8 +12,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 
-from weightwire import errors
-from weightwire.errors import Fenced, RankFailed, WeightwireError
+from weightwire.errors import Fenced, RankFailed, WeightwireError, error_class
 
 __all__ = ["Meeting", "RankGroup"]
 
@@ -59,7 +58,7 @@ class RankGroup(Protocol):
 class _Problem(msgspec.Struct, frozen=True):
     """Why a rank could not do its part."""
 
-    kind: str
+    code: str
     message: str
     hint: str | None
 
@@ -134,17 +133,16 @@ class Meeting:
         if problem is None:
             return _Said(about, message=_encode(task.result()))
         if isinstance(problem, WeightwireError):
-            return _Said(about, problem=_Problem(type(problem).__name__, problem.message, problem.hint))
+            return _Said(about, problem=_Problem(problem.code, problem.message, problem.hint))
         what = f"the publisher failed ({type(problem).__name__}: {problem})"
-        return _Said(about, problem=_Problem(RankFailed.__name__, what, _RESTART))
+        return _Said(about, problem=_Problem(RankFailed.code, what, _RESTART))
 
     def _raise(self, rank: int, said: list[_Said], task: asyncio.Future[Any]) -> NoReturn:
         if rank == self._ranks.rank:
             task.result()
         problem = said[rank].problem
         assert problem is not None
-        kind = getattr(errors, problem.kind, WeightwireError)
-        raise kind(f"rank {rank}: {problem.message}", hint=problem.hint)
+        raise error_class(problem.code)(f"rank {rank}: {problem.message}", hint=problem.hint)
 
     async def _gather(self, mine: _Said) -> list[_Said]:
         everyone = await self._ranks.gather(msgspec.msgpack.encode(mine))
@@ -169,7 +167,7 @@ async def _drop(task: asyncio.Future[Any]) -> None:
 
 
 def _is_final(said: _Said) -> bool:
-    return said.problem is not None and said.problem.kind in (Fenced.__name__, RankFailed.__name__)
+    return said.problem is not None and said.problem.code in (Fenced.code, RankFailed.code)
 
 
 def _encode(message: Any) -> bytes:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field, replace
 
-from weightwire.errors import RankFailed, WeightwireError
+from weightwire.errors import Interrupted, RankFailed, WeightwireError
 from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.publisher.host_copies import HostCopies
 from weightwire.publisher.publication import Publication
@@ -83,7 +83,7 @@ class RankTurns:
             if self._offer is offer:  # which nobody has begun to read
                 self._offer = None
                 self._miss(publication.turn)
-                publication.fail(WeightwireError("the publish was interrupted"))
+                publication.fail(Interrupted("the publish was interrupted"))
             raise
 
     def dismiss(self, problem: WeightwireError) -> None:
@@ -180,4 +180,4 @@ class RankTurns:
 
 
 def _interrupted() -> None:
-    raise WeightwireError("the publish was interrupted")
+    raise Interrupted("the publish was interrupted")
