@@ -202,6 +202,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "RankGroup",
     ],
     "replica": [
+        "CheckpointAbout",
         "Position",
         "Replica",
     ],
@@ -251,6 +252,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "sweep",
     ],
     "weights": [
+        "ABOUT_FILE",
         "BY_CODE",
         "Bits",
         "Casting",
@@ -261,6 +263,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "LENGTH_SIZE",
         "MAX_DIMS",
         "MAX_INT",
+        "MODEL_FILE",
         "Schema",
         "Slot",
         "Tensor",
@@ -271,6 +274,8 @@ FRONT_DOORS: dict[str, list[str]] = {
         "check_schema",
         "copy_weights",
         "file_to_replace",
+        "is_side_file_name",
+        "is_weights_file",
         "mark_changed",
         "named_step",
         "nbytes_of",

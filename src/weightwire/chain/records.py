@@ -16,7 +16,7 @@ import msgspec
 
 from weightwire.delta import FORMAT
 from weightwire.errors import BrokenChain, UnsupportedFormat
-from weightwire.weights import DTYPES, Schema
+from weightwire.weights import DTYPES, Schema, is_side_file_name, is_weights_file
 
 __all__ = [
     "ANCHOR",
@@ -101,13 +101,8 @@ class SideFile(msgspec.Struct, frozen=True):
     sha256: str
 
     def __post_init__(self) -> None:
-        parts = self.name.split("/")
-        fine = all(part and part not in (".", "..") and not part.startswith(".") for part in parts)
-        _check(fine and "\\" not in self.name and self.name.isprintable(), f"{self.name!r:.100} is no file name")
-        _check(
-            not self.name.endswith((".safetensors", ".safetensors.index.json")),
-            f"{self.name!r:.100}: weights are no side file",
-        )
+        _check(is_side_file_name(self.name), f"{self.name!r:.100} is no file name")
+        _check(not is_weights_file(self.name), f"{self.name!r:.100}: weights are no side file")
         fine = _SIDE.fullmatch(self.path) is not None and self.path.isprintable()
         _check(fine, f"{self.path!r:.100} is no path of a side file")
         _check(_is_count(self.size) and _HEX64.fullmatch(self.sha256) is not None, "a side file's hash is malformed")

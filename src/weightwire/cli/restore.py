@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -28,8 +27,9 @@ from weightwire.cli.shared.bucket_command import Url, with_bucket
 from weightwire.cli.shared.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, warn, write_json
 from weightwire.delta import digest
 from weightwire.errors import CorruptDelta, DataGone, NoRun, RunError, Truncated, WeightwireError
+from weightwire.replica import CheckpointAbout
 from weightwire.system import Runtime
-from weightwire.weights import Checkpoint, CheckpointWriter
+from weightwire.weights import ABOUT_FILE, Checkpoint, CheckpointWriter
 
 __all__ = ["restore"]
 
@@ -141,7 +141,7 @@ class _Work:
 
     async def restore(self, target: Sealed[Commit]) -> _Restored:
         files = await fetch_side_files(self._bucket, self._chain.run)
-        files["weightwire.json"] = _about(target)
+        files[ABOUT_FILE] = _about(target)
 
         async def attempt() -> _Restored:
             return await self._write(await plan(self._chain, target, lost=self.fetcher.lost), files)
@@ -181,10 +181,8 @@ def _telling(path: ChainPath, progress: Callable[[int], None]) -> Callable[[int]
 
 
 def _about(target: Sealed[Commit]) -> bytes:
-    """As in the checkpoints of a replica."""
     commit = target.record
-    about = {"run": commit.run, "version": commit.version, "commit": target.sha256, "state": commit.after}
-    return (json.dumps(about, indent=2) + "\n").encode()
+    return CheckpointAbout(commit.run, commit.version, target.sha256, commit.after).to_json()
 
 
 async def _available(chain: ChainReader, head: Sealed[Commit], above: int = 0, lost: Container[str] = ()) -> str:

@@ -7,7 +7,6 @@ what they offer; no HTTP, and no torch.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from weightwire.chain import StageTiming
 from weightwire.engines.engine import Engine, ServedVersion, Swap
 from weightwire.errors import EngineError, EngineGone, WeightwireError
 from weightwire.follower import Follower, Update
+from weightwire.replica import CheckpointAbout
 from weightwire.system import Closeable
 from weightwire.telemetry import Event, Listener, careful, log_event
 
@@ -197,5 +197,5 @@ class Keeper(Closeable):
 
 def _holding_of(checkpoint: Path) -> ServedVersion:
     """What a replica's checkpoint says of itself."""
-    about = json.loads((checkpoint / "weightwire.json").read_bytes())
-    return ServedVersion(about["run"], about["version"], about["state"])
+    about = CheckpointAbout.read(checkpoint)
+    return ServedVersion(about.run, about.version, about.state)

@@ -5,22 +5,21 @@ There are at most `current`, the one handed out last, those that are lent, and o
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from weightwire.replica.checkpoint_about import CheckpointAbout
 from weightwire.replica.disk import LinkedFolder
-from weightwire.replica.workdir import MODEL, Workdir, to_json
+from weightwire.replica.workdir import Workdir
 from weightwire.system import durable_files
+from weightwire.weights import ABOUT_FILE, MODEL_FILE
 
-__all__ = ["ABOUT", "FILES", "CheckpointStore"]
+__all__ = ["FILES", "CheckpointStore"]
 
-ABOUT = "weightwire.json"
 FILES = "files"  # of a work directory: what else a checkpoint holds
 
 
@@ -39,7 +38,8 @@ class CheckpointStore:
     @property
     def shares_blocks(self) -> bool:
         """Whether `current` shares blocks with what it was made from."""
-        return bool(self._read().get("shares_blocks"))
+        about = self._read()
+        return about is not None and bool(about.shares_blocks)
 
     def make(self, work: Workdir) -> Path:
         """Makes `current` lead to a checkpoint of what is held, which is on disk; returns where it is now."""
@@ -48,8 +48,8 @@ class CheckpointStore:
         durable_files.make_directory(folder)
         try:
             shutil.copytree(work.path / FILES, made)
-            shares_blocks = durable_files.clone_file(work.path / MODEL, made / MODEL)
-            durable_files.write_file(made / ABOUT, to_json(_describe(work) | {"shares_blocks": shares_blocks}))
+            shares_blocks = durable_files.clone_file(work.path / MODEL_FILE, made / MODEL_FILE)
+            durable_files.write_file(made / ABOUT_FILE, replace(_describe(work), shares_blocks=shares_blocks).to_json())
             durable_files.sync_tree(made)
             self._current.point(made)
         finally:
@@ -63,15 +63,16 @@ class CheckpointStore:
 
     def is_of(self, work: Workdir) -> bool:
         """Whether `current` is a checkpoint of what is held."""
-        return _describe(work).items() <= self._read().items()
+        about = self._read()
+        return about is not None and replace(about, shares_blocks=None) == _describe(work)
 
-    def _read(self) -> dict[str, Any]:
-        """What `current` says of itself; nothing if it is not one of ours."""
+    def _read(self) -> CheckpointAbout | None:
+        """What `current` says of itself; None if it is not one of ours."""
         try:
-            about = json.loads((self._current.link / ABOUT).read_bytes())
+            about = CheckpointAbout.read(self._current.link)
         except (OSError, ValueError):
-            return {}
-        return about if isinstance(about, dict) and (self._current.link / MODEL).is_file() else {}
+            return None
+        return about if (self._current.link / MODEL_FILE).is_file() else None
 
     def hand_out(self) -> Path:
         """`current`, which stays until the next one is handed out."""
@@ -96,5 +97,6 @@ class CheckpointStore:
         self._current.tidy({*self._lent} | ({self._handed_out} if self._handed_out else set()))
 
 
-def _describe(work: Workdir) -> dict[str, Any]:
-    return asdict(work.position) | {"state": work.state.hex}
+def _describe(work: Workdir) -> CheckpointAbout:
+    position = work.position
+    return CheckpointAbout(position.run, position.version, position.commit, work.state.hex)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from weightwire.delta import State, digest
 from weightwire.errors import ReplicaError
-from weightwire.replica.checkpoint_store import ABOUT, FILES
+from weightwire.replica.checkpoint_store import FILES
 from weightwire.replica.disk import LinkedFolder, explained
 from weightwire.replica.workdir import Position, Workdir, different
 from weightwire.system import durable_files
-from weightwire.weights import CheckpointWriter, Schema, Tensor
+from weightwire.weights import ABOUT_FILE, CheckpointWriter, Schema, Tensor, is_side_file_name, is_weights_file
 
 __all__ = ["Rebuild", "SideFiles"]
 
@@ -116,11 +116,10 @@ class _Unfinished(Exception):
 
 def _check_side_file(name: str) -> None:
     """They come from a bucket: none may lead out of the checkpoint."""
-    path = PurePosixPath(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+    if not is_side_file_name(name):
         raise ReplicaError(f"{name!r} cannot be the name of a side file", hint="it must stay inside the checkpoint")
 
 
 def _is_ours(name: str) -> bool:
     """Files that would contradict the one that holds the weights, as those of a checkpoint that once was in shards."""
-    return name == ABOUT or name.endswith((".safetensors", ".safetensors.index.json"))
+    return name == ABOUT_FILE or is_weights_file(name)

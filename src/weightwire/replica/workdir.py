@@ -22,11 +22,10 @@ from typing import Any, NoReturn, Self
 from weightwire.delta import Delta, State, TensorState, add_digests, digest, write_absolute
 from weightwire.errors import ReplicaError
 from weightwire.system import durable_files
-from weightwire.weights import Tensor, Weights, read_header
+from weightwire.weights import MODEL_FILE, Tensor, Weights, read_header
 
-__all__ = ["MODEL", "Position", "Workdir", "different", "to_json"]
+__all__ = ["Position", "Workdir", "different", "to_json"]
 
-MODEL = "model.safetensors"
 _STATE, _JOURNAL = "state.json", "journal"
 _RECORD = re.compile(r"(\d{20})-([0-9a-f]{64})\.safetensors")
 
@@ -61,7 +60,7 @@ class Workdir:
         self.journal: dict[Path, int] = {}  # records since the last sync, and their sizes
         self._memory = memory
         self._threads = threads
-        self._weights = _tensors(memory, str(path / MODEL))
+        self._weights = _tensors(memory, str(path / MODEL_FILE))
         self.weights: Weights = {name: _read_only(tensor) for name, tensor in self._weights.items()}
 
     @property
@@ -92,9 +91,9 @@ class Workdir:
     @classmethod
     def map(cls, path: Path, threads: int | None = None) -> Self:
         """One that was completed just now, and needs no repair."""
-        with (path / MODEL).open("r+b") as file:
+        with (path / MODEL_FILE).open("r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
-        position, state = _read_state((path / _STATE).read_bytes(), _tensors(memory, str(path / MODEL)))
+        position, state = _read_state((path / _STATE).read_bytes(), _tensors(memory, str(path / MODEL_FILE)))
         return cls(path, position, state, memory, threads)
 
     def _replay(self) -> None:
@@ -139,7 +138,7 @@ class Workdir:
         if not self.journal:
             return
         try:
-            durable_files.flush(self._memory, self.path / MODEL)
+            durable_files.flush(self._memory, self.path / MODEL_FILE)
         except OSError as problem:
             # The system may have dropped what it could not write, and will not say so again.
             self._lose(f"its changes could not be brought to disk ({problem.strerror})", problem)
@@ -199,5 +198,5 @@ def _read_state(data: bytes, weights: Weights) -> tuple[Position, State]:
         }
     )
     if state.hex != value["state"] or len(state.tensors) != len(weights):
-        raise ValueError(f"{_STATE} is not that of {MODEL}")
+        raise ValueError(f"{_STATE} is not that of {MODEL_FILE}")
     return Position(value["run"], value["version"], value["commit"]), state

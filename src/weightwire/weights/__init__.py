@@ -3,6 +3,7 @@
 from weightwire.weights.checkpoint import Checkpoint
 from weightwire.weights.checkpoint_writer import CheckpointWriter, file_to_replace, replacing
 from weightwire.weights.dtypes import BY_CODE, DTYPES, Dtype
+from weightwire.weights.file_names import ABOUT_FILE, MODEL_FILE, is_side_file_name, is_weights_file
 from weightwire.weights.safetensors_file import (
     LENGTH_SIZE,
     MAX_DIMS,
@@ -20,11 +21,13 @@ from weightwire.weights.torch_source import Casting, as_mapping, plain_names, re
 from weightwire.weights.torch_tensor import as_torch_integers, note_torch_write, torch_integer_dtype
 
 __all__ = [
+    "ABOUT_FILE",
     "BY_CODE",
     "DTYPES",
     "LENGTH_SIZE",
     "MAX_DIMS",
     "MAX_INT",
+    "MODEL_FILE",
     "Bits",
     "Casting",
     "Checkpoint",
@@ -40,6 +43,8 @@ __all__ = [
     "check_schema",
     "copy_weights",
     "file_to_replace",
+    "is_side_file_name",
+    "is_weights_file",
     "mark_changed",
     "named_step",
     "nbytes_of",

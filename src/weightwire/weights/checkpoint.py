@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from weightwire.errors import CheckpointError
+from weightwire.weights.file_names import MODEL_FILE, is_weights_file
 from weightwire.weights.safetensors_file import Header, Slot, read_header
 from weightwire.weights.tensor import Tensor
 
 __all__ = ["Checkpoint", "ShardFile"]
 
 _INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _CONVERT = "convert its pickles: load the model and save_pretrained() it, with safe_serialization=True"
 
@@ -122,7 +122,7 @@ def _find_index(directory: Path) -> Path | None:
     """As transformers does: a single file goes before an index, an index before whatever else there is."""
     with _reading(directory):
         index = directory / _INDEX
-        return index if index.is_file() and not (directory / _SINGLE).is_file() else None
+        return index if index.is_file() and not (directory / MODEL_FILE).is_file() else None
 
 
 def _read_index(index: Path) -> dict[str, str]:
@@ -150,7 +150,7 @@ def _find_shards(directory: Path, index: Path | None, listed: Mapping[str, str])
     with _reading(directory):
         present = {path.name for path in directory.glob("[!.]*.safetensors") if path.is_file()}
         pickles = any(path.suffix in _PICKLES for path in directory.iterdir())
-    wanted = set(listed.values()) if index else {_SINGLE} & present or present
+    wanted = set(listed.values()) if index else {MODEL_FILE} & present or present
     for missing in sorted(wanted - present):
         raise CheckpointError(
             f"{directory / missing}: no such file, but {_INDEX} lists it", hint="download the missing shards"
@@ -174,7 +174,7 @@ def _find_side_files(directory: Path) -> tuple[Path, ...]:
 
 
 def _is_side_file(path: Path) -> bool:
-    return not path.name.endswith((".safetensors", ".safetensors.index.json")) and path.is_file()
+    return not is_weights_file(path.name) and path.is_file()
 
 
 def _raise(problem: OSError) -> NoReturn:

@@ -23,14 +23,13 @@ from typing import Any, BinaryIO, Self
 
 from weightwire.errors import OutputError
 from weightwire.weights.checkpoint import Checkpoint, ShardFile
+from weightwire.weights.file_names import MODEL_FILE, is_side_file_name, is_weights_file
 from weightwire.weights.safetensors_file import LENGTH_SIZE, Slot, build_header, lay_out
 from weightwire.weights.schema import Schema
 from weightwire.weights.tensor import Tensor
 
 __all__ = ["CheckpointWriter", "file_to_replace", "replacing"]
 
-_SINGLE = "model.safetensors"
-_NOT_BESIDE = (".safetensors", ".safetensors.index.json")
 # Without it transformers does not load a file.
 _METADATA = {"format": "pt"}
 
@@ -67,7 +66,7 @@ class CheckpointWriter:
         self._like = like
         self._is_dir = like.path.is_dir() if like else self.out.suffix != ".safetensors"
         self._files = _check_names(self.out, files or {}) if self._is_dir else {}
-        self._plans = _plan_like(like, schema) if like else [_plan_fresh(_SINGLE, schema, schema, _METADATA)]
+        self._plans = _plan_like(like, schema) if like else [_plan_fresh(MODEL_FILE, schema, schema, _METADATA)]
         # In the same directory, since a rename is atomic only within a file system.
         self._target = Path(os.path.realpath(out))
         self._staging = self._target.parent / f".weightwire-{secrets.token_hex(8)}.partial"
@@ -167,8 +166,7 @@ class CheckpointWriter:
 def _check_names(out: Path, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
     """That they stay in their directory, and out of the way of the weights: names may come from a bucket."""
     for name in files:
-        parts = name.split("/")
-        if any(part in ("", ".", "..") or "\0" in part for part in parts) or name.endswith(_NOT_BESIDE):
+        if not is_side_file_name(name) or is_weights_file(name):
             raise OutputError(f"{out}: {name!r} cannot be a file beside weights", hint="use plain relative names")
     return files
 

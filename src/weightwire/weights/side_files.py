@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from weightwire.weights.checkpoint import Checkpoint
+from weightwire.weights.file_names import ABOUT_FILE
 
 __all__ = ["named_step", "side_files"]
 
 _TRAINERS_KINDS = {".bin", ".ckpt", ".distcp", ".log", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
 _TRAINERS_OWN = {"trainer_state.json", "all_results.json", "train_results.json", "eval_results.json", "latest"}
-_OURS = {"weightwire.json"}  # of a replica, or of a version restored: what is published next is another
 _LARGEST = 64 << 20  # no config and no tokenizer is
 _STEP = re.compile(r"(?:.*?(?:checkpoint|ckpt|step|iter|update)[-_]?)?([0-9]{1,15})", re.IGNORECASE)
 
@@ -39,7 +39,8 @@ def named_step(name: str) -> int | None:
 
 
 def _is_wanted(path: Path) -> bool:
-    if path.name in _TRAINERS_OWN | _OURS or path.suffix in _TRAINERS_KINDS or "tfevents" in path.name:
+    # ABOUT_FILE is of a replica, or of a version restored: what is published next is another.
+    if path.name in {*_TRAINERS_OWN, ABOUT_FILE} or path.suffix in _TRAINERS_KINDS or "tfevents" in path.name:
         return False
     if any(named_step(folder) is not None for folder in path.parts[:-1]):  # another checkpoint, below this one
         return False

@@ -1,0 +1,25 @@
+"""The names of a checkpoint's files."""
+
+from __future__ import annotations
+
+import pytest
+
+from weightwire.weights.file_names import is_side_file_name, is_weights_file
+
+
+@pytest.mark.parametrize("name", ["config.json", "a/b.txt", "model.safetensors", "with space", "ü"])
+def test_plain_relative_names_may_be_side_files(name: str) -> None:
+    assert is_side_file_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", ".git/x", "a\\b", "a\0b", "a\nb"]
+)
+def test_names_that_lead_elsewhere_or_are_hidden_may_not(name: str) -> None:
+    assert not is_side_file_name(name)
+
+
+def test_weights_and_their_index_are_told_by_their_names() -> None:
+    assert is_weights_file("model.safetensors")
+    assert is_weights_file("model.safetensors.index.json")
+    assert not any(map(is_weights_file, ("config.json", "safetensors", "model.safetensors.txt")))
