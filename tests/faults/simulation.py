@@ -33,6 +33,7 @@ from faults.simulated_runtime import Faults, Process, SimBucket, SimLoop, SimRun
 from weightwire import digest, patch
 from weightwire.chain.records import Commit, unseal
 from weightwire.errors import BucketError, Fenced, NoRun, WeightwireError
+from weightwire.follower.follow_context import FollowContext
 from weightwire.follower.follow_loop import FollowLoop
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
@@ -256,7 +257,8 @@ class Simulation:
                 assert work.commit is not None
                 self.check_replica(work, process.name)
 
-        work = FollowLoop(SimBucket(self.store, process), SimRuntime(process), replica, process.name, listen, threads=1)
+        bucket, runtime = SimBucket(self.store, process), SimRuntime(process)
+        work = FollowLoop(FollowContext(bucket, runtime, replica, listen, threads=1), process.name)
         return work
 
     def check_replica(self, work: FollowLoop, name: str) -> None:

@@ -21,7 +21,7 @@ from weightwire.chain.records import (
     heartbeat_path,
     seal,
 )
-from weightwire.follower import heartbeat
+from weightwire.follower import stage_timings
 from weightwire.telemetry.events import Event
 
 
@@ -252,7 +252,7 @@ class TestTheHeartbeatOfAFollower:
             again.once()
             assert beat_in(bucket, "rollout-1").recent[:3] == told
             assert beat_in(bucket, "rollout-1").recent[3].version == 4
-            monkeypatch.setattr(heartbeat, "_RECENT", 2)
+            monkeypatch.setattr(stage_timings, "_RECENT", 2)
             trainer.publish()
             again.once()
             assert [one.version for one in beat_in(bucket, "rollout-1").recent] == [4, 5]

@@ -57,7 +57,6 @@ FRONT_DOORS: dict[str, list[str]] = {
         "ChainPath",
         "Fetched",
         "Fetcher",
-        "Heard",
         "NoWay",
         "Start",
         "anchors_of",
@@ -236,6 +235,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "careful",
         "log_event",
         "stage_names",
+        "warning",
     ],
     "testing": [
         "BAD_PATHS",

@@ -26,6 +26,7 @@ from weightwire.chain.records import (
     heartbeat_path,
     unseal,
 )
+from weightwire.follower.follow_context import FollowContext
 from weightwire.follower.follow_loop import FollowLoop
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
@@ -126,9 +127,9 @@ class Scene:
 
     def open(self, **given: Any) -> None:
         self.replica = Replica.open(self.into, threads=1)
-        self.work = FollowLoop(
-            self.bucket, SimRuntime(_process()), self.replica, NAME, self.heard.append, threads=1, **given
-        )
+        runtime = SimRuntime(_process())
+        context = FollowContext(self.bucket, runtime, self.replica, self.heard.append, threads=1, **given)
+        self.work = FollowLoop(context, NAME)
 
     def start(self) -> None:
         self._running = asyncio.create_task(self.work.run())

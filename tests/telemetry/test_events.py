@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from weightwire.telemetry.events import Event, log_event
+from weightwire.telemetry.events import Event, log_event, warning
 from weightwire.telemetry.stages import STAGES
 
 
@@ -32,3 +32,7 @@ def test_nothing_is_said_where_all_is_well(caplog: pytest.LogCaptureFixture) -> 
         for stage in STAGES:
             log_event(Event(stage.name, 1))
     assert not caplog.records
+
+
+def test_a_warning_says_what_where_and_when() -> None:
+    assert warning("the disk is full", 3, at=7.0) == Event("warning", 3, at=7.0, message="the disk is full")

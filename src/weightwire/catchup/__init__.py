@@ -1,7 +1,7 @@
 """Catch up: plan the way to a version, fetch its files, restore its weights, and get past what is lost."""
 
 from weightwire.catchup.detour import around_lost_data
-from weightwire.catchup.fetch import Fetched, Fetcher, Heard, fetch_side_files
+from weightwire.catchup.fetch import Fetched, Fetcher, fetch_side_files
 from weightwire.catchup.plan import ChainPath, NoWay, Start, anchors_of, find_anchors, plan, plan_newest
 from weightwire.catchup.restore import apply_version, load_anchor, restore_weights
 
@@ -9,7 +9,6 @@ __all__ = [
     "ChainPath",
     "Fetched",
     "Fetcher",
-    "Heard",
     "NoWay",
     "Start",
     "anchors_of",

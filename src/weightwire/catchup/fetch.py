@@ -21,12 +21,12 @@ from weightwire.delta import Delta
 from weightwire.errors import BucketError, CorruptDelta, NoBucket, NotFound, OutputError, Truncated, WeightwireError
 from weightwire.system import Runtime
 
-__all__ = ["LOST", "Fetched", "Fetcher", "Heard", "fetch_side_files"]
+__all__ = ["LOST", "Fetched", "Fetcher", "StageListener", "fetch_side_files"]
 
 LOST = (NotFound, Truncated, CorruptDelta)
 """What is said of a file that is gone or damaged. Another way may lead past it."""
 
-Heard = Callable[[str, int, int, float], None]
+StageListener = Callable[[str, int, int, float], None]
 """Hears of each file: the stage ("fetch", "verify"), the version, bytes and seconds."""
 
 _IN_MEMORY = 64 << 20
@@ -53,9 +53,11 @@ class Fetched:
 class Fetcher:
     """Reads files of a run. `spool` is a directory for what is too large to be held in memory."""
 
-    def __init__(self, bucket: Bucket, runtime: Runtime, spool: Path | None = None, heard: Heard | None = None) -> None:
+    def __init__(
+        self, bucket: Bucket, runtime: Runtime, spool: Path | None = None, on_stage: StageListener | None = None
+    ) -> None:
         self._bucket = bucket
-        self._heard = heard or (lambda stage, version, nbytes, seconds: None)
+        self._on_stage = on_stage or (lambda stage, version, nbytes, seconds: None)
         self._runtime = runtime
         self._spool = spool
         self._buffers: list[bytearray] = []
@@ -131,8 +133,8 @@ class Fetcher:
         await self._read(file, view)
         fetched = clock()
         await self._runtime.run_in_thread(_check_bytes, view, file, where)
-        self._heard("fetch", file.version, file.size, fetched - began)
-        self._heard("verify", file.version, file.size, clock() - fetched)
+        self._on_stage("fetch", file.version, file.size, fetched - began)
+        self._on_stage("verify", file.version, file.size, clock() - fetched)
         return await self._runtime.run_in_thread(Delta.from_bytes, view, where)
 
     async def _read(self, file: DataFile, view: memoryview, begin: int = 0) -> None:
@@ -155,8 +157,8 @@ class Fetcher:
             fetching += clock() - asked
             await self._runtime.run_in_thread(_keep, spool, piece, whole, where)
         await self._runtime.run_in_thread(_check_hash, whole, file, where)
-        self._heard("fetch", file.version, file.size, fetching)
-        self._heard("verify", file.version, file.size, clock() - began - fetching)
+        self._on_stage("fetch", file.version, file.size, fetching)
+        self._on_stage("verify", file.version, file.size, clock() - began - fetching)
         return spool
 
 

@@ -180,6 +180,11 @@ class StageTiming(msgspec.Struct, frozen=True):
     bytes: int = 0
     at: float = 0.0
 
+    @classmethod
+    def of(cls, seconds: float, nbytes: int, at: float) -> StageTiming:
+        """As measured, to the microsecond."""
+        return cls(round(seconds, 6), nbytes, at)
+
 
 class Commit(Record, frozen=True, kw_only=True):
     """commits/N.json: the commit point of version N. `before` and `after` name the state, or are empty before any."""

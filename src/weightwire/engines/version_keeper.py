@@ -20,7 +20,7 @@ from weightwire.errors import EngineError, EngineGone, WeightwireError
 from weightwire.follower import Follower, Update
 from weightwire.replica import CheckpointAbout
 from weightwire.system import Closeable
-from weightwire.telemetry import Event, Listener, careful, log_event
+from weightwire.telemetry import Event, Listener, careful, log_event, warning
 
 __all__ = ["Keeper"]
 
@@ -151,14 +151,14 @@ class Keeper(Closeable):
 
     def _tell(self, engine: Engine, version: int, swap: Swap, nbytes: int) -> None:
         self._stages = {
-            "stage": StageTiming(round(swap.staged, 6), nbytes, swap.at - swap.paused),
-            "swap": StageTiming(round(swap.paused, 6), nbytes, swap.at),
+            "stage": StageTiming.of(swap.staged, nbytes, swap.at - swap.paused),
+            "swap": StageTiming.of(swap.paused, nbytes, swap.at),
         }
         self._emit(Event("stage", version, nbytes, swap.staged, swap.at, engine.name))
         self._emit(Event("swap", version, nbytes, swap.paused, swap.at, engine.name))
 
     def _warn(self, message: str) -> None:
-        self._emit(Event("warning", self._at, at=time.time(), message=message))
+        self._emit(warning(message, self._at, at=time.time()))
 
     # --- in the background ---------------------------------------------------------------------------------------
 

@@ -9,21 +9,18 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from weightwire.bucket import Bucket
 from weightwire.catchup import Fetcher
 from weightwire.chain import Commit, Sealed, StageTiming
 from weightwire.errors import WeightwireError
+from weightwire.follower.discovery import Discovery
+from weightwire.follower.follow_context import FollowContext
 from weightwire.follower.heartbeat import HeartbeatWriter
 from weightwire.follower.patch_queue import PatchQueue
 from weightwire.follower.polling import Polling
 from weightwire.follower.replica_updater import ReplicaUpdater
-from weightwire.follower.standing import Standing
+from weightwire.follower.run_position import RunPosition
 from weightwire.follower.update import Update
-from weightwire.follower.walk import Walk
-from weightwire.replica import Replica
-from weightwire.system import Runtime
-from weightwire.telemetry import Event, Listener, careful
-from weightwire.weights import Weights
+from weightwire.telemetry import Event
 
 __all__ = ["FollowLoop"]
 
@@ -31,53 +28,33 @@ __all__ = ["FollowLoop"]
 class FollowLoop:
     """One follower's work: `run` until it is cancelled, or one `look` after the other."""
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        runtime: Runtime,
-        replica: Replica,
-        name: str,
-        emit: Listener,
-        *,
-        base: Weights | None = None,
-        threads: int | None = None,
-    ) -> None:
-        self.replica = replica
+    def __init__(self, context: FollowContext, name: str) -> None:
+        bucket, runtime = context.bucket, context.runtime
+        self.replica = context.replica
         self.trouble = ""
-        self._runtime = runtime
-        self._emit = careful(emit)
+        self._context = context
         self._looking = asyncio.Lock()
         self._polling = Polling(bucket, runtime)
-        self._heartbeat = HeartbeatWriter(bucket, runtime, name, self._emit)
-        self._patches = PatchQueue(replica, runtime)
-        self._standing = Standing(bucket, runtime, replica, self._emit)
-        fetcher = Fetcher(bucket, runtime, replica.directory, self._tell)
-        self._updater = ReplicaUpdater(
-            bucket,
-            runtime,
-            replica,
-            fetcher,
-            self._standing,
-            self._patches,
-            self._reach,
-            base=base,
-            threads=threads,
-        )
-        self._walk = Walk(runtime, fetcher, self._standing, self._patches, self._updater, self._tell, self._emit)
+        self._heartbeat = HeartbeatWriter(context, name)
+        self._patches = PatchQueue(self.replica, runtime)
+        self._position = RunPosition(context)
+        fetcher = Fetcher(bucket, runtime, self.replica.directory, context.stage)
+        self._updater = ReplicaUpdater(context, fetcher, self._position, self._patches, self._reach)
+        self._discovery = Discovery(context, fetcher, self._position, self._patches, self._updater)
 
     @property
     def commit(self) -> Sealed[Commit] | None:
         """Of the version that the replica holds, once that is known to be one of the run."""
-        return self._standing.commit
+        return self._position.commit
 
     @property
     def version(self) -> int | None:
-        return self._standing.version
+        return self._position.version
 
     @property
     def head(self) -> int:
         """The newest version that has been seen; -1 if none has."""
-        return self._standing.head
+        return self._position.head
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -88,7 +65,7 @@ class FollowLoop:
         try:
             while True:
                 failures = 0 if await self._look_once() else failures + 1
-                self._heartbeat.notice(self._standing, self.trouble)
+                self._heartbeat.notice(self._position, self.trouble)
                 await self._polling.sleep(failures)
         finally:
             beating.cancel()
@@ -112,12 +89,13 @@ class FollowLoop:
 
     def _note(self, problem: WeightwireError) -> None:
         if problem.message != self.trouble:
-            self._emit(Event("warning", self.version, at=self._runtime.time(), message=str(problem)))
+            self._context.warn(str(problem), self.version)
         self.trouble = problem.message
 
     def _recover(self) -> None:
         if self.trouble:
-            self._emit(Event("recovered", self.version, at=self._runtime.time(), message=f"over: {self.trouble}"))
+            now = self._context.runtime.time()
+            self._context.emit(Event("recovered", self.version, at=now, message=f"over: {self.trouble}"))
         self.trouble = ""
 
     def wake(self) -> None:
@@ -127,18 +105,13 @@ class FollowLoop:
     async def look(self) -> bool:
         """Discovers what is new and applies all of it. Returns whether there was anything."""
         async with self._looking:
-            return await self._walk.look()
+            return await self._discovery.look()
 
     def _reach(self, commit: Sealed[Commit], nbytes: int, seconds: float) -> None:
-        self._tell("apply", commit.record.version, nbytes, seconds)
+        self._context.stage("apply", commit.record.version, nbytes, seconds)
         self._polling.observe(commit.record)
-        self._heartbeat.notice(self._standing, self.trouble)
+        self._heartbeat.notice(self._position, self.trouble)
         self._patches.announce()
-
-    def _tell(self, stage: str, version: int, nbytes: int, seconds: float) -> None:
-        now = self._runtime.time()
-        self._heartbeat.record(stage, version, StageTiming(round(seconds, 6), nbytes, now))
-        self._emit(Event(stage, version, nbytes, seconds, now))
 
     # --- for engines ---------------------------------------------------------------------------------------------
 
@@ -159,25 +132,25 @@ class FollowLoop:
         Whoever was told to load all weights has them from here: the next patch starts where this is.
         """
         async with self._updater.using:
-            path = await self._runtime.run_in_thread(self.replica.checkpoint)
+            path = await self._context.runtime.run_in_thread(self.replica.checkpoint)
             self._patches.load(self.commit)
             return path
 
     async def lend_checkpoint(self) -> Path:
         """As `checkpoint`; it stays until it is given back, whatever is handed out meanwhile."""
         async with self._updater.using:
-            path = await self._runtime.run_in_thread(self.replica.lend)
+            path = await self._context.runtime.run_in_thread(self.replica.lend)
             self._patches.load(self.commit)
             return path
 
     async def give_back(self, path: Path) -> None:
         async with self._updater.using:
-            await self._runtime.run_in_thread(self.replica.give_back, path)
+            await self._context.runtime.run_in_thread(self.replica.give_back, path)
 
     async def make_current(self) -> None:
         """Makes `current` the version that is held, for nobody in particular."""
         async with self._updater.using:
-            await self._runtime.run_in_thread(self.replica.make_current)
+            await self._context.runtime.run_in_thread(self.replica.make_current)
 
     def serve(self, version: int | None, trouble: str, stages: Mapping[str, StageTiming]) -> None:
         """What the engines serve that are kept up to date from here: for the next heartbeat."""
@@ -192,8 +165,8 @@ class FollowLoop:
 
     async def beat(self) -> None:
         """Tells how far this follower is."""
-        await self._heartbeat.beat(self._standing, self.trouble)
+        await self._heartbeat.beat(self._position, self.trouble)
 
     async def stop_beating(self) -> None:
         """Tells that this follower has stopped: the lease ends, and nothing is kept for it any more."""
-        await self._heartbeat.stop(self._standing)
+        await self._heartbeat.stop(self._position)

@@ -19,6 +19,7 @@ from typing import Any
 from weightwire.bucket import Bucket, open_bucket
 from weightwire.chain import StageTiming, is_replica_name
 from weightwire.errors import NoRun, ReplicaError, WeightwireError
+from weightwire.follower.follow_context import FollowContext
 from weightwire.follower.follow_loop import FollowLoop
 from weightwire.follower.update import Update
 from weightwire.replica import Replica
@@ -60,16 +61,10 @@ class Follower(Closeable):
         self._background = LoopThread("weightwire-follower")
         self._closed = False
 
+        context = FollowContext(self._bucket, Runtime(), self.replica, on_event, weights, threads)
+
         async def make() -> FollowLoop:
-            return FollowLoop(
-                self._bucket,
-                Runtime(),
-                self.replica,
-                name or _own_name(self.replica.directory),
-                on_event,
-                base=weights,
-                threads=threads,
-            )
+            return FollowLoop(context, name or _own_name(self.replica.directory))
 
         self._work = self._background.call(make())
 

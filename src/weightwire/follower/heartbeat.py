@@ -7,17 +7,14 @@ import platform
 from collections.abc import Mapping
 from contextlib import suppress
 
-from weightwire.bucket import Bucket
 from weightwire.chain import ChainReader, Heartbeat, PassedVersion, Run, StageTiming, heartbeat_path, seal
 from weightwire.errors import BucketError, PermissionDenied, RunError, UnsupportedFormat
-from weightwire.follower.standing import Standing
-from weightwire.system import Runtime
-from weightwire.telemetry import Event, Listener
+from weightwire.follower.follow_context import FollowContext
+from weightwire.follower.run_position import RunPosition
 
 __all__ = ["HeartbeatWriter"]
 
 _LEASE = 60.0  # a follower that has not been heard of for so long holds back nothing
-_RECENT = 100  # versions that a heartbeat tells of
 _MOST_TROUBLE = 500  # characters
 
 
@@ -27,22 +24,16 @@ class HeartbeatWriter:
     Without the right to write, the follower follows all the same.
     """
 
-    def __init__(self, bucket: Bucket, runtime: Runtime, name: str, emit: Listener) -> None:
-        self._bucket = bucket
-        self._runtime = runtime
+    def __init__(self, context: FollowContext, name: str) -> None:
+        self._context = context
+        self._timings = context.timings
         self._name = name
-        self._emit = emit
-        self._timings = _StageTimings()
         self._served: int | None = None
         self._engines_trouble = ""
         self._said: tuple[str, int | None, str] | None = None  # run, version and trouble of the last one
         self._due = asyncio.Event()  # there is something new to say
         self._writing = asyncio.Lock()  # one after the other: the last one must be the last
         self._allowed = True
-
-    def record(self, stage: str, version: int, timing: StageTiming) -> None:
-        """A stage of a version has ended: for the next heartbeat."""
-        self._timings.add(version, {stage: timing})
 
     def serve(self, version: int | None, trouble: str, stages: Mapping[str, StageTiming]) -> None:
         """What the engines serve that are kept up to date from here: for the next heartbeat."""
@@ -52,9 +43,9 @@ class HeartbeatWriter:
             self._served, self._engines_trouble = served, trouble
             self._due.set()
 
-    def notice(self, standing: Standing, trouble: str) -> None:
+    def notice(self, position: RunPosition, trouble: str) -> None:
         """A heartbeat is due now if any of this is news, not when the next one would be."""
-        if standing.run is not None and (standing.run.run, standing.version, trouble) != self._said:
+        if position.run is not None and (position.run.run, position.version, trouble) != self._said:
             self._due.set()
 
     async def wait(self) -> None:
@@ -62,44 +53,44 @@ class HeartbeatWriter:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._due.wait(), _LEASE / 4)
 
-    async def beat(self, standing: Standing, trouble: str) -> None:
+    async def beat(self, position: RunPosition, trouble: str) -> None:
         """Tells how far this follower is, once it is known in which run."""
         self._due.clear()
         async with self._writing:
-            if standing.run is not None:
+            if position.run is not None:
                 # Said, also if it fails: the next one may get through, in its own time.
-                self._said = standing.run.run, standing.version, trouble
+                self._said = position.run.run, position.version, trouble
                 both = "; ".join(filter(None, (trouble, self._engines_trouble)))
-                await self._write(standing.run, standing, both, _LEASE)
+                await self._write(position.run, position, both, _LEASE)
 
-    async def stop(self, standing: Standing) -> None:
+    async def stop(self, position: RunPosition) -> None:
         """The last one, which ends the lease. Whoever has stopped needs nothing, and nothing is wrong with it."""
         async with self._writing:
-            if standing.run is not None and self._said is not None:
-                await self._write(standing.run, standing, "", lease=0.0)
+            if position.run is not None and self._said is not None:
+                await self._write(position.run, position, "", lease=0.0)
 
-    async def _write(self, run: Run, standing: Standing, trouble: str, lease: float) -> None:
+    async def _write(self, run: Run, position: RunPosition, trouble: str, lease: float) -> None:
         if self._timings.before is None:
             self._timings.before = await self._read_before(run)
         beat = Heartbeat(
             run=run.run,
             name=self._name,
-            version=standing.version if standing.version is not None else -1,
-            head=standing.head,
+            version=position.version if position.version is not None else -1,
+            head=position.head,
             lease=lease,
-            time=self._runtime.time(),
+            time=self._context.runtime.time(),
             host=platform.node(),
             trouble=trouble[:_MOST_TROUBLE],
             stages=self._timings.latest,
             served=self._served,
-            recent=self._timings.recent(standing.head),
+            recent=self._timings.recent(position.head),
         )
         try:
-            await self._bucket.put(heartbeat_path(self._name), seal(beat).data)
+            await self._context.bucket.put(heartbeat_path(self._name), seal(beat).data)
             self._allowed = True
         except PermissionDenied:
             if self._allowed:  # said once, and tried again: a key that has expired may come back
-                self._emit(Event("warning", message="this key may not write, so nobody sees how far this follower is"))
+                self._context.warn("this key may not write, so nobody sees how far this follower is")
             self._allowed = False
         except BucketError:
             pass  # the next one may get through
@@ -108,32 +99,6 @@ class HeartbeatWriter:
         """What it said before it was restarted, so that the story of this replica goes on."""
         path = heartbeat_path(self._name)
         with suppress(BucketError, RunError, UnsupportedFormat):
-            return ChainReader(self._bucket, run).unseal(await self._bucket.get(path), Heartbeat, path).record.recent
+            data = await self._context.bucket.get(path)
+            return ChainReader(self._context.bucket, run).unseal(data, Heartbeat, path).record.recent
         return ()
-
-
-class _StageTimings:
-    """How long the stages took: the latest of each, and those of the newest versions."""
-
-    def __init__(self) -> None:
-        self.latest: dict[str, StageTiming] = {}
-        self.before: tuple[PassedVersion, ...] | None = None  # what was said before a restart, once it is known
-        self._by_version: dict[int, dict[str, StageTiming]] = {}
-
-    def add(self, version: int | None, stages: Mapping[str, StageTiming]) -> None:
-        self.latest.update(stages)
-        if version is not None and stages:
-            self._by_version.setdefault(version, {}).update(stages)
-            while len(self._by_version) > _RECENT:
-                del self._by_version[min(self._by_version)]
-
-    def recent(self, head: int) -> tuple[PassedVersion, ...]:
-        """The newest versions, the oldest first."""
-        # None that is ahead of the run: somebody else wrote it, and it would push out what is ours.
-        known = {
-            one.version: one.stages
-            for one in self.before or ()
-            if one.version >= 0 and (head < 0 or one.version <= head)
-        }
-        newest = sorted({**known, **self._by_version}.items())[-_RECENT:]
-        return tuple(PassedVersion(version, stages) for version, stages in newest)

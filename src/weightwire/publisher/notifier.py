@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weightwire.system import Runtime
-from weightwire.telemetry import Event, Listener
+from weightwire.telemetry import Listener, warning
 
 __all__ = ["FollowerNotifier"]
 
@@ -25,7 +25,7 @@ class FollowerNotifier:
             try:
                 await self.runtime.run_in_thread(_post, url, {"version": version})
             except (OSError, ValueError) as problem:
-                self.emit(Event("warning", version, message=f"{url}: could not be woken ({problem})"))
+                self.emit(warning(f"{url}: could not be woken ({problem})", version, at=self.runtime.time()))
 
 
 def _post(url: str, body: Mapping[str, Any]) -> None:

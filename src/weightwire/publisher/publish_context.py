@@ -14,7 +14,7 @@ from weightwire.publisher.lifecycle import Lifecycle
 from weightwire.publisher.settings import PublisherSettings
 from weightwire.publisher.upload import Uploader
 from weightwire.system import Runtime
-from weightwire.telemetry import Event, Listener
+from weightwire.telemetry import Event, Listener, warning
 
 __all__ = ["PublishContext", "RunningStage"]
 
@@ -33,7 +33,7 @@ class PublishContext:
         return Uploader(self.bucket, self.runtime, self.settings.patience, self.warn)
 
     def warn(self, message: str) -> None:
-        self.emit(Event("warning", at=self.runtime.time(), message=message))
+        self.emit(warning(message, at=self.runtime.time()))
 
     @asynccontextmanager
     async def stage(self, name: str, version: int) -> AsyncIterator[RunningStage]:
@@ -54,4 +54,4 @@ class RunningStage:
 
     @property
     def timing(self) -> StageTiming:
-        return StageTiming(round(self._runtime.clock() - self._began, 6), self.nbytes, self._runtime.time())
+        return StageTiming.of(self._runtime.clock() - self._began, self.nbytes, self._runtime.time())

@@ -41,7 +41,7 @@ class PublishLoop:
         began = runtime.clock()
         self.process.capture(publication, weights)
         seconds, nbytes = runtime.clock() - began, nbytes_of(weights)
-        publication.stages = {"capture": StageTiming(round(seconds, 6), nbytes, runtime.time())}
+        publication.stages = {"capture": StageTiming.of(seconds, nbytes, runtime.time())}
         self.context.emit(Event("capture", None, nbytes, seconds, runtime.time()))
 
     async def run(self) -> None:

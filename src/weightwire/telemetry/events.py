@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Event", "Listener", "careful", "log_event"]
+__all__ = ["Event", "Listener", "careful", "log_event", "warning"]
 
 _log = logging.getLogger("weightwire")
 
@@ -24,6 +24,11 @@ class Event:
     seconds: float = 0.0
     at: float = 0.0  # wall clock when it ended, for people
     message: str = ""
+
+
+def warning(message: str, version: int | None = None, *, at: float) -> Event:
+    """Something went wrong that the program survives."""
+    return Event("warning", version, at=at, message=message)
 
 
 Listener = Callable[[Event], None]

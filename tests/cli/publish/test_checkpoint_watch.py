@@ -71,14 +71,14 @@ class TestWatching:
 
         assert self.look(watch, 3) == ["checkpoint-1000", "best", "checkpoint-20"]
 
-    def test_what_is_settled_comes_again_only_when_it_has_changed(self, training: Training) -> None:
+    def test_what_is_done_comes_again_only_when_it_has_changed(self, training: Training) -> None:
         training.save("checkpoint-1")
         watch = CheckpointWatch(training.parent)
         self.look(watch, 0)
         self.now += 3
         (finished,) = watch.finished()
 
-        watch.settle(finished)
+        watch.mark_done(finished)
 
         assert self.look(watch, 3) == []
         training.save("checkpoint-1")
@@ -90,7 +90,7 @@ class TestWatching:
                 os.utime(file, (second, second))
         watch = CheckpointWatch(training.parent)
 
-        watch.settle_old(200, published=1000.0)  # 300 was there already, and waited
+        watch.mark_old_done(200, published=1000.0)  # 300 was there already, and waited
         self.look(watch, 0)
 
         assert self.look(watch, 3) == ["checkpoint-300"]
@@ -101,7 +101,7 @@ class TestWatching:
                 os.utime(file, (second, second))
         watch = CheckpointWatch(training.parent)
 
-        watch.settle_old(None, published=1000.0)
+        watch.mark_old_done(None, published=1000.0)
         self.look(watch, 0)
 
         assert self.look(watch, 3) == ["c"]

@@ -71,17 +71,17 @@ class FinishedCheckpoint:
 
 
 class CheckpointWatch:
-    """The checkpoints below a directory, and in it. What has been `settled` comes again only after it has changed."""
+    """The checkpoints below a directory, and in it. What has been marked done comes again only after it has changed."""
 
     def __init__(self, parent: Path) -> None:
         if not parent.is_dir():
             raise CheckpointError(f"{parent}: no such directory", hint="watch the one that the trainer writes into")
         self._parent = parent
         self._seen: dict[Path, tuple[Fingerprint, float]] = {}  # and since when
-        self._settled: dict[Path, Fingerprint] = {}
+        self._done: dict[Path, Fingerprint] = {}
 
     def finished(self) -> list[FinishedCheckpoint]:
-        """Those that are finished and not settled, in the order in which they were trained."""
+        """Those that are finished and not marked done, in the order in which they were trained."""
         now, before = time.monotonic(), self._seen
         self._seen = {}
         for path, files in self._scan():
@@ -92,11 +92,11 @@ class CheckpointWatch:
             FinishedCheckpoint(path, files, self._step(path)) for path, files in quiet if self._is_open(path, files)
         )
 
-    def settle(self, finished: FinishedCheckpoint) -> None:
+    def mark_done(self, finished: FinishedCheckpoint) -> None:
         """It is published, or there is nothing to be done about it."""
-        self._settled[finished.path] = finished.files
+        self._done[finished.path] = finished.files
 
-    def settle_old(self, step: int | None, published: float) -> None:
+    def mark_old_done(self, step: int | None, published: float) -> None:
         """Settles what must have been published when the version of a step was.
 
         That it was there by then is not enough: it may have waited its turn. What cannot be told by its step may be the
@@ -107,7 +107,7 @@ class CheckpointWatch:
             late = step is not None and one.step is not None and one.step > step
             unknown = (step is None or one.step is None) and one is there[-1]
             if one.modified <= published and not late and not unknown:
-                self.settle(one)
+                self.mark_done(one)
 
     def _scan(self) -> Iterator[tuple[Path, Fingerprint]]:
         own = [path for path in _files(self._parent) if path.endswith(_OURS)]  # others may be logs, which never rest
@@ -120,7 +120,7 @@ class CheckpointWatch:
                 yield path, now
 
     def _is_open(self, path: Path, files: Fingerprint) -> bool:
-        return self._settled.get(path) != files
+        return self._done.get(path) != files
 
     def _step(self, path: Path) -> int | None:
         """The name of the directory that is watched is that of the whole training."""

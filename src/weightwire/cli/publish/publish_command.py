@@ -94,7 +94,7 @@ def _watch(publisher: RunPublisher, parent: Path) -> None:
     publisher.find()
     last = publisher.found.last if publisher.found else None
     if last is not None:
-        watch.settle_old(last.step, last.time)
+        watch.mark_old_done(last.step, last.time)
     with stop_on_signal() as stop, publisher:
         if publisher.found is not None or publisher.options.base is not None:
             publisher.open(parent, None)
@@ -126,7 +126,7 @@ def _publish_finished(
         warn(f"{finished.path}: not published yet ({problem.message})", problem.hint)
         stop.wait(_AGAIN)
         return False
-    watch.settle(finished)
+    watch.mark_done(finished)
     return True
 
 

@@ -184,6 +184,7 @@ class TestAnotherRun:
             update = taken(follower)
             assert update.patch is None
         assert warnings(heard) == [f"this replica is of run {names[0]}; rebuilding it for {names[1]}"]
+        assert all(event.at > 0 for event in heard)
 
     def test_that_cannot_be_fetched_leaves_the_replica_as_it_is(
         self, bucket: Troubled, trainer: Trainer, other: Trainer, into: Path

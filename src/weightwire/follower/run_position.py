@@ -3,38 +3,34 @@ to one history."""
 
 from __future__ import annotations
 
-from weightwire.bucket import Bucket
 from weightwire.catchup import ChainPath
 from weightwire.chain import RUN, ChainReader, Commit, Run, Sealed, read_run
 from weightwire.errors import BrokenChain
-from weightwire.replica import Position, Replica
-from weightwire.system import Runtime
-from weightwire.telemetry import Event, Listener
+from weightwire.follower.follow_context import FollowContext
+from weightwire.replica import Position
 from weightwire.weights import schema_of_weights
 
-__all__ = ["Standing"]
+__all__ = ["RunPosition"]
 
 _RECHECK = 15.0  # seconds
 _ROLLED_BACK = "the bucket was rolled back or replaced: follow it into a new directory"
 
 
-class Standing:
+class RunPosition:
     """`open` finds the run and the replica's place in it; `advance` is told of each version that was reached.
 
     `chain` and `commit` are None as long as it is not known where the replica stands.
     """
 
-    def __init__(self, bucket: Bucket, runtime: Runtime, replica: Replica, emit: Listener) -> None:
+    def __init__(self, context: FollowContext) -> None:
         self.run: Run | None = None  # as soon as it has been read, wherever the replica stands in it
         self.chain: ChainReader | None = None
         self.commit: Sealed[Commit] | None = None  # of the version that the replica holds
         self.head = -1
-        self._bucket = bucket
-        self._runtime = runtime
-        self._replica = replica
-        self._emit = emit
+        self._context = context
+        self._bucket, self._replica = context.bucket, context.replica
         self._reached: Sealed[Commit] | None = None  # never to go back behind it, even if the replica is lost
-        self._rechecked = runtime.clock()
+        self._rechecked = context.runtime.clock()
 
     @property
     def version(self) -> int | None:
@@ -67,11 +63,9 @@ class Standing:
         chain = ChainReader(self._bucket, run)
         held = self._replica.position
         if self._replica.trouble:
-            self._emit(Event("warning", at=self._runtime.time(), message=self._replica.trouble))
+            self._context.warn(self._replica.trouble)
         if held is not None and held.run != run.run:
-            self._emit(
-                Event("warning", message=f"this replica is of run {held.run[:12]}; rebuilding it for {run.run[:12]}")
-            )
+            self._context.warn(f"this replica is of run {held.run[:12]}; rebuilding it for {run.run[:12]}")
             self.commit = self._reached = None
         elif held is not None:
             self.advance(chain.remember(await self._find(held, chain)))
@@ -105,7 +99,7 @@ class Standing:
 
     async def recheck(self, chain: ChainReader) -> None:
         """Nothing new may also mean that the run is gone, or another: now and then it is looked at again."""
-        now = self._runtime.clock()
+        now = self._context.runtime.clock()
         if self.commit is None or now - self._rechecked < _RECHECK:
             return
         self._rechecked = now
