@@ -23,15 +23,15 @@ def test_a_server_of_ours_follows_by_itself(tmp_path: Path) -> None:
         tmp_path / "replica-1",
         None,
     )
-    assert "s3://bucket/run" in one.server.words
+    assert "s3://bucket/run" in one.server.argv
 
 
 def test_vllm_has_a_follower_beside_it_and_knows_nothing_of_the_run(tmp_path: Path) -> None:
     one = programs.replica("vllm", 2, Path("example"), "s3://bucket/run", tmp_path, 8000)
     assert one.follower is not None
-    assert "s3://bucket/run" in one.follower.words
-    assert "vllm=http://127.0.0.1:8000" in one.follower.words
-    assert "s3://bucket/run" not in one.server.words
+    assert "s3://bucket/run" in one.follower.argv
+    assert "vllm=http://127.0.0.1:8000" in one.follower.argv
+    assert "s3://bucket/run" not in one.server.argv
     assert one.server.env["VLLM_SERVER_DEV_MODE"] == "1"
 
 
@@ -44,7 +44,7 @@ def test_the_programs_know_their_options(tmp_path: Path) -> None:
     trainer = programs.trainer(example, "run", "http://127.0.0.1:1", [replica], 3, 0, tmp_path / "trained")
     assert follower is not None
     for command in (programs.environment(example, 8000), replica.server, follower, trainer):
-        ran = subprocess.run([*map(str, command.words), "--help"], capture_output=True, text=True, timeout=120)
+        ran = subprocess.run([*map(str, command.argv), "--help"], capture_output=True, text=True, timeout=120)
         assert ran.returncode == 0, ran.stderr
-        options = {str(word) for word in command.words if str(word).startswith("--")}
+        options = {str(word) for word in command.argv if str(word).startswith("--")}
         assert {option for option in options if option not in ran.stdout} == set()

@@ -31,13 +31,13 @@ PACKAGE = """
         def attach(self, run=""):
             return self.holding
 
-        def adopt(self, checkpoint, holding):
+        def adopt(self, checkpoint, target):
             return False
 
-        def reload(self, checkpoint, holding):
+        def reload(self, checkpoint, target):
             assert (checkpoint / "model.safetensors").exists()
-            self.holding = holding
-            Path(self.name.split()[-1]).write_text(str(holding.version))
+            self.holding = target
+            Path(self.name.split()[-1]).write_text(str(target.version))
             return Swap(0.0, 0.0)
 
         def close(self):
@@ -122,7 +122,7 @@ def test_an_entry_point_may_name_a_class_or_a_kind(installed: Path) -> None:
     kind = find_engine("kind")
     assert isinstance(kind, EngineKind)
     assert kind.launch is not None
-    assert kind.launch(Path("model"), 8000).words == ["serve", Path("model"), "8000"]
+    assert kind.launch(Path("model"), 8000).argv == ["serve", Path("model"), "8000"]
 
 
 @pytest.mark.parametrize(

@@ -44,17 +44,17 @@ class Watched(TorchEngine):
         self._do("attach")
         return super().attach(run)
 
-    def adopt(self, checkpoint: Path, holding: ServedVersion) -> bool:
+    def adopt(self, checkpoint: Path, target: ServedVersion) -> bool:
         self._do("adopt")
-        return super().adopt(checkpoint, holding)
+        return super().adopt(checkpoint, target)
 
-    def patch(self, patch: Delta, holding: ServedVersion) -> Swap:
-        self._do(f"patch {holding.version}")
-        return super().patch(patch, holding)
+    def patch(self, patch: Delta, target: ServedVersion) -> Swap:
+        self._do(f"patch {target.version}")
+        return super().patch(patch, target)
 
-    def reload(self, checkpoint: Path, holding: ServedVersion) -> Swap:
-        self._do(f"reload {holding.version}")
-        return super().reload(checkpoint, holding)
+    def reload(self, checkpoint: Path, target: ServedVersion) -> Swap:
+        self._do(f"reload {target.version}")
+        return super().reload(checkpoint, target)
 
     def forget(self) -> None:
         """As a server does that is started anew."""
@@ -137,12 +137,12 @@ def test_a_checkpoint_stays_while_an_engine_loads_it(tmp_path: Path) -> None:
     with scene(tmp_path, engine) as one:
         first = loaded(one.bits)
 
-        def reload(checkpoint: Path, holding: ServedVersion) -> Swap:
+        def reload(checkpoint: Path, target: ServedVersion) -> Swap:
             for _ in range(2):
                 one.publish()
                 one.follower.once()
                 assert one.follower.checkpoint() != checkpoint
-            return TorchEngine.reload(engine, checkpoint, holding)
+            return TorchEngine.reload(engine, checkpoint, target)
 
         engine.reload = reload  # type: ignore[method-assign]
         one.bring()

@@ -75,7 +75,7 @@ def replica(engine: str, number: int, example: Path, run: str, root: Path, port:
         return ReplicaProgram(name, url, into, Program(words, _ONE_THREAD))
     server = _launcher(engine)(example / "policy", port)
     follower = Program([*weightwire, "follow", run, *following, "--engine", f"{engine}={url}"])
-    return ReplicaProgram(name, url, into, Program(server.words, {**_ONE_THREAD, **server.env}), follower)
+    return ReplicaProgram(name, url, into, Program(server.argv, {**_ONE_THREAD, **server.env}), follower)
 
 
 def needed_modules(engine: str) -> tuple[str, ...]:

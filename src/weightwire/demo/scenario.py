@@ -174,7 +174,7 @@ class _DemoRun:
             self._view.say(f"{replica.name} serves at {replica.url}")
 
     def _start(self, name: str, command: Program) -> Process:
-        return self._processes.start(name, command.words, command.env)
+        return self._processes.start(name, command.argv, command.env)
 
     def _start_replica(self, replica: ReplicaProgram) -> None:
         self._running[replica.name] = [self._start(replica.name, replica.server)]

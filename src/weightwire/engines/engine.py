@@ -50,13 +50,13 @@ class Engine(Protocol):
     def attach(self, run: str = "") -> ServedVersion | None:
         """Makes contact, again after it was lost. Returns what it serves, if it knows; of this run it then says so."""
 
-    def adopt(self, checkpoint: Path, holding: ServedVersion) -> bool:
+    def adopt(self, checkpoint: Path, target: ServedVersion) -> bool:
         """Whether it serves this checkpoint already, bit for bit; if so, it knows from now on."""
 
-    def patch(self, patch: Delta, holding: ServedVersion) -> Swap:
+    def patch(self, patch: Delta, target: ServedVersion) -> Swap:
         """Takes it from an earlier version to this one, while it serves, and swaps all at once."""
 
-    def reload(self, checkpoint: Path, holding: ServedVersion) -> Swap:
+    def reload(self, checkpoint: Path, target: ServedVersion) -> Swap:
         """Loads all weights anew."""
 
     def close(self) -> None:

@@ -85,21 +85,21 @@ class LiveModel:
                     return False
         return True
 
-    def adopt(self, path: str | Path, holding: ServedVersion) -> bool:
+    def adopt(self, path: str | Path, target: ServedVersion) -> bool:
         """Whether the model holds this checkpoint already, bit for bit; if so, it is known from now on."""
         checkpoint = Checkpoint(path)
         self.learn(checkpoint)
-        state = self._state_of(checkpoint, holding)
+        state = self._state_of(checkpoint, target)
         if self._map.odd or not self.holds(checkpoint):
             return False
-        self._state, self.holding, self.torn = state, holding, False
+        self._state, self.holding, self.torn = state, target, False
         return True
 
-    def reload(self, path: str | Path, holding: ServedVersion) -> None:
+    def reload(self, path: str | Path, target: ServedVersion) -> None:
         """Loads a checkpoint, all of it, and compares. Where that fails the model is torn."""
         checkpoint = Checkpoint(path)
         self.learn(checkpoint)
-        state = self._state_of(checkpoint, holding)
+        state = self._state_of(checkpoint, target)
         self.holding, self.torn = None, True
         try:
             with torch.no_grad():
@@ -112,14 +112,14 @@ class LiveModel:
             raise EngineError(
                 f"{path}: was loaded, but the model does not hold it", hint="its layout cannot be patched in place"
             )
-        self._state, self.holding, self.torn = state, holding, False
+        self._state, self.holding, self.torn = state, target, False
 
-    def _state_of(self, checkpoint: Checkpoint, holding: ServedVersion) -> State:
+    def _state_of(self, checkpoint: Checkpoint, target: ServedVersion) -> State:
         """Of a checkpoint that is this version, and one of this model."""
         state = digest(checkpoint, threads=self._threads)
-        if state.hex != holding.state:
+        if state.hex != target.state:
             raise EngineError(
-                f"{checkpoint.path}: is not version {holding.version}", hint="the replica is damaged: rebuild it"
+                f"{checkpoint.path}: is not version {target.version}", hint="the replica is damaged: rebuild it"
             )
         self._check_twins(state)
         return state
@@ -139,12 +139,12 @@ class LiveModel:
 
     # --- patches -----------------------------------------------------------------------------------------------------
 
-    def stage(self, patch: Delta, holding: ServedVersion) -> StagedPatch:
+    def stage(self, patch: Delta, target: ServedVersion) -> StagedPatch:
         """Gets ready to patch the model to this version; writes nothing to it."""
         if self.holding is None:
             raise EngineError("what the model holds is not known", hint="reload it from a checkpoint")
-        if self.holding.run != holding.run:
-            raise EngineError(f"the model holds run {self.holding.run[:12]}, not {holding.run[:12]}", hint="reload it")
+        if self.holding.run != target.run:
+            raise EngineError(f"the model holds run {self.holding.run[:12]}, not {target.run[:12]}", hint="reload it")
         if patch.removed:
             raise EngineError(f"tensor {patch.removed[0]!r}: a running model cannot lose a tensor", hint="reload it")
         self.check_in_place()
@@ -154,12 +154,12 @@ class LiveModel:
             for job in jobs_of(patch, {name: entry}) if name in self._map.copies else ():
                 writes += _writes(patch, job, self._map.copies[name])
         after = self._state.replace({name: entry.state for name, entry in patch.entries.items()})
-        if after.hex != holding.state:
+        if after.hex != target.state:
             raise EngineError(
-                f"the patch does not lead from version {self.holding.version} to {holding.version}", hint="reload it"
+                f"the patch does not lead from version {self.holding.version} to {target.version}", hint="reload it"
             )
         self._check_twins(after)
-        return StagedPatch(self, writes, patch, holding, self.holding, self._state, after)
+        return StagedPatch(self, writes, patch, target, self.holding, self._state, after)
 
     def check_in_place(self) -> None:
         """That the weights are where they were: someone may have moved them, or put others in their place."""
@@ -178,7 +178,7 @@ class StagedPatch:
     _live: LiveModel
     _writes: list[_Write]
     _patch: Delta
-    holding: ServedVersion
+    target: ServedVersion
     _from: ServedVersion
     _before: State
     _after: State
@@ -203,7 +203,7 @@ class StagedPatch:
         except BaseException:
             self.undo()
             raise
-        live._state, live.holding, live.torn = self._after, self.holding, False
+        live._state, live.holding, live.torn = self._after, self.target, False
 
     def undo(self) -> None:
         """Back to what was there before this was swapped in; twice is harmless."""
@@ -212,7 +212,7 @@ class StagedPatch:
 
         def put_back(stop: threading.Event) -> None:
             live = self._live
-            if live.holding not in (None, self.holding):  # something else has been written since
+            if live.holding not in (None, self.target):  # something else has been written since
                 return
             live.holding, live.torn = None, True
             while self._written:

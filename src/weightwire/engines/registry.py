@@ -23,7 +23,7 @@ from weightwire.errors import EngineError
 
 __all__ = ["EngineKind", "Program", "engine_names", "find_engine", "open_engine", "split_engine"]
 
-_BUILT_IN = {"vllm": "weightwire.engines.vllm.kind:VLLM"}
+_BUILT_IN = {"vllm": "weightwire.engines.vllm.engine_kind:VLLM"}
 _GROUP = "weightwire.engines"
 
 
@@ -31,7 +31,7 @@ _GROUP = "weightwire.engines"
 class Program:
     """How a program is started."""
 
-    words: Sequence[str | Path]
+    argv: Sequence[str | Path]
     env: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -78,14 +78,14 @@ class TorchEngine:
     def attach(self, run: str = "") -> ServedVersion | None:
         return self._live.holding
 
-    def adopt(self, checkpoint: Path, holding: ServedVersion) -> bool:
+    def adopt(self, checkpoint: Path, target: ServedVersion) -> bool:
         self._check(checkpoint)
         with self.lock:
-            return self._live.adopt(checkpoint, holding)
+            return self._live.adopt(checkpoint, target)
 
-    def patch(self, patch: Delta, holding: ServedVersion) -> Swap:
+    def patch(self, patch: Delta, target: ServedVersion) -> Swap:
         began = time.perf_counter()
-        staged = self._live.stage(patch, holding)
+        staged = self._live.stage(patch, target)
         ready = time.perf_counter()
         with self.lock:
             paused = time.perf_counter()
@@ -93,11 +93,11 @@ class TorchEngine:
             self._tell()
         return Swap(ready - began, time.perf_counter() - paused)
 
-    def reload(self, checkpoint: Path, holding: ServedVersion) -> Swap:
+    def reload(self, checkpoint: Path, target: ServedVersion) -> Swap:
         self._check(checkpoint)
         with self.lock:
             paused = time.perf_counter()
-            self._live.reload(checkpoint, holding)
+            self._live.reload(checkpoint, target)
             self._tell()
             return Swap(0.0, time.perf_counter() - paused)
 

@@ -142,12 +142,12 @@ class Keeper(Closeable):
     def _reload(self, engine: Engine) -> None:
         # Others may be given a newer one meanwhile; this one stays as long as it is being loaded.
         with self._follower.borrow_checkpoint() as checkpoint:
-            holding = _holding_of(checkpoint)
-            held = engine.holding or engine.attach(holding.run)
-            if held == holding or (held is None and engine.adopt(checkpoint, holding)):
+            target = _version_of(checkpoint)
+            held = engine.holding or engine.attach(target.run)
+            if held == target or (held is None and engine.adopt(checkpoint, target)):
                 return
-            swap = engine.reload(checkpoint, holding)
-        self._tell(engine, holding.version, swap, 0)
+            swap = engine.reload(checkpoint, target)
+        self._tell(engine, target.version, swap, 0)
 
     def _tell(self, engine: Engine, version: int, swap: Swap, nbytes: int) -> None:
         self._stages = {
@@ -195,7 +195,7 @@ class Keeper(Closeable):
         return self
 
 
-def _holding_of(checkpoint: Path) -> ServedVersion:
+def _version_of(checkpoint: Path) -> ServedVersion:
     """What a replica's checkpoint says of itself."""
     about = CheckpointAbout.read(checkpoint)
     return ServedVersion(about.run, about.version, about.state)

@@ -109,31 +109,31 @@ class VllmEngine:
             os.close(self._lock)
             self._lock = None
 
-    def adopt(self, checkpoint: Path, holding: ServedVersion) -> bool:
+    def adopt(self, checkpoint: Path, target: ServedVersion) -> bool:
         with self._session() as finish:
-            answers = self._order("adopt", checkpoint, holding, _LONG)
+            answers = self._order("adopt", checkpoint, target, _LONG)
             self._check(answers)
             if not all(answer.done for answer in answers):
                 return False
-            self._check_holding(holding)
-            finish(str(holding.version))
+            self._check_holding(target)
+            finish(str(target.version))
             return True
 
-    def patch(self, patch: Delta, holding: ServedVersion) -> Swap:
+    def patch(self, patch: Delta, target: ServedVersion) -> Swap:
         began = time.perf_counter()
-        file = self._directory / f"{holding.version}.safetensors"
+        file = self._directory / f"{target.version}.safetensors"
         try:
             with file.open("wb") as out:
                 for chunk in patch.chunks():
                     out.write(chunk)
             with self._session() as finish:
-                self._check(self._order("stage", file, holding, _LONG))
+                self._check(self._order("stage", file, target, _LONG))
                 ready = time.perf_counter()
                 with self._pause() as settled:
-                    self._swap(holding)
-                    self._check_holding(holding)
+                    self._swap(target)
+                    self._check_holding(target)
                     settled()
-                    finish(str(holding.version))
+                    finish(str(target.version))
                 return Swap(ready - began, time.perf_counter() - ready)
         except OSError as problem:
             raise EngineError(
@@ -142,16 +142,16 @@ class VllmEngine:
         finally:
             file.unlink(missing_ok=True)
 
-    def reload(self, checkpoint: Path, holding: ServedVersion) -> Swap:
+    def reload(self, checkpoint: Path, target: ServedVersion) -> Swap:
         began = time.perf_counter()
         with self._session() as finish:
-            self._check(self._order("check", checkpoint, holding, _LONG))
+            self._check(self._order("check", checkpoint, target, _LONG))
             ready = time.perf_counter()
             with self._pause() as settled:
                 settled()
-                self._check(self._order("reload", checkpoint, holding, _LONG))
-                self._check_holding(holding)
-                finish(str(holding.version))
+                self._check(self._order("reload", checkpoint, target, _LONG))
+                self._check_holding(target)
+                finish(str(target.version))
             return Swap(ready - began, time.perf_counter() - ready)
 
     def close(self) -> None:
@@ -161,22 +161,22 @@ class VllmEngine:
 
     # --- orders --------------------------------------------------------------------------------------------------
 
-    def _swap(self, holding: ServedVersion) -> None:
-        answers = self._order("swap", None, holding, _SWAP)
+    def _swap(self, target: ServedVersion) -> None:
+        answers = self._order("swap", None, target, _SWAP)
         if any(answer.problem for answer in answers):
-            self._order("undo", None, holding, _SWAP)  # those that did it, too
+            self._order("undo", None, target, _SWAP)  # those that did it, too
             self._check(answers)
 
-    def _order(self, action: Action, file: Path | None, holding: ServedVersion, timeout: float) -> list[Answer]:
+    def _order(self, action: Action, file: Path | None, target: ServedVersion, timeout: float) -> list[Answer]:
         token = secrets.token_hex(8)
         order = {
             "action": action,
             "directory": str(self._directory),
             "token": token,
             "file": "" if file is None else str(file),
-            "run": holding.run,
-            "version": holding.version,
-            "state": holding.state,
+            "run": target.run,
+            "version": target.version,
+            "state": target.state,
         }
         self._holding, self._torn = None, action in ("swap", "undo", "reload")  # not known until all have answered
         self._server.post("/update_weights", {"update_info": order}, timeout)
@@ -208,10 +208,10 @@ class VllmEngine:
             self._server.check_alive()
             time.sleep(_LOOK)
 
-    def _check_holding(self, holding: ServedVersion) -> None:
+    def _check_holding(self, target: ServedVersion) -> None:
         """Before anybody is told so."""
-        if self._holding != holding:
-            raise EngineError(f"{self.name}: does not hold version {holding.version}", hint="see the server's log")
+        if self._holding != target:
+            raise EngineError(f"{self.name}: does not hold version {target.version}", hint="see the server's log")
 
     def _check(self, answers: list[Answer]) -> None:
         for answer in answers:

@@ -58,7 +58,7 @@ class Order(WeightTransferUpdateInfo):  # type: ignore[misc]
     state: str = ""
 
     @property
-    def holding(self) -> ServedVersion:
+    def target(self) -> ServedVersion:
         return ServedVersion(self.run, self.version, self.state)
 
 
@@ -114,7 +114,7 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
 
     def _adopt(self, order: Order) -> bool:
         self._check_whole()
-        return not self._unpatchable and self._live.adopt(order.file, order.holding)
+        return not self._unpatchable and self._live.adopt(order.file, order.target)
 
     def _check(self, order: Order) -> bool:
         """That this is a checkpoint of this model, before anything is written."""
@@ -125,7 +125,7 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
 
     def _stage(self, order: Order) -> bool:
         self._patch, self._owner = Delta.open(order.file), order.directory
-        self._staged = self._live.stage(self._patch, order.holding)
+        self._staged = self._live.stage(self._patch, order.target)
         for name in self._staged.odd:
             if not self._live.odd[name].startswith("the loader casts"):
                 raise EngineError(f"tensor {name!r}: cannot be patched ({self._live.odd[name]})", hint="reload it")
@@ -134,7 +134,7 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
 
     def _swap(self, order: Order) -> bool:
         staged, patch = self._staged, self._patch
-        if staged is None or patch is None or (self._owner, staged.holding) != (order.directory, order.holding):
+        if staged is None or patch is None or (self._owner, staged.target) != (order.directory, order.target):
             raise EngineError(f"no patch to version {order.version} is ready here", hint="stage it first")
         staged.swap()
         if staged.odd:
@@ -151,14 +151,14 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
     def _reload(self, order: Order) -> bool:
         self._is_pristine = False
         if not self._unpatchable:
-            self._live.reload(order.file, order.holding)
+            self._live.reload(order.file, order.target)
             return True
         from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
         self._check_whole()
         self._live.holding, self._live.torn = None, True
         reload_weights(self.vllm_config, self.model, None, order.file, True)
-        self._live.holding, self._live.torn = order.holding, False
+        self._live.holding, self._live.torn = order.target, False
         return True
 
     def _load_slowly(self, patch: Delta, staged: StagedPatch) -> None:
