@@ -94,6 +94,26 @@ class TestOne:
         assert json.loads(again.out)["published"] is False
         assert tree(bucket) == before
 
+    @pytest.mark.parametrize("cached", [True, False])
+    def test_the_same_again_with_an_anchor_heals_a_run(self, training: Training, bucket: Path, cached: bool) -> None:
+        weightwire("publish", training.save("checkpoint-100"), bucket)
+        newest = training.save("checkpoint-200")
+        weightwire("publish", newest, bucket)
+        [delta] = (bucket / "deltas" / "3").iterdir()
+        delta.write_bytes(delta.read_bytes()[:-1] + b"?")
+        if not cached:
+            shutil.rmtree(newest.parent / ".weightwire")
+        assert weightwire("restore", bucket, "-o", bucket.parent / "lost").code == 1
+
+        healed = weightwire("publish", newest, bucket, "--anchor-every", 1)
+
+        assert healed.code == 0, healed.err
+        assert restored(bucket, versions_in(bucket)[-1]["version"]) == bits_of(newest)
+        before = tree(bucket)
+        again = weightwire("publish", newest, bucket, "--anchor-every", 1)
+        assert "nothing to publish" in again.err
+        assert tree(bucket) == before
+
     def test_a_single_file(self, training: Training, bucket: Path) -> None:
         path = training.parent.with_name("weights.safetensors")
         safetensors.numpy.save_file(training.weights, path)

@@ -53,8 +53,9 @@ def publish(
 ) -> None:
     """Publish the weights in DIR as the next version of the run at URL.
 
-    A run that is not there yet is started. Weights that are the newest version already are not published again. What is
-    published is also kept in .weightwire beside DIR, by hard links, to save fetching it the next time.
+    A run that is not there yet is started. Weights that are the newest version already are not published again, unless
+    --anchor-every 1 asks for an anchor that the run lacks: that heals a run whose data was damaged. What is published
+    is also kept in .weightwire beside DIR, by hard links, to save fetching it the next time.
     """
     if source is not None and base is None:
         raise typer.BadParameter("is of use only with --base", param_hint="--source")
@@ -77,10 +78,10 @@ def _publish_one(publisher: RunPublisher, directory: Path, step: int | None) -> 
     publisher.check(candidate)
     parent = directory.resolve().parent
     # Before the run is taken over: a command that is only run again must not leave a version, not even a fence.
-    if not publisher.has(candidate):
+    if publisher.needs(candidate):
         with publisher:
             publisher.open(parent, candidate)
-            if not publisher.has(candidate):  # it may be the base itself
+            if publisher.needs(candidate):  # it may be the base itself
                 publisher.publish(candidate, parent)
                 return
     publisher.tell_newest(candidate)

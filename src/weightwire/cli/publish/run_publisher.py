@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from weightwire.bucket import Bucket, open_bucket
+from weightwire.catchup import plan
 from weightwire.chain import ANCHOR, FENCE, ChainReader, Commit, Run, read_run
 from weightwire.cli.publish import publish_cache
 from weightwire.cli.publish.checkpoint_candidate import CheckpointCandidate
 from weightwire.cli.shared.bucket_command import with_bucket
 from weightwire.cli.shared.terminal import byte_size, percent, progress_bar, say, warn
-from weightwire.errors import NoRun, WeightwireError
+from weightwire.errors import DataGone, NoRun, WeightwireError
 from weightwire.publisher import Publisher
 from weightwire.telemetry import Event
 from weightwire.weights import Checkpoint, check_schema, schema_of_weights, side_files
@@ -119,6 +120,12 @@ class RunPublisher:
         newest = self._publisher.state if self._publisher else head.after if head else None
         return bool(newest) and candidate.state == newest
 
+    def needs(self, candidate: CheckpointCandidate) -> bool:
+        """That these weights are to be published: they are new, or `--anchor-every 1` asks for an anchor of them."""
+        if not self.has(candidate):
+            return True
+        return self.options.anchor_every == 1 and not with_bucket(self.options.url, _is_anchored)
+
     def open(self, parent: Path, candidate: CheckpointCandidate | None) -> None:
         """Opens the publisher, once. It claims or starts the run with its first publish, or now if there is a base."""
         if self.is_open:
@@ -211,6 +218,19 @@ async def _find(bucket: Bucket, version: int | None) -> FoundRun | None:
         number = last.record.version - 1
         last = await chain.read_linked(number, last.record.parent) if number >= 0 else None
     return FoundRun(chain.run, head.record if head else None, last.record if last else None)
+
+
+async def _is_anchored(bucket: Bucket) -> bool:
+    """That an anchor holds the newest weights, so that no delta is needed to rebuild them."""
+    chain = ChainReader(bucket, await read_run(bucket))
+    head = await chain.read_head()
+    if head is None:
+        return False
+    try:
+        path = await plan(chain, head)
+    except DataGone:
+        return False
+    return bool(path.start and path.start.nbytes) and not any(commit.record.nbytes for commit in path.commits)
 
 
 def _note_too_large(name: str, size: int) -> None:
