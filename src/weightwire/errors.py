@@ -6,7 +6,7 @@ nothing else of weightwire; everything else may raise from here.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 __all__ = [
     "AlreadyExists",
@@ -49,6 +49,10 @@ class WeightwireError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def reworded(self, message: str, *, hint: str | None) -> Self:
+        """An error of the same class that says more."""
+        return type(self)(message, hint=hint)
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"

@@ -2,7 +2,7 @@
 
 from weightwire.bucket.concurrency import each
 from weightwire.bucket.port import Bucket, ObjectInfo
-from weightwire.bucket.probe import probe_bucket
+from weightwire.bucket.probe import PROBE_FOLDER, probe_bucket
 from weightwire.bucket.registry import open_bucket
 
-__all__ = ["Bucket", "ObjectInfo", "each", "open_bucket", "probe_bucket"]
+__all__ = ["PROBE_FOLDER", "Bucket", "ObjectInfo", "each", "open_bucket", "probe_bucket"]

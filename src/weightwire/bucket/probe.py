@@ -13,8 +13,9 @@ from typing import NoReturn
 from weightwire.bucket.port import Bucket
 from weightwire.errors import AlreadyExists, BucketError, NotFound, UnsafeBucket
 
-__all__ = ["probe_bucket"]
+__all__ = ["PROBE_FOLDER", "probe_bucket"]
 
+PROBE_FOLDER = "probe/"
 _RACERS = 8
 
 
@@ -22,7 +23,7 @@ async def probe_bucket(bucket: Bucket, token: str) -> None:
     """Raises `UnsafeBucket` if an object can be created twice. `token` is a name that nobody else has."""
     if not bucket.strict:
         return
-    paths = [f"probe/{token}-1", f"probe/{token}-2"]
+    paths = [f"{PROBE_FOLDER}{token}-1", f"{PROBE_FOLDER}{token}-2"]
     try:
         await _twice(bucket, paths[0])
         await _at_once(bucket, paths[1])

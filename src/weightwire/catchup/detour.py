@@ -10,9 +10,13 @@ from typing import TypeVar
 
 from weightwire.catchup.fetch import LOST, Fetcher
 from weightwire.catchup.plan import NoWay
-from weightwire.errors import DataGone, NotFound, WeightwireError
+from weightwire.errors import CorruptDelta, DataGone, NotFound, Truncated, WeightwireError
 
-__all__ = ["around_lost_data"]
+__all__ = ["LOST_FOR_GOOD", "around_lost_data"]
+
+LOST_FOR_GOOD = (DataGone, CorruptDelta, Truncated)
+"""What `around_lost_data` raises where no way leads past lost data."""
+
 
 _NEXT_ANCHOR = "anchor_every=1 makes one of the next version"
 
@@ -51,4 +55,4 @@ def _explain(problem: NoWay, fetcher: Fetcher) -> WeightwireError:
     message = f"{lost.message}, and no anchor leads past it"
     if isinstance(lost, NotFound):
         return DataGone(message, hint=f"publish a new anchor, or a new run ({_NEXT_ANCHOR})")
-    return type(lost)(message, hint=f"run `weightwire verify`, and publish a new anchor ({_NEXT_ANCHOR})")
+    return lost.reworded(message, hint=f"run `weightwire verify`, and publish a new anchor ({_NEXT_ANCHOR})")

@@ -5,17 +5,15 @@ Reads records only. Files that turned out to be lost are passed in by path, and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from weightwire.chain import ANCHOR, BASE, ChainReader, Commit, Sealed, Shortcut, commit_path
+from weightwire.chain import ANCHOR, BASE, ChainReader, Commit, Folder, Sealed, Shortcut, commit_path, shortcut_version
 from weightwire.errors import BrokenChain, DataGone, PermissionDenied
 
 __all__ = ["ChainPath", "NoWay", "Start", "anchors_of", "find_anchors", "plan", "plan_newest"]
 
 _ENOUGH = 4  # anchors to choose from
-_SHORTCUT = re.compile(r"shortcuts/([0-9]{1,19})/anchor-[0-9a-f]{16}\.json")
 
 Start = Shortcut | Commit
 """Where a path from nothing begins: an anchor beside the chain, or a commit of kind anchor or base."""
@@ -80,11 +78,11 @@ async def plan_newest(
 async def find_anchors(chain: ChainReader, most: int, lost: Container[str] = ()) -> dict[int, Shortcut]:
     """The newest anchors beside the chain that lead to version `most` or before, by version."""
     try:
-        paths = [one.path for one in await chain.bucket.list("shortcuts/")]
+        paths = [one.path for one in await chain.bucket.list(Folder.SHORTCUTS)]
     except PermissionDenied:  # a key without list permission: the hint is all there is
         hint = await chain.read_hint()
         paths = [hint.anchor] if hint and hint.anchor else []
-    dated = [(version, path) for path in paths if (version := _version_of(path)) is not None and version <= most]
+    dated = [(version, path) for path in paths if (version := shortcut_version(path)) is not None and version <= most]
     found: dict[int, Shortcut] = {}
     for version, path in sorted(dated, reverse=True):
         shortcut = await chain.read_shortcut(path) if version not in found else None
@@ -157,9 +155,3 @@ def _start(commit: Commit, shortcut: Shortcut | None, lost: Container[str]) -> S
 def _lost_of(start: Start, lost: Container[str]) -> str:
     """The first of its files that is lost; empty if none is."""
     return next((file.path for file in start.files if file.path in lost), "")
-
-
-def _version_of(path: str) -> int | None:
-    """Of the path of a shortcut."""
-    found = _SHORTCUT.fullmatch(path)
-    return int(found[1]) if found else None

@@ -34,7 +34,7 @@ from weightwire.chain.records import (
     shortcut_path,
     unseal,
 )
-from weightwire.chain.rules import check_first, check_follows, check_run, hop
+from weightwire.chain.rules import check_first, check_follows, check_run, hop, missing_commit
 from weightwire.errors import (
     BrokenChain,
     NoBucket,
@@ -97,10 +97,7 @@ class ChainReader:
             return self._known[version]
         commit = await self.read(version)
         if commit is None:
-            raise BrokenChain(
-                f"{self.where(commit_path(version))}: is missing, though later versions are there",
-                hint="commits must never be deleted while a run lives: restore it, or start a new run",
-            )
+            raise missing_commit(self.where(commit_path(version)))
         if commit.sha256 != sha256:
             raise BrokenChain(
                 f"{self.where(commit_path(version))}: is not the commit that later ones were built on", hint=DAMAGED
@@ -183,10 +180,7 @@ class ChainReader:
         async def read(version: int) -> None:
             commit = await self.read(version)
             if commit is None:
-                raise BrokenChain(
-                    f"{self.where(commit_path(version))}: is missing, though later versions are there",
-                    hint="`weightwire verify` finds out how far the chain is whole",
-                )
+                raise missing_commit(self.where(commit_path(version)))
             found[version] = commit
 
         versions = range(max(0, head.record.version - most + 1), head.record.version + 1)

@@ -10,10 +10,12 @@ import hashlib
 import math
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from weightwire.bucket import PROBE_FOLDER
 from weightwire.delta import FORMAT
 from weightwire.errors import BrokenChain, UnsupportedFormat
 from weightwire.weights import DTYPES, Schema, is_side_file_name, is_weights_file
@@ -29,6 +31,7 @@ __all__ = [
     "Commit",
     "DataFile",
     "Epoch",
+    "Folder",
     "Gc",
     "Head",
     "Heartbeat",
@@ -49,6 +52,7 @@ __all__ = [
     "replica_name_of",
     "seal",
     "shortcut_path",
+    "shortcut_version",
     "side_path",
     "unseal",
     "version_of",
@@ -63,6 +67,7 @@ _DATA = re.compile(r"(deltas|anchors)/(0|[1-9][0-9]{0,18})/e[0-9]+-r[0-9]+-[0-9a
 _SIDE = re.compile(r"files/[0-9a-f]{16}/[^/\\.][^/\\]*")
 _NUMBERED = re.compile(r"(?:commits|epochs|gc)/([0-9]{8,20})\.json")
 _VERSIONED = re.compile(r"(?:deltas|anchors|shortcuts)/([0-9]{1,19})/.+")
+_SHORTCUT = re.compile(r"shortcuts/([0-9]{1,19})/anchor-[0-9a-f]{16}\.json")
 _HEARTBEAT = re.compile(r"replicas/([^/]+)\.json")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST = 2**53 - 1  # the largest integer that every JSON reader keeps
@@ -250,7 +255,9 @@ class Shortcut(Record, frozen=True, kw_only=True):
         _check(_is_count(self.version) and bool(self.files), "it leads nowhere")
         _check(_HEX64.fullmatch(self.after) is not None, "a hash is malformed")
         for file in self.files:
-            _check(file.version == self.version and file.path.startswith("anchors/"), "it names a file of another kind")
+            _check(
+                file.version == self.version and file.path.startswith(Folder.ANCHORS), "it names a file of another kind"
+            )
 
     @property
     def nbytes(self) -> int:
@@ -333,17 +340,37 @@ class Heartbeat(Record, frozen=True, kw_only=True):
 # --- where they lie ----------------------------------------------------------------------------------------------
 
 
+class Folder(StrEnum):
+    """The folders of a run, as prefixes of paths. Beside them there are only run.json and HEAD.json."""
+
+    ANCHORS = "anchors/"
+    COMMITS = "commits/"
+    DELTAS = "deltas/"
+    EPOCHS = "epochs/"
+    FILES = "files/"
+    GC = "gc/"
+    PROBE = PROBE_FOLDER
+    REPLICAS = "replicas/"
+    SHORTCUTS = "shortcuts/"
+
+
 def commit_path(version: int) -> str:
-    return f"commits/{version:020d}.json"
+    return f"{Folder.COMMITS}{version:020d}.json"
 
 
 def epoch_path(epoch: int) -> str:
-    return f"epochs/{epoch:08d}.json"
+    return f"{Folder.EPOCHS}{epoch:08d}.json"
 
 
 def shortcut_path(shortcut: Sealed[Shortcut]) -> str:
     """Named by its bytes: the same shortcut made twice is the same object."""
-    return f"shortcuts/{shortcut.record.version}/anchor-{shortcut.sha256[:16]}.json"
+    return f"{Folder.SHORTCUTS}{shortcut.record.version}/anchor-{shortcut.sha256[:16]}.json"
+
+
+def shortcut_version(path: str) -> int | None:
+    """The version that a shortcut leads to, by its path; None for any other path."""
+    matched = _SHORTCUT.fullmatch(path)
+    return int(matched[1]) if matched else None
 
 
 def data_path(kind: str, version: int, epoch: int, rank: int, sha256: str) -> str:
@@ -351,11 +378,11 @@ def data_path(kind: str, version: int, epoch: int, rank: int, sha256: str) -> st
 
 
 def side_path(name: str, sha256: str) -> str:
-    return f"files/{sha256[:16]}/{name.rsplit('/', 1)[-1]}"
+    return f"{Folder.FILES}{sha256[:16]}/{name.rsplit('/', 1)[-1]}"
 
 
 def gc_path(below: int) -> str:
-    return f"gc/{below:020d}.json"
+    return f"{Folder.GC}{below:020d}.json"
 
 
 def number_of(path: str) -> int | None:
@@ -376,7 +403,7 @@ def is_replica_name(name: str) -> bool:
 
 
 def heartbeat_path(name: str) -> str:
-    return f"replicas/{name}.json"
+    return f"{Folder.REPLICAS}{name}.json"
 
 
 def replica_name_of(path: str) -> str | None:

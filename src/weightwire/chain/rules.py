@@ -5,7 +5,7 @@ from __future__ import annotations
 from weightwire.chain.records import DAMAGED, FENCE, Commit, Record, Sealed
 from weightwire.errors import BrokenChain, ForeignRun
 
-__all__ = ["check_first", "check_follows", "check_run", "hop"]
+__all__ = ["check_first", "check_follows", "check_run", "hop", "missing_commit"]
 
 
 def check_run(record: Record, run: str, where: str) -> None:
@@ -37,6 +37,14 @@ def check_follows(parent: Sealed[Commit], commit: Commit, where: str) -> None:
     for fine, what in problems:
         if not fine:
             raise BrokenChain(f"{where}: {what}", hint=DAMAGED)
+
+
+def missing_commit(where: str, consequence: str = "") -> BrokenChain:
+    """The error for a commit that is not there, though later ones are."""
+    return BrokenChain(
+        f"{where}: is missing, though later versions are there{consequence}",
+        hint="commits must never be deleted while a run lives: restore it, or start a new run",
+    )
 
 
 def hop(commit: Commit, target: int) -> tuple[int, str]:

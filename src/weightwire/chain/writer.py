@@ -20,6 +20,7 @@ from weightwire.chain.records import (
     RUN,
     Commit,
     Epoch,
+    Folder,
     Head,
     Run,
     Sealed,
@@ -156,7 +157,7 @@ class ChainWriter:
             self._warn(f"{HEAD}: {problem.message}")
 
     async def _claim_epoch(self) -> int:
-        taken = [int(one.path[7:15]) for one in await self.bucket.list("epochs/") if one.path[7:15].isdecimal()]
+        taken = [int(one.path[7:15]) for one in await self.bucket.list(Folder.EPOCHS) if one.path[7:15].isdecimal()]
         head = await self.chain.read_head()
         number = max([*taken, head.record.epoch if head else 0])
         while True:

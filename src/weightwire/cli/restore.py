@@ -12,6 +12,7 @@ import typer
 
 from weightwire.bucket import Bucket
 from weightwire.catchup import (
+    LOST_FOR_GOOD,
     ChainPath,
     Fetcher,
     Start,
@@ -26,7 +27,7 @@ from weightwire.chain import ChainReader, Commit, Sealed, read_run
 from weightwire.cli.shared.bucket_command import Url, with_bucket
 from weightwire.cli.shared.terminal import AsJson, Threads, byte_size, note_if_slow, progress_bar, say, warn, write_json
 from weightwire.delta import digest
-from weightwire.errors import CorruptDelta, DataGone, NoRun, RunError, Truncated, WeightwireError
+from weightwire.errors import CorruptDelta, DataGone, NoRun, RunError, WeightwireError
 from weightwire.replica import CheckpointAbout
 from weightwire.system import Runtime
 from weightwire.weights import ABOUT_FILE, Checkpoint, CheckpointWriter
@@ -97,17 +98,15 @@ async def _restore(bucket: Bucket, version: int | None, out: Path, base: Path | 
     work = _Work(bucket, chain, out, Checkpoint(base) if base else None, threads)
     try:
         return await work.restore(target)
-    except DataGone as problem:
-        number = target.record.version
-        raise DataGone(
-            f"{bucket.url}: the data of version {number} is no longer there",
-            hint=await _alternatives(chain, head, target, work.fetcher.lost),
-        ) from problem
-    except (CorruptDelta, Truncated) as problem:
-        if not work.fetcher.lost:  # it is a side file, which every version needs
+    except LOST_FOR_GOOD as problem:
+        gone = isinstance(problem, DataGone)
+        if not gone and not work.fetcher.lost:  # it is a side file, which every version needs
             raise
         others = await _alternatives(chain, head, target, work.fetcher.lost)
-        raise type(problem)(
+        if gone:
+            number = target.record.version
+            raise DataGone(f"{bucket.url}: the data of version {number} is no longer there", hint=others) from problem
+        raise problem.reworded(
             problem.message, hint=f"`weightwire verify` lists all that is damaged; {others}"
         ) from problem
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from weightwire.catchup import ChainPath, Fetcher, NoWay, around_lost_data, plan, plan_newest
+from weightwire.catchup import LOST_FOR_GOOD, ChainPath, Fetcher, NoWay, around_lost_data, plan, plan_newest
 from weightwire.chain import ChainReader, Commit, Run, Sealed
-from weightwire.errors import CorruptDelta, DataGone, ForeignRun, Truncated, WeightwireError
+from weightwire.errors import ForeignRun, WeightwireError
 from weightwire.follower.follow_context import FollowContext
 from weightwire.follower.patch_queue import PatchQueue
 from weightwire.follower.replica_updater import ReplicaUpdater
@@ -73,10 +73,10 @@ class Discovery:
 
         try:
             await around_lost_data(self._fetcher, advance_to_the_end, self._warn_once)
-        except (DataGone, CorruptDelta, Truncated) as problem:
+        except LOST_FOR_GOOD as problem:
             if (version := self._position.version) is None:
                 raise
-            raise type(problem)(
+            raise problem.reworded(
                 f"{problem.message}; this replica stays at version {version}", hint=problem.hint
             ) from problem
 

@@ -9,6 +9,7 @@ from weightwire.bucket import Bucket
 from weightwire.chain import (
     ChainReader,
     Commit,
+    Folder,
     Gc,
     Run,
     Sealed,
@@ -16,6 +17,7 @@ from weightwire.chain import (
     back_versions,
     commit_path,
     gc_path,
+    missing_commit,
     number_of,
     shortcut_path,
 )
@@ -43,7 +45,7 @@ class ChainWalk:
 
     async def walk(self) -> None:
         """From the first version to the newest, or to where the chain breaks."""
-        listed = [number_of(one.path) for one in await self.bucket.list("commits/")]
+        listed = [number_of(one.path) for one in await self.bucket.list(Folder.COMMITS)]
         self.head = max((number for number in listed if number is not None), default=-1)
         parent: Sealed[Commit] | None = None
         while (version := len(self.hashes)) <= self.head:
@@ -53,7 +55,8 @@ class ChainWalk:
                 self.findings.add(version, commit_path(version), problem)
                 return
             if not found:
-                self.findings.add(version, commit_path(version), "is missing, though later versions are there")
+                path = commit_path(version)
+                self.findings.add(version, path, missing_commit(self.chain.where(path)))
                 return
             for parent in found:
                 self._accept(parent)
@@ -69,7 +72,7 @@ class ChainWalk:
 
     async def read_below(self) -> None:
         """Below which version retention may have deleted data, by now."""
-        listed = [number_of(one.path) for one in await self.bucket.list("gc/")]
+        listed = [number_of(one.path) for one in await self.bucket.list(Folder.GC)]
         for number in sorted((number for number in listed if number is not None), reverse=True):
             if number <= self.below:
                 return

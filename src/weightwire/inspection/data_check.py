@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 
 from weightwire.bucket import each
-from weightwire.chain import DELTA, DataFile
+from weightwire.chain import DELTA, DataFile, Folder
 from weightwire.delta import Delta
 from weightwire.errors import CorruptDelta, NotFound, UnsupportedFormat, WeightwireError
 from weightwire.inspection.chain_walk import ChainWalk
@@ -33,8 +33,8 @@ class DataCheck:
 
     async def list_data(self) -> None:
         """Shortcuts, then data, then gc records: what is deleted meanwhile has been announced by then."""
-        shortcuts = [one.path for one in await self._bucket.list("shortcuts/")]
-        for folder in ("deltas/", "anchors/"):
+        shortcuts = [one.path for one in await self._bucket.list(Folder.SHORTCUTS)]
+        for folder in (Folder.DELTAS, Folder.ANCHORS):
             self._sizes |= {one.path: one.size for one in await self._bucket.list(folder)}
         await self._walk.read_below()
         await self._walk.read_shortcuts(shortcuts)

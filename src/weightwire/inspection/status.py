@@ -14,6 +14,7 @@ from weightwire.chain import (
     DELTA,
     ChainReader,
     Commit,
+    Folder,
     Run,
     StageTiming,
     commit_path,
@@ -154,10 +155,10 @@ async def read_status(bucket: Bucket, runtime: Runtime) -> RunStatus:
     head = commits[-1] if commits else None
     newest = head.version if head else -1
     committed = await bucket.find(commit_path(newest)) if head else None
-    beats = await bucket.list("replicas/")
+    beats = await bucket.list(Folder.REPLICAS)
     now = max([runtime.time(), committed.modified if committed else 0.0, *(one.modified for one in beats)])
-    claim = await chain.newest_epoch(await bucket.list("epochs/"))
-    gc = await chain.newest_gc(await bucket.list("gc/"))
+    claim = await chain.newest_epoch(await bucket.list(Folder.EPOCHS))
+    gc = await chain.newest_gc(await bucket.list(Folder.GC))
     return RunStatus(
         url=bucket.url,
         run=run.run,
@@ -182,7 +183,7 @@ async def read_history(bucket: Bucket, last: int) -> list[VersionStatus]:
 
 async def _newest_anchor(chain: ChainReader, head: int) -> AnchorStatus | None:
     """An object alone is no anchor: a record must name it."""
-    listed = {one.path for one in await chain.bucket.list("anchors/")}
+    listed = {one.path for one in await chain.bucket.list(Folder.ANCHORS)}
     versions = {version for path in listed if (version := version_of(path)) is not None}
     shortcuts = await find_anchors(chain, head)
     for version in sorted((one for one in versions if one <= head), reverse=True):

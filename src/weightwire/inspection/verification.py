@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from weightwire.chain import ANCHOR, Commit, DataFile, Shortcut, commit_path
+from weightwire.chain import ANCHOR, Commit, DataFile, Folder, Shortcut, commit_path
 from weightwire.errors import WeightwireError
 
 __all__ = ["Findings", "Problem", "Progress", "ReadProgress", "Verification", "Way"]
@@ -57,7 +57,7 @@ class Way:
     @property
     def is_beside(self) -> bool:
         """Whether the chain goes on without it."""
-        return self.path.startswith("shortcuts/")
+        return self.path.startswith(Folder.SHORTCUTS)
 
     @classmethod
     def of_commit(cls, commit: Commit) -> Way:

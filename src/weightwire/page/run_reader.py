@@ -12,6 +12,7 @@ from weightwire.chain import (
     ChainReader,
     Commit,
     Epoch,
+    Folder,
     Gc,
     Heartbeat,
     Run,
@@ -164,13 +165,13 @@ class _Surroundings:
             return
         self._lists.allowed = True
         await self._read_shortcuts(range(commits[0].version, commits[-1].version + 1) if commits else range(0))
-        self._data = {one.path for one in await self._lists.list("anchors/")}
-        self.gc = await self._chain.newest_gc(await self._lists.list("gc/")) or self.gc
-        self.publisher = await self._chain.newest_epoch(await self._lists.list("epochs/")) or self.publisher
+        self._data = {one.path for one in await self._lists.list(Folder.ANCHORS)}
+        self.gc = await self._chain.newest_gc(await self._lists.list(Folder.GC)) or self.gc
+        self.publisher = await self._chain.newest_epoch(await self._lists.list(Folder.EPOCHS)) or self.publisher
         self._listed = now
 
     async def _read_shortcuts(self, shown: range) -> None:
-        wanted = [one.path for one in await self._lists.list("shortcuts/") if version_of(one.path) in shown]
+        wanted = [one.path for one in await self._lists.list(Folder.SHORTCUTS) if version_of(one.path) in shown]
 
         async def read(path: str) -> None:
             self._shortcuts[path] = await self._chain.read_shortcut(path)
@@ -195,7 +196,7 @@ class _KnownReplicas:
 
     async def look(self) -> tuple[list[ReplicaView], int]:
         """Those that were heard of last, and how many others there are; of them nothing is read."""
-        listed = sorted(await self._lists.list("replicas/"), key=lambda one: -one.modified)
+        listed = sorted(await self._lists.list(Folder.REPLICAS), key=lambda one: -one.modified)
         newest = listed[:_REPLICAS]
         known = self._beats
         await each([one for one in newest if one.path not in known or known[one.path][0] != one], _AT_ONCE, self._read)

@@ -10,7 +10,7 @@ import asyncio
 from contextlib import suppress
 
 from weightwire.bucket import ObjectInfo, each
-from weightwire.chain import ChainReader, Heartbeat, StageTiming
+from weightwire.chain import ChainReader, Folder, Heartbeat, StageTiming
 from weightwire.errors import BucketError, Fenced, Interrupted, RankFailed, WeightwireError
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
@@ -146,7 +146,7 @@ class PublishLoop:
                 if beat is not None:
                     found.append(beat)
 
-        await each(await self.context.bucket.list("replicas/"), _AT_ONCE, read)
+        await each(await self.context.bucket.list(Folder.REPLICAS), _AT_ONCE, read)
         # One that claims to be ahead of everybody is none of ours.
         known = self.process.version or 0
         return [one for one in found if one.version <= known]

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weightwire.bucket import probe_bucket
-from weightwire.catchup import ChainPath, Fetcher, around_lost_data, plan, restore_weights
+from weightwire.catchup import LOST_FOR_GOOD, ChainPath, Fetcher, around_lost_data, plan, restore_weights
 from weightwire.chain import (
     BASE,
+    HEAD,
     ChainReader,
     ChainWriter,
     Commit,
+    Folder,
     Run,
     Sealed,
     SideFile,
@@ -30,10 +32,7 @@ from weightwire.delta import State, digest
 from weightwire.errors import (
     BucketError,
     CheckpointError,
-    CorruptDelta,
-    DataGone,
     NoRun,
-    Truncated,
     UnsafeBucket,
     WeightwireError,
 )
@@ -45,7 +44,7 @@ from weightwire.weights import Schema, Weights, check_schema, copy_weights, sche
 
 __all__ = ["Session", "Takeover", "UnclaimedRun"]
 
-_OURS = {"anchors", "commits", "deltas", "epochs", "files", "gc", "probe", "replicas", "shortcuts", "HEAD.json"}
+_OURS = {HEAD, *(folder.removesuffix("/") for folder in Folder)}
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,7 @@ class Takeover:
 
         try:
             return await around_lost_data(fetcher, attempt, self._warn)
-        except (DataGone, CorruptDelta, Truncated) as problem:
+        except LOST_FOR_GOOD as problem:
             self._warn(f"{problem.message}; the next version will be an anchor, with all weights")
             return UnclaimedRun(chain.run, copies, head)
 

@@ -18,12 +18,14 @@ from weightwire.bucket import Bucket, ObjectInfo, each
 from weightwire.chain import (
     ChainReader,
     Commit,
+    Folder,
     Gc,
     Heartbeat,
     Record,
     Shortcut,
     commit_path,
     gc_path,
+    missing_commit,
     number_of,
     read_run,
     replica_name_of,
@@ -62,6 +64,7 @@ from weightwire.upkeep.retention import (
 __all__ = ["Sweep", "sweep"]
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
+_Versioned = tuple[int, Removal]  # with the version that the object belongs to
 
 _AT_ONCE = 16  # requests at the same time
 _WINDOW = 64  # commits held at the same time
@@ -131,9 +134,9 @@ async def sweep(bucket: Bucket, runtime: Runtime, retention: Retention, *, dry_r
         view.records.append(Announced(bound, view.now))
     gone = min(bound, settled(view.records, view.now, retention.grace))
     steps = [
-        _of_versions(view.shortcut_objects, gone),  # first: what they lead to is about to go
-        _of_versions(view.data, gone),
-        [one for one in strays if _version_of(one.path) >= gone] + _leftovers(view.probes, view.now),
+        [one for _, one in _of_versions(view.shortcut_objects, 0, gone)],  # first: what they lead to is about to go
+        [one for _, one in _of_versions(view.data, 0, gone)],
+        [one for version, one in strays if version >= gone] + _leftovers(view.probes, view.now),
         _forgotten(view, retention),
     ]
     if not dry_run:
@@ -167,23 +170,23 @@ async def _delete(bucket: Bucket, steps: Iterable[Sequence[Removal]], heartbeats
         await each(step, _AT_ONCE, delete)
 
 
-def _of_versions(objects: Mapping[int, Sequence[ObjectInfo]], bound: int) -> list[Removal]:
+def _of_versions(objects: Mapping[int, Sequence[ObjectInfo]], begin: int, end: int) -> list[_Versioned]:
     return [
-        Removal(one.path, one.size, f"below version {bound}")
+        (version, Removal(one.path, one.size, f"below version {end}"))
         for version in sorted(objects)
-        if version < bound
+        if begin <= version < end
         for one in objects[version]
     ]
 
 
-def _waiting(view: _View, begin: int, end: int, grace: float, strays: Iterable[Removal]) -> list[Removal]:
+def _waiting(view: _View, begin: int, end: int, grace: float, strays: Iterable[_Versioned]) -> list[Removal]:
     """What goes when its grace period is over, and no sooner."""
-    stray = {one.path for one in strays}
+    stray = {one.path for _, one in strays}
     return [
-        replace(one, due=due(view.records, _version_of(one.path), grace))
+        replace(one, due=due(view.records, version, grace))
         for objects in (view.shortcut_objects, view.data)
-        for one in _of_versions(objects, end)
-        if _version_of(one.path) >= begin and one.path not in stray
+        for version, one in _of_versions(objects, begin, end)
+        if one.path not in stray
     ]
 
 
@@ -210,9 +213,9 @@ async def _look(bucket: Bucket, runtime: Runtime, chain: ChainReader, retention:
     """
     view = _View()
     now = None if dry_run else await _store_time(bucket, runtime)
-    listed = [await bucket.list("commits/"), await bucket.list("deltas/"), await bucket.list("anchors/")]
-    listed += [await bucket.list("shortcuts/"), await bucket.list("replicas/"), await bucket.list("gc/")]
-    view.probes = await bucket.list("probe/")
+    listed = [await bucket.list(folder) for folder in (Folder.COMMITS, Folder.DELTAS, Folder.ANCHORS)]
+    listed += [await bucket.list(folder) for folder in (Folder.SHORTCUTS, Folder.REPLICAS, Folder.GC)]
+    view.probes = await bucket.list(Folder.PROBE)
     commits, deltas, anchors, shortcuts, replicas, records = listed
     newest = max((one.modified for objects in (*listed, view.probes) for one in objects), default=0.0)
     view.now = newest if now is None else now
@@ -229,7 +232,7 @@ async def _look(bucket: Bucket, runtime: Runtime, chain: ChainReader, retention:
 
 async def _store_time(bucket: Bucket, runtime: Runtime) -> float | None:
     """What the store's clock says; None to those who may not write."""
-    path = f"probe/{runtime.token()}"
+    path = f"{Folder.PROBE}{runtime.token()}"
     try:
         await bucket.put(path, b"what time is it?")
         found = await bucket.find(path)
@@ -250,12 +253,6 @@ def _by_version(objects: Iterable[ObjectInfo]) -> dict[int, list[ObjectInfo]]:
     return dict(found)
 
 
-def _version_of(path: str) -> int:
-    version = version_of(path)
-    assert version is not None
-    return version
-
-
 async def _without_holes(chain: ChainReader, objects: Iterable[ObjectInfo]) -> dict[int, float]:
     """When each version was committed. A listing may miss what came meanwhile; where one is really missing, nothing may
     be deleted."""
@@ -267,10 +264,7 @@ async def _without_holes(chain: ChainReader, objects: Iterable[ObjectInfo]) -> d
             break
         found[version] = one.modified
     if (version := _first_hole(found)) is not None:
-        raise BrokenChain(
-            f"{chain.where(commit_path(version))}: is missing, though later versions are there; nothing was deleted",
-            hint="`weightwire verify` finds out how far the chain is whole",
-        )
+        raise missing_commit(chain.where(commit_path(version)), "; nothing was deleted")
     return found
 
 
@@ -290,14 +284,15 @@ async def _read(chain: ChainReader, one: ObjectInfo, kind: type[AnyRecord]) -> A
 
 
 async def _read_shortcuts(chain: ChainReader, view: _View) -> None:
-    async def read(one: ObjectInfo) -> None:
+    async def read(found: tuple[int, ObjectInfo]) -> None:
+        version, one = found
         shortcut = await chain.read_shortcut(one.path)
         if shortcut is None:
-            view.unclear.add(_version_of(one.path))  # of a newer release, maybe: who knows what it names
+            view.unclear.add(version)  # of a newer release, maybe: who knows what it names
         else:
             view.shortcuts.setdefault(shortcut.version, []).append(shortcut)
 
-    await each([one for objects in view.shortcut_objects.values() for one in objects], _AT_ONCE, read)
+    await each([(version, one) for version, found in view.shortcut_objects.items() for one in found], _AT_ONCE, read)
 
 
 async def _read_leases(chain: ChainReader, view: _View, retention: Retention) -> None:
@@ -335,10 +330,10 @@ async def _read_records(chain: ChainReader, objects: Iterable[ObjectInfo], now: 
     return found
 
 
-async def _examine(chain: ChainReader, view: _View, retention: Retention) -> tuple[list[int], list[Removal]]:
+async def _examine(chain: ChainReader, view: _View, retention: Retention) -> tuple[list[int], list[_Versioned]]:
     """From the newest version down: anchors from which it can be reached, as many as matter; and orphans."""
     anchors: list[int] = []
-    strays: list[Removal] = []
+    strays: list[_Versioned] = []
     sizes, reachable = view.sizes, True
     young = first_young(retention, view.now, view.commits)
     lowest = min(view.data, default=view.head + 1)
@@ -352,7 +347,8 @@ async def _examine(chain: ChainReader, view: _View, retention: Retention) -> tup
                 anchors.append(version)
             reachable = reachable and is_there(commit.files, sizes)
             if version not in view.unclear:
-                strays += orphans(commit, shortcuts, view.data.get(version, []), view.now, retention)
+                found = orphans(commit, shortcuts, view.data.get(version, []), view.now, retention)
+                strays += [(version, one) for one in found]
     return anchors, strays
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from weightwire.bucket import ObjectInfo
 from weightwire.catchup import anchors_of
-from weightwire.chain import Commit, DataFile, Shortcut
+from weightwire.chain import Commit, DataFile, Folder, Shortcut
 
 __all__ = [
     "DAY",
@@ -166,7 +166,7 @@ def orphans(
     named = {file.path for files in (commit.files, *(one.files for one in shortcuts)) for file in files}
     found = []
     for one in objects:
-        patience = retention.grace if one.path.startswith("deltas/") else retention.anchor_orphan
+        patience = retention.grace if one.path.startswith(Folder.DELTAS) else retention.anchor_orphan
         if one.path not in named and now - one.modified >= patience:
             found.append(Removal(one.path, one.size, f"an orphan: version {commit.version} does not name it"))
     return found
