@@ -24,6 +24,11 @@ def _no_cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
+def test_a_bucket_is_itself(tmp_path: Path) -> None:
+    bucket = open_bucket(tmp_path)
+    assert open_bucket(bucket) is bucket
+
+
 # Directories
 
 

@@ -159,7 +159,7 @@ class Simulation:
     async def train(self, process: Process) -> bool:
         """Publishes some versions. Returns whether its life is over, for good or because another took over."""
         rng = process.random
-        settings = PublisherSettings(threads=1, anchor_every=rng.choice([None, 2, 5]), patience=30.0)
+        settings = PublisherSettings(threads=1, anchor_every=rng.choice([None, 2, 5]), retry_seconds=30.0)
         work = self.publishing(process, settings)
         try:
             await work.process.start()

@@ -17,7 +17,7 @@ from faults.simulation import attempt, simulate
 from weightwire.bucket.port import Bucket
 from weightwire.chain.writer import ChainWriter, settle
 from weightwire.errors import AlreadyExists, BucketError
-from weightwire.publisher.last_published import CopyAdvance
+from weightwire.publisher.copy_advance import CopyAdvance
 from weightwire.system.runtime import Runtime
 
 SEEDS = int(os.environ.get("WEIGHTWIRE_SEEDS", "300"))

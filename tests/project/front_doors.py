@@ -214,6 +214,7 @@ FRONT_DOORS: dict[str, list[str]] = {
     "server": [],
     "system": [
         "Closeable",
+        "Deadline",
         "HttpReply",
         "HttpRequest",
         "HttpServer",
@@ -264,6 +265,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "Casting",
         "Checkpoint",
         "CheckpointWriter",
+        "DEFAULT_DTYPE",
         "DTYPES",
         "Dtype",
         "LENGTH_SIZE",

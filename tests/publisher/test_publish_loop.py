@@ -39,7 +39,7 @@ class TestCommits:
             assert (await over(others[-1])).version == 3
             assert others[0].superseded_by is others[1]
 
-        assert steps(play(scene, patience=1.0)) == [None, 1, 2, 5]
+        assert steps(play(scene, retry_seconds=1.0)) == [None, 1, 2, 5]
 
     def test_a_commit_may_arrive_late(self) -> None:
         async def scene(trainer: LoopTrainer) -> None:

@@ -1,4 +1,4 @@
-"""Uploads that fail are tried again, until patience ends or something newer is waiting."""
+"""Uploads that fail are tried again, until the time for that is over or something newer is waiting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TestUploads:
         assert trainer.bucket.count("put", "deltas/") == 6
         assert len([message for message in trainer.warnings if message.endswith("; trying again")]) == 5
 
-    def test_uploads_are_given_up_when_patience_ends(self) -> None:
+    def test_uploads_are_given_up_when_the_time_to_retry_is_over(self) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             before = trainer.held
             trainer.bucket.trouble("put", "deltas/", failed, times=1e9)
@@ -35,7 +35,7 @@ class TestUploads:
             trainer.bucket.calm()
             assert (await over(trainer.publish())).version == 2
 
-        trainer = play(scene, patience=20.0)
+        trainer = play(scene, retry_seconds=20.0)
         assert steps(trainer) == [None, 1, 3]
         assert trainer.held == digest(trainer.weights).hex
         assert "step 2: not published (the request failed); the next one includes it" in trainer.warnings
@@ -52,7 +52,7 @@ class TestUploads:
             trainer.bucket.calm()
             assert (await over(new)).version == 2
 
-        trainer = play(scene, patience=1e9)
+        trainer = play(scene, retry_seconds=1e9)
         assert steps(trainer) == [None, 1, 3]
         assert trainer.held == digest(trainer.weights).hex
 

@@ -26,8 +26,10 @@ _KNOWN = (
 _SECRETS = "credentials and settings come from the environment: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on"
 
 
-def open_bucket(url: str | os.PathLike[str]) -> Bucket:
-    """The bucket at a URL, or in a directory. Nothing is asked of it yet."""
+def open_bucket(url: str | os.PathLike[str] | Bucket) -> Bucket:
+    """The bucket at a URL, or in a directory; a bucket is itself. Nothing is asked of it yet."""
+    if not isinstance(url, str | os.PathLike):
+        return url
     text = os.fspath(url)
     scheme = _SCHEME.match(text)
     if scheme is None:

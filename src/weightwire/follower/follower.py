@@ -54,7 +54,7 @@ class Follower(Closeable):
     ) -> None:
         if name is not None and not is_replica_name(name):
             raise ReplicaError(f"{name!r:.100} is no name for a replica", hint="use letters, digits, '.', '_' and '-'")
-        self._bucket = open_bucket(url) if isinstance(url, str | os.PathLike) else url
+        self._bucket = open_bucket(url)
         weights = None if base is None else read_weights(base)
         self.replica = Replica.open(into, threads=threads)
         self._running: Future[None] | None = None

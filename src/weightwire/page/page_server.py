@@ -72,7 +72,7 @@ class PageServer(Closeable):
         self, url: str | os.PathLike[str] | Bucket, *, host: str = "127.0.0.1", port: int | None = None
     ) -> None:
         plotly()  # without which there is nothing to show
-        self._bucket = open_bucket(url) if isinstance(url, str | os.PathLike) else url
+        self._bucket = open_bucket(url)
         self._server = HttpServer(
             host,
             range(PORT, PORT + _TRIES) if port is None else [port],

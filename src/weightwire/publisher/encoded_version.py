@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from weightwire.chain import ANCHOR, DELTA, DataFile, StageTiming
 from weightwire.delta import Delta, State, anchor
-from weightwire.publisher.last_published import CopyAdvance, advance_copy
+from weightwire.publisher.copy_advance import CopyAdvance, advance_copy
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_process import Taken
 from weightwire.weights import copy_weights
@@ -89,5 +89,5 @@ async def upload_version(
     async with context.stage("upload", encoded.version) as uploading:
         uploading.nbytes = encoded.data.nbytes
         file = await context.uploader.name(encoded.kind, encoded.version, epoch, encoded.data, rank)
-        await context.uploader.patiently(lambda: context.uploader.put(file, encoded.data), lambda: taken.copies.waiting)
+        await context.uploader.retry(lambda: context.uploader.put(file, encoded.data), lambda: taken.copies.waiting)
     return (file,), {**stages, "upload": uploading.timing}

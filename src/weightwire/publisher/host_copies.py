@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weightwire.codec import Layout
+from weightwire.publisher.aligned_memory import CACHE_LINE, aligned_memory
 from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.system import Stopped, in_order, to_the_end
 from weightwire.weights import Dtype, Schema, Tensor, Weights, check_schema
@@ -25,7 +26,6 @@ Rows = tuple[int, int]
 BlockKey = tuple[str, int]
 """A tensor's name, and the index of one of its blocks: captures and diffs cut tensors in the same places."""
 
-_ALIGNED = 64  # a cache line: no two tensors share one
 _BATCH = 4 << 20  # bytes; a model has hundreds of tensors that are not worth a job of their own
 
 
@@ -165,14 +165,11 @@ def _allocate(schema: Schema, rows: Mapping[str, Rows], threads: int | None) -> 
     size = 0
     for name, (dtype, shape) in schema.items():
         places[name] = size
-        size += -(-Layout.of(dtype, shape, rows.get(name)).count * dtype.unit // _ALIGNED) * _ALIGNED
-    memory = np.empty(size + _ALIGNED, np.uint8)
+        nbytes = Layout.of(dtype, shape, rows.get(name)).count * dtype.unit
+        size += -(-nbytes // CACHE_LINE) * CACHE_LINE  # no two tensors share one
+    memory = aligned_memory(size)
     _touch(memory, threads)
-    first = -memory.ctypes.data % _ALIGNED
-    return {
-        name: _place(memory, first + places[name], dtype, shape, rows.get(name))
-        for name, (dtype, shape) in schema.items()
-    }
+    return {name: _place(memory, places[name], dtype, shape, rows.get(name)) for name, (dtype, shape) in schema.items()}
 
 
 def _touch(memory: npt.NDArray[np.uint8], threads: int | None) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import SupportsFloat
 
 from weightwire.chain import Commit, StageTiming
 from weightwire.errors import WeightwireError
+from weightwire.system import Deadline
 
 __all__ = ["Publication", "read_metrics"]
 
@@ -46,10 +46,10 @@ class Publication:
 
     def wait(self, timeout: float | None = None) -> int:
         """The version that holds these weights, or newer ones that took their place. Raises what went wrong."""
-        until = None if timeout is None else time.monotonic() + timeout
+        deadline = Deadline(timeout)
         one = self
         while True:
-            if not one._wait(None if until is None else max(0.0, until - time.monotonic())):
+            if not one._wait(deadline.left):
                 raise TimeoutError(f"step {self.step}: not committed after {timeout:g} s")
             if one.superseded_by is None:
                 break

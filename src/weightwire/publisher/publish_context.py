@@ -30,7 +30,7 @@ class PublishContext:
 
     @cached_property
     def uploader(self) -> Uploader:
-        return Uploader(self.bucket, self.runtime, self.settings.patience, self.warn)
+        return Uploader(self.bucket, self.runtime, self.settings.retry_seconds, self.warn)
 
     def warn(self, message: str) -> None:
         self.emit(warning(message, at=self.runtime.time()))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -27,9 +26,20 @@ from weightwire.publisher.ranks.protocol import RankGroup
 from weightwire.publisher.ranks.rank_process import RankProcess
 from weightwire.publisher.settings import PublisherSettings
 from weightwire.publisher.single_process import SingleProcess
-from weightwire.system import LoopThread, Runtime
+from weightwire.system import Deadline, LoopThread, Runtime
 from weightwire.telemetry import Event, Listener, careful, log_event
-from weightwire.weights import Casting, Checkpoint, Dtype, Tensor, Weights, read_live, read_weights, side_files, untie
+from weightwire.weights import (
+    DEFAULT_DTYPE,
+    Casting,
+    Checkpoint,
+    Dtype,
+    Tensor,
+    Weights,
+    read_live,
+    read_weights,
+    side_files,
+    untie,
+)
 
 __all__ = ["Publisher"]
 
@@ -74,7 +84,7 @@ class Publisher:
         notify: Sequence[str] = (),
         insist: bool = False,
         published: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-        dtype: str | None = "bfloat16",
+        dtype: str | None = DEFAULT_DTYPE,
         dtypes: Mapping[str, str] | None = None,
         ranks: RankGroup | None = None,
         threads: int | None = None,
@@ -98,8 +108,7 @@ class Publisher:
         self._emit = careful(on_event)
         runtime = Runtime()
         self._notifier = FollowerNotifier(tuple(notify), runtime, self._emit)
-        bucket = open_bucket(url) if isinstance(url, str | os.PathLike) else url
-        self._context = context = PublishContext(bucket, runtime, settings, self._on_event)
+        self._context = context = PublishContext(open_bucket(url), runtime, settings, self._on_event)
         self._process: PublishProcess = SingleProcess(context) if ranks is None else RankProcess(context, ranks)
         self._loop = PublishLoop(context, self._process)
         self._background = LoopThread("weightwire-publisher")
@@ -185,13 +194,12 @@ class Publisher:
         """Until what was published last is committed, and so many followers hold it. Returns its version."""
         if self._last is None:
             raise WeightwireError("nothing has been published yet", hint="publish() first")
-        until = None if timeout is None else time.monotonic() + timeout
+        deadline = Deadline(timeout)
         version = self._last.wait(timeout)
         if replicas:
-            left = None if until is None else max(0.0, until - time.monotonic())
             self._check_usable()
             try:
-                self._background.call(self._loop.wait_for_replicas(version, replicas), left)
+                self._background.call(self._loop.wait_for_replicas(version, replicas), deadline.left)
             except TimeoutError:
                 raise TimeoutError(
                     f"version {version}: is not held by {replicas} replicas after {timeout:g} s"
@@ -205,17 +213,13 @@ class Publisher:
         self._closed = True
         if not self._background.is_running:  # in a forked child
             return
-        until = None if timeout is None else time.monotonic() + timeout
-
-        def left() -> float | None:
-            return None if until is None else max(0.0, until - time.monotonic())
-
+        deadline = Deadline(timeout)
         try:
-            self._background.call(self._loop.close(), left())
-            self._running.result(left())
-            self._background.call(self._loop.close(), left())
+            self._background.call(self._loop.close(), deadline.left)
+            self._running.result(deadline.left)
+            self._background.call(self._loop.close(), deadline.left)
         finally:
-            self._background.stop(left())
+            self._background.stop(deadline.left)
             self._loop.abandon()
         if self._last is not None and not self._last.raised:
             self._last.wait(0)

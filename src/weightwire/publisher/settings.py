@@ -20,7 +20,7 @@ class PublisherSettings:
     published: Weights | None = None
     files: Mapping[str, Path | bytes] = field(default_factory=dict)
     anchor_every: int | None = None
-    patience: float = 300.0
+    retry_seconds: float = 300.0
     blocking: bool = False
     insist: bool = False
     threads: int | None = None

@@ -103,23 +103,23 @@ class SingleProcess:
         return None
 
     async def _claim(self) -> None:
-        patiently, takeover = self._context.uploader.patiently, self._takeover
+        retry, takeover = self._context.uploader.retry, self._takeover
         found = self._found or await self._look_again()
         if found is None:  # the first version starts it
-            await patiently(takeover.upload_side_files)
+            await retry(takeover.upload_side_files)
             return
         if self._writer is None:  # once: every claim is another version of the run
-            self._writer = await patiently(lambda: takeover.claim(found.run))
+            self._writer = await retry(lambda: takeover.claim(found.run))
         writer = self._writer
-        self._go_on(await patiently(lambda: takeover.resume(writer, found)))
+        self._go_on(await retry(lambda: takeover.resume(writer, found)))
 
     async def _look_again(self) -> UnclaimedRun | None:
         """Another publisher may have started the run meanwhile."""
-        patiently, takeover = self._context.uploader.patiently, self._takeover
-        run = await patiently(takeover.find_again)
+        retry, takeover = self._context.uploader.retry, self._takeover
+        run = await retry(takeover.find_again)
         if run is None:
             return None
-        found = await patiently(lambda: takeover.read(run, self._copies))
+        found = await retry(lambda: takeover.read(run, self._copies))
         self._find(found)
         return found
 
@@ -174,9 +174,7 @@ class SingleProcess:
         context, schema = self._context, schema_of_weights(taken.copies.published)
         async with encode_version(context, taken, FIRST_VERSION, None) as encoded:
             uploaded = await upload_version(context, taken, encoded, FIRST_EPOCH)
-            writer = await context.uploader.patiently(
-                lambda: self._takeover.start_run(schema, taken.publication.aliases)
-            )
+            writer = await context.uploader.retry(lambda: self._takeover.start_run(schema, taken.publication.aliases))
             session = self._session = Session(writer)
             if (writer.next_version, writer.epoch) != (FIRST_VERSION, FIRST_EPOCH):  # another was there first
                 encoded = replace(encoded, version=writer.next_version)
@@ -192,7 +190,7 @@ class SingleProcess:
         stages: Mapping[str, StageTiming],
     ) -> Sealed[Commit]:
         writer, publication = session.writer, taken.publication
-        commit = await self._context.uploader.patiently(
+        commit = await self._context.uploader.retry(
             lambda: writer.prepare(
                 kind=encoded.kind,
                 after=encoded.data.after,

@@ -1,4 +1,4 @@
-"""How a publisher brings data into the bucket: with patience, and under names that say what it is.
+"""How a publisher brings data into the bucket: trying again where it fails, and under names that say what it is.
 
 Knows deltas as bytes; no records but those that name a file.
 """
@@ -28,18 +28,18 @@ def _never() -> bool:
 
 
 class Uploader:
-    """`patience` is how many seconds of failures are borne with."""
+    """What fails is tried again for `retry_seconds`."""
 
-    def __init__(self, bucket: Bucket, runtime: Runtime, patience: float, warn: Warn) -> None:
+    def __init__(self, bucket: Bucket, runtime: Runtime, retry_seconds: float, warn: Warn) -> None:
         self._bucket = bucket
         self._runtime = runtime
-        self._patience = patience
+        self._retry_seconds = retry_seconds
         self._warn = warn
 
-    async def patiently(
+    async def retry(
         self, work: Callable[[], Awaitable[Result]], is_newer_waiting: Callable[[], bool] = _never
     ) -> Result:
-        """Tries again until it works, until patience ends, or until something newer is waiting."""
+        """Tries again until it works, until the time for that is over, or until something newer is waiting."""
         began, tries = self._runtime.clock(), 0
         while True:
             try:
@@ -48,7 +48,7 @@ class Uploader:
                 raise
             except BucketError as problem:
                 tries += 1
-                if is_newer_waiting() or self._runtime.clock() - began > self._patience:
+                if is_newer_waiting() or self._runtime.clock() - began > self._retry_seconds:
                     raise
                 self._warn(f"{problem.message}; trying again")
             await asyncio.sleep(backoff(self._runtime, tries))

@@ -2,6 +2,7 @@
 
 from weightwire.system import durable_files
 from weightwire.system.closeable import Closeable
+from weightwire.system.deadline import Deadline
 from weightwire.system.http_server import (
     HttpReply,
     HttpRequest,
@@ -19,6 +20,7 @@ from weightwire.system.thread_pool import Progress, Stopped, in_order, to_the_en
 
 __all__ = [
     "Closeable",
+    "Deadline",
     "HttpReply",
     "HttpRequest",
     "HttpServer",

@@ -22,7 +22,7 @@ from weightwire.bucket import Bucket
 from weightwire.chain import DELTA
 from weightwire.publisher import Publication, Publisher
 from weightwire.trainers.torch import publisher_for
-from weightwire.weights import unwrapped
+from weightwire.weights import DEFAULT_DTYPE, unwrapped
 
 __all__ = ["WeightwireCallback", "model_files"]
 
@@ -191,7 +191,7 @@ def _as_published(config: bytes, model: Any, options: Mapping[str, Any]) -> byte
     settings = json.loads(config)
     dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
     if dtype == "float32":
-        dtype = str(options.get("dtype", "bfloat16") or dtype).removeprefix("torch.")
+        dtype = str(options.get("dtype", DEFAULT_DTYPE) or dtype).removeprefix("torch.")
     if dtype:
         settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = dtype
     settings["architectures"] = settings.get("architectures") or [type(model).__name__.removeprefix("FSDP")]

@@ -23,7 +23,7 @@ from weightwire.bucket import Bucket
 from weightwire.engines.registry import find_engine, split_engine
 from weightwire.errors import EngineError, EngineGone
 from weightwire.publisher import Publication, Publisher
-from weightwire.weights import Casting, Dtype, Tensor, as_mapping, plain_names, read_live
+from weightwire.weights import DEFAULT_DTYPE, Casting, Dtype, Tensor, as_mapping, plain_names, read_live
 
 __all__ = ["BucketTransfer"]
 
@@ -73,7 +73,7 @@ class BucketTransfer:
         self._options = options
         self._timeout = timeout
         self._max_behind = 0 if applied else max_behind
-        self._casting = Casting.of(options.get("dtype", "bfloat16"), options.get("dtypes"))
+        self._casting = Casting.of(options.get("dtype", DEFAULT_DTYPE), options.get("dtypes"))
         self._copies: dict[str, Tensor] = {}
         self._engine = None if server is None else _EngineLag(server)
         self._trainer: Any = None

@@ -22,7 +22,10 @@ from weightwire.weights.source import check_name, read_weights
 from weightwire.weights.tensor import Tensor, Weights, refuse
 from weightwire.weights.torch_tensor import LiveTensor, is_torch_tensor
 
-__all__ = ["Casting", "as_mapping", "plain_names", "read_live", "untie", "unwrapped"]
+__all__ = ["DEFAULT_DTYPE", "Casting", "as_mapping", "plain_names", "read_live", "untie", "unwrapped"]
+
+DEFAULT_DTYPE = "bfloat16"
+"""What a trainer's float32 weights are cast to, unless it says otherwise."""
 
 # What torch puts into the names of weights: compiled modules, activation checkpointing, FSDP.
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}

@@ -18,7 +18,7 @@ from support.commands import Running, Training, bits_of, save_checkpoint, state_
 from weightwire.cli.publish.checkpoint_candidate import CheckpointCandidate, TornCheckpoint
 from weightwire.cli.publish.run_publisher import PublishOptions, RunPublisher
 from weightwire.publisher import encoded_version
-from weightwire.publisher.last_published import advance_copy
+from weightwire.publisher.copy_advance import advance_copy
 
 
 @pytest.fixture

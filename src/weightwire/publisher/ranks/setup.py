@@ -150,22 +150,22 @@ class RankSetup:
         return await self._recall(share) if self.held.is_claimed else RankSession(self.held)
 
     async def _claim(self, partition: Partition) -> Held:
-        patiently, takeover = self._context.uploader.patiently, self._takeover
+        retry, takeover = self._context.uploader.retry, self._takeover
         if self.writer is None:
-            run = self.held.run or await patiently(takeover.find_again)
+            run = self.held.run or await retry(takeover.find_again)
             if run is not None:
                 takeover.check_schema(partition.schema, run)
-                self.writer = await patiently(lambda: takeover.claim(run))
+                self.writer = await retry(lambda: takeover.claim(run))
             elif self._context.settings.base is not None:
                 await self.open_run(partition)
             else:
-                await patiently(takeover.upload_side_files)
+                await retry(takeover.upload_side_files)
         return _hold_of(self.writer) if self.writer else Held()
 
     async def open_run(self, partition: Partition) -> ChainWriter:
         """On rank 0: the run, started if there is none."""
         if self.writer is None:
-            self.writer = await self._context.uploader.patiently(
+            self.writer = await self._context.uploader.retry(
                 lambda: self._takeover.start_run(partition.schema, partition.aliases)
             )
         return self.writer
@@ -224,7 +224,7 @@ class RankSetup:
         assert writer is not None
         if not after:
             base = {"kind": BASE, "after": whole.hex, "source": source}
-            commit = await self._context.uploader.patiently(lambda: writer.prepare(**base))
+            commit = await self._context.uploader.retry(lambda: writer.prepare(**base))
             await writer.send(commit)
         await self._count_anchors(writer)
         return _hold_of(writer)

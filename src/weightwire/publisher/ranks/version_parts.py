@@ -78,7 +78,7 @@ class VersionParts:
             "files": tuple(file for one in parts for file in one.files),
         }
         uploader = self._context.uploader
-        commit = await uploader.patiently(lambda: writer.prepare(**fields), lambda: taken.copies.waiting)
+        commit = await uploader.retry(lambda: writer.prepare(**fields), lambda: taken.copies.waiting)
         async with self._context.stage("commit", commit.record.version):
             await writer.send(commit)
         started = None if session.held.is_claimed else writer.run

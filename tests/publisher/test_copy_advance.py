@@ -18,8 +18,8 @@ from support.samples import base, change
 from weightwire import CheckpointError, CorruptDelta, Tensor, codec, diff, digest, patch
 from weightwire.codec.block_codec import EncodedBlock
 from weightwire.codec.block_layout import BLOCK, Layout
+from weightwire.publisher.copy_advance import advance_copy
 from weightwire.publisher.host_copies import HostCopies
-from weightwire.publisher.last_published import advance_copy
 from weightwire.weights.dtypes import DTYPES, Dtype
 from weightwire.weights.tensor import Weights
 
@@ -274,7 +274,7 @@ def test_an_interrupt_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> Non
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weightwire.publisher.last_published.CopyAdvance", interrupted)
+    monkeypatch.setattr("weightwire.publisher.copy_advance.CopyAdvance", interrupted)
     with pytest.raises(KeyboardInterrupt):
         advance_copy(copy, new)
     assert bytes_of(copy) == bytes_of(old)

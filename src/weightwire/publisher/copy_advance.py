@@ -19,12 +19,11 @@ from weightwire import codec
 from weightwire.codec import EncodedBlock, Layout, Patch
 from weightwire.delta import BlockDone, Delta, State, diff_of_blocks
 from weightwire.errors import CorruptDelta
+from weightwire.publisher.aligned_memory import aligned_memory
 from weightwire.system import Stopped, in_order, to_the_end
 from weightwire.weights import Bits, Tensor, Weights
 
 __all__ = ["CopyAdvance", "advance_copy"]
-
-_ALIGNED = 64  # a cache line
 
 
 def advance_copy(
@@ -44,30 +43,30 @@ def advance_copy(
 
     scratch = _Scratch(max((block.nbytes for block in blocks), default=0))
 
-    def take(block: _Block, stop: threading.Event) -> None:
+    def advance(block: _Block, stop: threading.Event) -> None:
         if stop.is_set():
             raise Stopped
-        block.take(latest[block.name], scratch)
+        block.advance(latest[block.name], scratch)
         if done:
             done(block.name, block.index)
         block.count()
 
     def work(stop: threading.Event) -> None:
         try:
-            for _ in in_order(partial(take, stop=stop), blocks, threads):
+            for _ in in_order(partial(advance, stop=stop), blocks, threads):
                 pass
             if stop.is_set():
                 raise Stopped
         except BaseException:
-            _take_back(blocks)
+            _undo(blocks)
             raise
 
     try:
         to_the_end(work)
         return CopyAdvance(copy, [block for block in blocks if block.changed])
     except BaseException:
-        # There is still something to take back where all went well, and an interrupt came at the last moment.
-        to_the_end(lambda stop: _take_back(blocks))
+        # There is still something to undo where all went well, and an interrupt came at the last moment.
+        to_the_end(lambda stop: _undo(blocks))
         raise
 
 
@@ -85,7 +84,7 @@ class CopyAdvance:
     def undo(self) -> None:
         """Puts everything back as it was; twice is harmless."""
         self._undone = True
-        to_the_end(lambda stop: _take_back(self._blocks))
+        to_the_end(lambda stop: _undo(self._blocks))
 
     def diff(
         self, before: State, *, threads: int | None = None, spool: IO[bytes] | None = None, part: bool = False
@@ -108,7 +107,7 @@ class CopyAdvance:
 
 @dataclass
 class _Block:
-    """One block of the copy; once it has been taken, its patch holds what was there before."""
+    """One block of the copy; once it has been advanced, its patch holds what was there before."""
 
     name: str
     bits: Bits
@@ -126,26 +125,26 @@ class _Block:
     def nbytes(self) -> int:
         return self.units.nbytes
 
-    def take(self, latest: Tensor, scratch: _Scratch) -> None:
+    def advance(self, latest: Tensor, scratch: _Scratch) -> None:
         units = self.units
         source = latest.part(*self.layout.span(self.index), partial(scratch.like, units))
         self.patch = codec.replace(units, source, self.layout.alone(self.index), 0)
 
     def count(self) -> None:
-        """How many units changed. Apart from taking them: where all were kept it takes time."""
+        """How many units changed. Apart from advancing: where all were kept it takes time."""
         assert self.patch is not None
         old = np.frombuffer(self.patch.values, self.bits.dtype)
         self.changed = len(old) if self.patch.positions is not None else int(np.count_nonzero(old != self.units))
 
-    def take_back(self) -> None:
+    def undo(self) -> None:
         if self.patch is not None:
             codec.swap(self.bits, self.patch, self.layout, self.index)
             self.patch = None
 
 
-def _take_back(blocks: Iterable[_Block]) -> None:
+def _undo(blocks: Iterable[_Block]) -> None:
     for block in blocks:
-        block.take_back()
+        block.undo()
 
 
 class _Scratch(threading.local):
@@ -156,8 +155,7 @@ class _Scratch(threading.local):
 
     @cached_property
     def _memory(self) -> npt.NDArray[np.uint8]:
-        memory = np.empty(self._nbytes + _ALIGNED, np.uint8)
-        return memory[-memory.ctypes.data % _ALIGNED :]
+        return aligned_memory(self._nbytes)
 
     def like(self, units: Bits) -> Bits:
         return self._memory[: units.nbytes].view(units.dtype)
