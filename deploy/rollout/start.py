@@ -1,4 +1,4 @@
-"""A rollout server: vLLM, the follower that keeps its weights up to date, and a door through which clients reach it.
+"""A rollout server: vLLM, the follower that keeps its weights up to date, and a proxy through which clients reach it.
 
     WEIGHTWIRE_URL    the run to follow; needed
     MODEL             what vLLM starts from: a directory, or a model of the Hub. Without it: the run itself
@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any, NoReturn, Self
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
-from door import Door
+from filtering_proxy import FilteringProxy
 
 from weightwire import Follower
 from weightwire.chain.reader import read_run
@@ -175,9 +175,9 @@ async def _serve(settings: Settings, outside: socket.socket, model: Path) -> int
         vllm = await stack.enter_async_context(Child("vLLM", _vllm(settings, model, server), VLLM_SERVER_DEV_MODE="1"))
         if await _first(_healthy(server), stop.wait(), vllm.ended()) == 0:
             follower = await stack.enter_async_context(Child("the follower", _follow(settings, model, server)))
-            door = Door(outside, server)
-            stack.push_async_callback(door.close)
-            await door.open()
+            proxy = FilteringProxy(outside, server)
+            stack.push_async_callback(proxy.close)
+            await proxy.open()
             say(f"serving on http://{settings.host}:{settings.port}")
             await _first(stop.wait(), vllm.ended(), follower.ended())
     return 0 if stop.is_set() else 1

@@ -315,8 +315,8 @@ class TestWake:
         until(lambda: follower.version == 2, 10)
 
     def test_comes_from_the_publisher(self, bucket: Troubled, follower: Follower) -> None:
-        with WakeupServer("0", wake=follower.wake, status=dict, metrics=bytes) as door:
-            trainer = Trainer(bucket.inner, notify=[f"http://{door.address}/"])
+        with WakeupServer("0", wake=follower.wake, status=dict, metrics=bytes) as server:
+            trainer = Trainer(bucket.inner, notify=[f"http://{server.address}/"])
             trainer.publish()
             follower.start()
             until(lambda: follower.version == 1)

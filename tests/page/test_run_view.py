@@ -9,7 +9,7 @@ import pytest
 
 from support.records import RUN_ID, a_run, chain_of, grow
 from weightwire.chain.records import Commit, Heartbeat, PassedVersion, StageTiming
-from weightwire.page.layers import Row
+from weightwire.page.layers import HeatRow
 from weightwire.page.run_view import (
     History,
     ReplicaView,
@@ -167,7 +167,7 @@ class TestReplicas:
 
 
 class TestHeat:
-    ROWS = (Row("a", ("a.x", "a.y"), 10), Row("b", ("b",), 4), Row("none", (), 0))
+    ROWS = (HeatRow("a", ("a.x", "a.y"), 10), HeatRow("b", ("b",), 4), HeatRow("none", (), 0))
 
     def test_a_column_is_the_fraction_that_changed(self) -> None:
         assert column_of(self.ROWS, {"a.x": 1, "a.y": 2, "b": 4, "unknown": 9}) == (0.3, 1.0, 0.0)

@@ -1,4 +1,4 @@
-"""What `deploy/` starts is started here, without Docker: a real vLLM on the CPU behind its door; the environment."""
+"""What `deploy/` starts is started here, without Docker: a real vLLM on the CPU behind its proxy; the environment."""
 
 from __future__ import annotations
 
@@ -273,16 +273,16 @@ def _changed(model: Path) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
     return changed
 
 
-# --- its door ----------------------------------------------------------------------------------------------------
+# --- its proxy ---------------------------------------------------------------------------------------------------
 
 
 class Behind:
-    """A server behind a door, and `seen`: every request that it took for one, with its body if it was asked for."""
+    """A server behind a proxy, and `seen`: every request that it took for one, with its body if it was asked for."""
 
     def __init__(self, port: int) -> None:
         self.seen: list[tuple[str, str]] = []
         self.bodies: list[bytes] = []
-        self.port = port  # of the door
+        self.port = port  # of the proxy
 
     async def answer(self, request: Request) -> Response:
         self.seen.append((request.method, request.url.path))
@@ -307,9 +307,9 @@ class Behind:
             writer.close()
 
 
-def through_a_door(monkeypatch: pytest.MonkeyPatch, work: Callable[[Behind], Coroutine[Any, Any, None]]) -> Behind:
+def through_a_proxy(monkeypatch: pytest.MonkeyPatch, work: Callable[[Behind], Coroutine[Any, Any, None]]) -> Behind:
     monkeypatch.syspath_prepend(DEPLOY / "rollout")
-    from door import Door
+    from filtering_proxy import FilteringProxy
 
     async def run() -> Behind:
         with socket.create_server(("127.0.0.1", 0)) as inside, socket.create_server(("127.0.0.1", 0)) as outside:
@@ -317,12 +317,12 @@ def through_a_door(monkeypatch: pytest.MonkeyPatch, work: Callable[[Behind], Cor
             app = Starlette(routes=[Route("/{path:path}", behind.answer, methods=["GET", "POST"])])
             server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
             serving = asyncio.create_task(server.serve(sockets=[inside]))
-            door = Door(outside, f"http://127.0.0.1:{inside.getsockname()[1]}")
-            await door.open()
+            proxy = FilteringProxy(outside, f"http://127.0.0.1:{inside.getsockname()[1]}")
+            await proxy.open()
             try:
                 await work(behind)
             finally:
-                await door.close()
+                await proxy.close()
                 server.should_exit = True
                 await serving
             return behind
@@ -334,7 +334,7 @@ PACKED = zlib.compress(b" " * 100)
 EMPTY = b"\x78\x01" + b"\x00\x00\x00\xff\xff" * 400 + b"\x01\x00\x00\xff\xff\x00\x00\x00\x01"  # all of it is nothing
 
 
-class TestDoor:
+class TestProxy:
     def test_no_request_in_the_body_of_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first has a body that gets shorter when it is unpacked. What a second one sends must not be taken for the
         rest of it, up to where a request begins that is not allowed."""
@@ -346,7 +346,7 @@ class TestDoor:
             await behind.send(f"POST /v1/echo HTTP/1.1\r\nContent-Length: {len(hidden)}", hidden)
             assert behind.bodies == [hidden]
 
-        behind = through_a_door(monkeypatch, attack)
+        behind = through_a_proxy(monkeypatch, attack)
         assert [path for _, path in behind.seen] == ["/v1/models", "/v1/echo"]
 
     @pytest.mark.parametrize("length", [f"Content-Length: {len(PACKED)}", "Transfer-Encoding: chunked"])
@@ -356,19 +356,19 @@ class TestDoor:
             head = f"POST /v1/echo HTTP/1.1\r\nContent-Encoding: deflate\r\n{length}"
             assert b" 200 " in await behind.send(head, chunked if "chunked" in length else PACKED)
 
-        assert through_a_door(monkeypatch, ask).bodies == [PACKED]
+        assert through_a_proxy(monkeypatch, ask).bodies == [PACKED]
 
     def test_only_a_post_has_a_body(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def ask(behind: Behind) -> None:
             assert b" 200 " in await behind.send("GET /v1/echo HTTP/1.1\r\nContent-Length: 5", b"hello")
 
-        assert through_a_door(monkeypatch, ask).bodies == [b""]
+        assert through_a_proxy(monkeypatch, ask).bodies == [b""]
 
     def test_an_answer_passes_as_it_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def ask(behind: Behind) -> None:
             assert b" 200 " in await behind.send("GET /v1/stream HTTP/1.1", until=b"first")
 
-        through_a_door(monkeypatch, ask)
+        through_a_proxy(monkeypatch, ask)
 
     def test_what_is_no_http_is_not_worth_a_traceback(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -377,7 +377,7 @@ class TestDoor:
             for head in ("GET /v1/models HTTP/1.1\r\nContent-Length: x", "GET /v1/models HTTP/1.1\r\nno header"):
                 assert b" 400 " in await behind.send(head)
 
-        assert through_a_door(monkeypatch, ask).seen == []
+        assert through_a_proxy(monkeypatch, ask).seen == []
         assert caplog.records == []
 
 

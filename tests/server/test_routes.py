@@ -60,16 +60,16 @@ def nothing(event: Event) -> None:
 @contextmanager
 def serve(model: Path, bucket: Path, into: Path) -> Iterator[Client]:
     """All of the server in this process. It follows where there is a run."""
-    face = Routes(Metrics("follower"))
+    routes = Routes(Metrics("follower"))
     with ExitStack() as stack:
         follower = stack.enter_context(Follower(bucket, into=into, on_event=nothing))
         service = stack.enter_context(serving(model, follower))
         if bucket.exists():
             stack.enter_context(Keeper(follower, [service.engine], on_event=nothing))
-        listening = stack.enter_context(HttpListener(face.app, "127.0.0.1", 0))
+        listening = stack.enter_context(HttpListener(routes.app, "127.0.0.1", 0))
         client = Client(listening.url, service)
         assert client.call("/health")[0] == 503
-        face.open(service)
+        routes.open(service)
         yield client
 
 

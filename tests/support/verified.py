@@ -15,7 +15,7 @@ from weightwire.chain.records import (
     seal,
     unseal,
 )
-from weightwire.inspection.verification import Verification
+from weightwire.inspection.findings import Verification
 from weightwire.inspection.verify import verify_run
 from weightwire.system.runtime import Runtime
 

@@ -71,30 +71,32 @@ def follow(
     note_if_slow()
     # What is wrong with the URL or the rights to it does not pass by waiting.
     there = find_run(url, wait=not once)
-    ear = FollowListener(Metrics("follower") if listen is not None else None)
+    metrics = None if listen is None else Metrics("follower")
+    listener = FollowListener(metrics)
     if once:
-        with Follower(url, into=into, base=base, name=name, threads=threads, on_event=ear) as follower:
-            _follow_once(follower, ear, as_json)
+        with Follower(url, into=into, base=base, name=name, threads=threads, on_event=listener) as follower:
+            _follow_once(follower, listener, as_json)
             if engines:
-                _bring_once(follower, engines, ear)
+                _bring_once(follower, engines, listener)
         return
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
-        follower = Follower(url, into=into, base=base, name=name, threads=threads, on_event=ear)
+        follower = Follower(url, into=into, base=base, name=name, threads=threads, on_event=listener)
         stack.enter_context(follower)
-        if listen is not None:
-            _listen(stack.enter_context(_door(listen, follower, ear)))
+        if listen is not None and metrics is not None:
+            server = stack.enter_context(_wakeup_server(listen, follower, metrics))
+            say(f"listening on http://{server.address}")
         if there or wait_for_run(url, stop):
-            keeper = stack.enter_context(closing(_keeper(follower, engines, ear))) if engines else None
-            _follow(follower, keeper, ear, stop, as_json)
+            keeper = stack.enter_context(closing(_keeper(follower, engines, listener))) if engines else None
+            _follow(follower, keeper, listener, stop, as_json)
     say(f"stopped at {_name(follower.version)}: {into / 'current'}" if follower.version is not None else "stopped")
 
 
-def _follow_once(follower: Follower, ear: FollowListener, as_json: bool) -> None:
+def _follow_once(follower: Follower, listener: FollowListener, as_json: bool) -> None:
     began = time.perf_counter()
     with progress_bar("catching up"):
         version = follower.once()
-    seconds, nbytes = time.perf_counter() - began, ear.take(version)
+    seconds, nbytes = time.perf_counter() - began, listener.fetched_bytes(version)
     where = follower.checkpoint()
     news = "nothing new" if nbytes is None else f"{byte_size(nbytes)}, {seconds:.2f} s"
     say(f"{_name(version)}: {news}")
@@ -102,12 +104,12 @@ def _follow_once(follower: Follower, ear: FollowListener, as_json: bool) -> None
         write_json({"version": version, "bytes": nbytes or 0, "seconds": round(seconds, 3), "checkpoint": str(where)})
 
 
-def _follow(follower: Follower, keeper: Keeper | None, ear: FollowListener, stop: Stop, as_json: bool) -> None:
+def _follow(follower: Follower, keeper: Keeper | None, listener: FollowListener, stop: Stop, as_json: bool) -> None:
     while not stop.is_set():
         for update in follower.watch(timeout=_LOOK):
             if keeper is not None:
                 keeper.bring(update)
-            _tell(update, ear, as_json)
+            _tell(update, listener, as_json)
             if stop.is_set():
                 break
         if keeper is not None:
@@ -125,16 +127,16 @@ def _open_engine(text: str) -> Engine:
         raise typer.BadParameter(f"{problem.message}; {problem.hint}; {example}", param_hint="--engine") from problem
 
 
-def _keeper(follower: Follower, engines: list[Engine], ear: FollowListener) -> Keeper:
+def _keeper(follower: Follower, engines: list[Engine], listener: FollowListener) -> Keeper:
     """Each must be there and willing now: what is wrong with it is better said before anything is followed."""
     for engine in engines:
         with suppress(EngineGone):  # it may still be starting
             engine.attach()
-    return Keeper(follower, engines, on_event=ear)
+    return Keeper(follower, engines, on_event=listener)
 
 
-def _bring_once(follower: Follower, engines: list[Engine], ear: FollowListener) -> None:
-    with closing(_keeper(follower, engines, ear)) as keeper:
+def _bring_once(follower: Follower, engines: list[Engine], listener: FollowListener) -> None:
+    with closing(_keeper(follower, engines, listener)) as keeper:
         for engine in keeper.engines:
             engine.attach()
         update = follower.take()
@@ -143,15 +145,17 @@ def _bring_once(follower: Follower, engines: list[Engine], ear: FollowListener) 
         if keeper.trouble:
             raise EngineError(keeper.trouble, hint="see above")
         for engine in keeper.engines:
-            paused = f", paused for {1000 * ear.pauses[engine.name]:.0f} ms" if engine.name in ear.pauses else ""
+            paused = (
+                f", paused for {1000 * listener.pauses[engine.name]:.0f} ms" if engine.name in listener.pauses else ""
+            )
             say(f"{engine.name} serves {_name(keeper.served)}{paused}")
 
 
 # --- what is told ------------------------------------------------------------------------------------------------
 
 
-def _tell(update: Update, ear: FollowListener, as_json: bool) -> None:
-    nbytes, behind, pauses = tell(update, ear)
+def _tell(update: Update, listener: FollowListener, as_json: bool) -> None:
+    nbytes, behind, pauses = tell(update, listener)
     if as_json:
         line = {
             "version": update.version,
@@ -172,10 +176,7 @@ def _name(version: int | None) -> str:
 # --- what it says of itself --------------------------------------------------------------------------------------
 
 
-def _door(address: str, follower: Follower, ear: FollowListener) -> WakeupServer:
-    metrics = ear.metrics
-    assert metrics is not None
-
+def _wakeup_server(address: str, follower: Follower, metrics: Metrics) -> WakeupServer:
     def status() -> dict[str, Any]:
         version, head = follower.version, follower.head
         behind = None if version is None else max(0, head - version)
@@ -186,7 +187,3 @@ def _door(address: str, follower: Follower, ear: FollowListener) -> WakeupServer
         return metrics.render()
 
     return WakeupServer(address, wake=follower.wake, status=status, metrics=render)
-
-
-def _listen(door: WakeupServer) -> None:
-    say(f"listening on http://{door.address}")

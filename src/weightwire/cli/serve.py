@@ -63,14 +63,14 @@ def serve(
 
     note_if_slow()
     metrics = Metrics("follower")
-    ear, face = FollowListener(metrics), Routes(metrics)
+    listener, routes = FollowListener(metrics), Routes(metrics)
     with ExitStack() as stack:
-        listening = stack.enter_context(HttpListener(face.app, host, port))
+        listening = stack.enter_context(HttpListener(routes.app, host, port))
         # What is wrong with the URL or the rights to it does not pass by waiting.
         there = find_run(follow, wait=True)
         directory = into or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightwire-")))
         # A run may start from just this checkpoint, and not have it in the bucket.
-        follower = Follower(follow, into=directory, base=model, name=name, threads=threads, on_event=ear)
+        follower = Follower(follow, into=directory, base=model, name=name, threads=threads, on_event=listener)
         stack.enter_context(follower)
         say(f"loading {model}")
         # Only now: torch and transformers take seconds to import.
@@ -78,14 +78,14 @@ def serve(
 
         service = stack.enter_context(serving(model, follower, threads))
         stop = stack.enter_context(stop_on_signal())
-        keeper = stack.enter_context(closing(Keeper(follower, [service.engine], on_event=ear)))
+        keeper = stack.enter_context(closing(Keeper(follower, [service.engine], on_event=listener)))
         if there:
-            _catch_up(follow, follower, keeper, ear, stop)
-        face.open(service)
+            _catch_up(follow, follower, keeper, listener, stop)
+        routes.open(service)
         what = f"{model}" if keeper.served is None else f"version {keeper.served}"
         say(f"serving {what} on {listening.url}")
         if there or wait_for_run(follow, stop):
-            _follow(follower, keeper, ear, stop)
+            _follow(follower, keeper, listener, stop)
         listening.close()  # first, so that what has been asked is still answered
     say("stopped" if keeper.served is None else f"stopped at version {keeper.served}")
 
@@ -93,7 +93,7 @@ def serve(
 # --- the run -----------------------------------------------------------------------------------------------------
 
 
-def _catch_up(url: str, follower: Follower, keeper: Keeper, ear: FollowListener, stop: Stop) -> None:
+def _catch_up(url: str, follower: Follower, keeper: Keeper, listener: FollowListener, stop: Stop) -> None:
     """What the run has now is served from the start, if there is any and it can be had."""
     try:
         newest = with_bucket(url, _newest)
@@ -103,7 +103,7 @@ def _catch_up(url: str, follower: Follower, keeper: Keeper, ear: FollowListener,
     while (-1 if keeper.served is None else keeper.served) < newest and not stop.is_set() and not follower.trouble:
         for update in follower.watch(timeout=_LOOK):
             keeper.bring(update)
-            tell(update, ear)
+            tell(update, listener)
             break  # they may come so quickly that there is always another one
         keeper.look()
         failed = failed + 1 if keeper.trouble else 0
@@ -117,11 +117,11 @@ async def _newest(bucket: Bucket) -> int:
     return head.record.version if head is not None and head.record.after else -1
 
 
-def _follow(follower: Follower, keeper: Keeper, ear: FollowListener, stop: Stop) -> None:
+def _follow(follower: Follower, keeper: Keeper, listener: FollowListener, stop: Stop) -> None:
     while not stop.is_set():
         for update in follower.watch(timeout=_LOOK):
             keeper.bring(update)
-            tell(update, ear)
+            tell(update, listener)
             if stop.is_set():
                 break
         keeper.look()

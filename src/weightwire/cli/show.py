@@ -49,7 +49,7 @@ def show(
     How each is encoded, how many of its weights change, and what that takes: bytes, and bits per change.
     """
     opened = Delta.open(delta)
-    rows = [_Row.of(opened, entry) for entry in opened.entries.values()]
+    rows = [_TensorRow.of(opened, entry) for entry in opened.entries.values()]
     if as_json:
         write_json(_everything(opened, rows))
         return
@@ -65,14 +65,14 @@ def show(
 
 
 @dataclass(frozen=True)
-class _Row:
+class _TensorRow:
     """What there is to say of one tensor. `blocks`: encoding and size of those that are not empty."""
 
     entry: Entry
     blocks: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, delta: Delta, entry: Entry) -> _Row:
+    def of(cls, delta: Delta, entry: Entry) -> _TensorRow:
         if entry.coo:
             return cls(entry, (("coo", entry.nbytes),))
         sizes = ((index, size) for index, size in enumerate(entry.blocks) if size)
@@ -95,7 +95,7 @@ class _Row:
 # --- tensor by tensor ---------------------------------------------------------------------------------------
 
 
-def _cells(row: _Row, count: Callable[[int], str], size: Callable[[int], str]) -> list[str]:
+def _cells(row: _TensorRow, count: Callable[[int], str], size: Callable[[int], str]) -> list[str]:
     """In the order of _HEADINGS, with the numbers as the reader wants them."""
     entry = row.entry
     return [
@@ -120,7 +120,7 @@ def _shape(entry: Entry) -> str:
     return f"{whole}[{entry.rows[0]}:{entry.rows[1]}]" if entry.rows else whole
 
 
-def _table(rows: Sequence[_Row]) -> Table:
+def _table(rows: Sequence[_TensorRow]) -> Table:
     """Made to fit 80 columns: a dtype that all have in common is only among the totals."""
     first = 1 if len({row.entry.dtype for row in rows}) == 1 else 0
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
@@ -150,7 +150,7 @@ def _natural(name: str) -> str:
 # --- all together -------------------------------------------------------------------------------------------
 
 
-def _totals(delta: Delta, rows: Sequence[_Row]) -> Iterator[tuple[str, str]]:
+def _totals(delta: Delta, rows: Sequence[_TensorRow]) -> Iterator[tuple[str, str]]:
     weights, changed = sum(row.weights for row in rows), delta.changed
     yield "kind", f"{delta.kind}, {FORMAT}"
     dtypes = Counter(row.entry.dtype.name for row in rows)
@@ -166,7 +166,7 @@ def _totals(delta: Delta, rows: Sequence[_Row]) -> Iterator[tuple[str, str]]:
         yield "removed", name
 
 
-def _by_encoding(rows: Sequence[_Row]) -> dict[str, dict[str, int]]:
+def _by_encoding(rows: Sequence[_TensorRow]) -> dict[str, dict[str, int]]:
     totals: dict[str, dict[str, int]] = {}
     for name, size in (block for row in rows for block in row.blocks):
         total = totals.setdefault(name, {"blocks": 0, "bytes": 0})
@@ -175,7 +175,7 @@ def _by_encoding(rows: Sequence[_Row]) -> dict[str, dict[str, int]]:
     return totals
 
 
-def _everything(delta: Delta, rows: Sequence[_Row]) -> dict[str, Any]:
+def _everything(delta: Delta, rows: Sequence[_TensorRow]) -> dict[str, Any]:
     return {
         "delta": delta.where,
         "format": FORMAT,
@@ -193,7 +193,7 @@ def _everything(delta: Delta, rows: Sequence[_Row]) -> dict[str, Any]:
     }
 
 
-def _everything_of(row: _Row) -> dict[str, Any]:
+def _everything_of(row: _TensorRow) -> dict[str, Any]:
     entry = row.entry
     return {
         "name": entry.name,

@@ -1,4 +1,4 @@
-"""A door for others: wake the follower, fetch its metrics, ask how far it is.
+"""The HTTP server of a follower: wakes it, serves its metrics, tells how far it is.
 
     POST anything       looks for a new version now; answers 202
     GET /, /status      version, head, behind and trouble, as JSON

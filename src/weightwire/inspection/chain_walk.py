@@ -22,7 +22,7 @@ from weightwire.chain import (
     shortcut_path,
 )
 from weightwire.errors import NotFound, RunError, UnsupportedFormat
-from weightwire.inspection.verification import Findings, Verification, Way
+from weightwire.inspection.findings import Findings, Verification, Way
 
 __all__ = ["ChainWalk"]
 

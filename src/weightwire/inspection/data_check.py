@@ -13,7 +13,7 @@ from weightwire.chain import DELTA, DataFile, Folder
 from weightwire.delta import Delta
 from weightwire.errors import CorruptDelta, NotFound, UnsupportedFormat, WeightwireError
 from weightwire.inspection.chain_walk import ChainWalk
-from weightwire.inspection.verification import ReadProgress, Way
+from weightwire.inspection.findings import ReadProgress, Way
 from weightwire.system import Runtime
 from weightwire.weights import LENGTH_SIZE, read_size
 

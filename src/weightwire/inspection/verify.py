@@ -19,7 +19,7 @@ from weightwire.delta import Delta, State
 from weightwire.errors import BucketError, CorruptDelta, NotFound, UnsupportedFormat, WeightwireError
 from weightwire.inspection.chain_walk import ChainWalk
 from weightwire.inspection.data_check import DataCheck
-from weightwire.inspection.verification import Findings, Progress, ReadProgress, Verification, Way
+from weightwire.inspection.findings import Findings, ProgressListener, ReadProgress, Verification, Way
 from weightwire.system import Runtime
 from weightwire.weights import Tensor, Weights
 
@@ -37,7 +37,7 @@ async def verify_run(
     rebuild: bool = False,
     base: Weights | None = None,
     threads: int | None = None,
-    progress: Progress = _nothing,
+    progress: ProgressListener = _nothing,
 ) -> Verification:
     """Checks a run as it is when this begins: what is published meanwhile is left out.
 
@@ -50,13 +50,13 @@ async def verify_run(
     await check.list_data()
     await check.check_side_files()
     if rebuild:
-        await _Rebuild(walk, check, runtime, base, threads).run()
+        await _RebuildCheck(walk, check, runtime, base, threads).run()
     else:
         await check.check_all()
     return walk.result()
 
 
-class _Rebuild:
+class _RebuildCheck:
     """The weights, version by version. Every file is read once."""
 
     def __init__(

@@ -11,7 +11,7 @@ from weightwire.bucket import each
 from weightwire.chain import DELTA, ChainReader, Commit, DataFile
 from weightwire.delta import Delta
 from weightwire.errors import BucketError, CorruptDelta, NoBucket, Unavailable, UnsupportedFormat
-from weightwire.page.layers import Row
+from weightwire.page.layers import HeatRow
 from weightwire.page.run_view import HeatMap, column_of, heat_of, sampled
 from weightwire.weights import LENGTH_SIZE, read_size
 
@@ -25,7 +25,7 @@ _LARGEST = 16 << 20  # a header that is worth reading
 class HeatReader:
     """`look` returns the heat map of some commits."""
 
-    def __init__(self, chain: ChainReader, rows: Sequence[Row]) -> None:
+    def __init__(self, chain: ChainReader, rows: Sequence[HeatRow]) -> None:
         self._chain, self._rows = chain, rows
         self._columns: dict[int, tuple[float, ...] | None] = {}
 

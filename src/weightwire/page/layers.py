@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Row", "rows_of"]
+__all__ = ["HeatRow", "rows_of"]
 
 _MOST = 130
 _FEW = 40  # rows that are no layers, which leaves room for those that are
@@ -21,7 +21,7 @@ _LEAF = re.compile(r"(.+)\.(?:weight|bias|gamma|beta)")
 
 
 @dataclass(frozen=True)
-class Row:
+class HeatRow:
     """Some tensors that are shown together."""
 
     label: str
@@ -29,7 +29,7 @@ class Row:
     parameters: int
 
 
-def rows_of(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[Row, ...]:
+def rows_of(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[HeatRow, ...]:
     """The rows of a run's tensors (name -> dtype, shape): embeddings, layers by number, norms, heads."""
     stacks: dict[str, dict[int, list[str]]] = {}
     others: dict[str, list[str]] = {}
@@ -41,9 +41,9 @@ def rows_of(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[Row, ..
             leaf = _LEAF.fullmatch(name)
             others.setdefault(leaf[1] if leaf else name, []).append(name)
 
-    def row(label: str, names: Iterable[str]) -> Row:
+    def row(label: str, names: Iterable[str]) -> HeatRow:
         members = tuple(names)
-        return Row(label, members, sum(math.prod(tensors[name][1]) for name in members))
+        return HeatRow(label, members, sum(math.prod(tensors[name][1]) for name in members))
 
     alone = [row(label, names) for label, names in sorted(others.items(), key=lambda one: (_place(one[0]), one[0]))]
     if len(alone) > _FEW:
@@ -63,7 +63,7 @@ def _place(label: str) -> int:
     return 0 if _EMBEDDING.search(label) else 2 if _HEAD.search(label) else 1
 
 
-def _merged(stacks: Sequence[Sequence[Row]], room: int) -> list[Row]:
+def _merged(stacks: Sequence[Sequence[HeatRow]], room: int) -> list[HeatRow]:
     """The layers of all stacks in at most so many rows: neighbours share one where there are too many."""
     if len(stacks) > room:
         rows = [one for stack in stacks for one in stack]
@@ -78,5 +78,5 @@ def _merged(stacks: Sequence[Sequence[Row]], room: int) -> list[Row]:
     ]
 
 
-def _together(rows: Sequence[Row], label: str) -> Row:
-    return Row(label, tuple(name for one in rows for name in one.tensors), sum(one.parameters for one in rows))
+def _together(rows: Sequence[HeatRow], label: str) -> HeatRow:
+    return HeatRow(label, tuple(name for one in rows for name in one.tensors), sum(one.parameters for one in rows))

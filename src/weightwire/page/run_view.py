@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weightwire.chain import Commit, Epoch, Heartbeat, PassedVersion, Run, Shortcut, StageTiming
-from weightwire.page.layers import Row
+from weightwire.page.layers import HeatRow
 from weightwire.telemetry import STAGES, Stage, stage_names
 
 __all__ = [
@@ -292,14 +292,16 @@ def sampled(commits: Sequence[Commit]) -> tuple[int, range]:
     return every, range(-(-first // every) * every, last + 1, every)
 
 
-def heat_of(commits: Sequence[Commit], rows: Sequence[Row], columns: Mapping[int, tuple[float, ...] | None]) -> HeatMap:
+def heat_of(
+    commits: Sequence[Commit], rows: Sequence[HeatRow], columns: Mapping[int, tuple[float, ...] | None]
+) -> HeatMap:
     """`columns` are those that are known, by version."""
     every, versions = sampled(commits)
     labels, parameters = tuple(row.label for row in rows), tuple(row.parameters for row in rows)
     return HeatMap(labels, parameters, tuple(versions), tuple(columns.get(one) for one in versions), every)
 
 
-def column_of(rows: Sequence[Row], changed: Mapping[str, int]) -> tuple[float, ...]:
+def column_of(rows: Sequence[HeatRow], changed: Mapping[str, int]) -> tuple[float, ...]:
     """The changed fraction of each row, from the changed weights of each tensor."""
     return tuple(_fraction(sum(changed.get(name, 0) for name in row.tensors), row.parameters) for row in rows)
 

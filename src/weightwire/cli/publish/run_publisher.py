@@ -126,14 +126,14 @@ class RunPublisher:
             return True
         return self.options.anchor_every == 1 and not with_bucket(self.options.url, _is_anchored)
 
-    def open(self, parent: Path, candidate: CheckpointCandidate | None) -> None:
+    def open(self, parent: Path, candidate: CheckpointCandidate | None) -> Publisher:
         """Opens the publisher, once. It claims or starts the run with its first publish, or now if there is a base."""
-        if self.is_open:
-            return
+        if self._publisher is not None:
+            return self._publisher
         options, found = self.options, self.found
         published = publish_cache.load(parent, found.run.run, found.head.after) if found and found.head else None
         with progress_bar("opening the run"):
-            self._publisher = Publisher(
+            publisher = self._publisher = Publisher(
                 options.url,
                 base=options.base,
                 source=options.source,
@@ -147,6 +147,7 @@ class RunPublisher:
             )
         if found is None and options.base is not None:  # which has started it
             self.find()
+        return publisher
 
     def _side_files(self, candidate: CheckpointCandidate | None) -> Mapping[str, bytes]:
         checkpoint = candidate.checkpoint if candidate is not None else None
@@ -156,13 +157,11 @@ class RunPublisher:
         return {name: path.read_bytes() for name, path in kept.items()}
 
     def publish(self, candidate: CheckpointCandidate, parent: Path) -> None:
-        assert self._publisher is not None
+        publisher = self.open(parent, candidate)
         began = time.perf_counter()
         try:
             with progress_bar("publishing"):
-                publication = self._publisher.publish(
-                    candidate.checkpoint, step=candidate.step, check=candidate.check_whole
-                )
+                publication = publisher.publish(candidate.checkpoint, step=candidate.step, check=candidate.check_whole)
                 version = publication.wait()
         except WeightwireError as problem:
             self._failed = problem

@@ -74,7 +74,7 @@ class FollowListener:
         elif event.stage == "recovered":
             say(event.message)
 
-    def take(self, version: int) -> int | None:
+    def fetched_bytes(self, version: int) -> int | None:
         """Bytes that led to a version, since it was asked last; None if it was not applied but held before.
 
         Later versions may have been applied by now: theirs are left for the next time.
@@ -87,13 +87,13 @@ class FollowListener:
             return sum(nbytes for _, nbytes in taken)
 
 
-def tell(update: Update, ear: FollowListener) -> tuple[int, float | None, dict[str, float]]:
+def tell(update: Update, listener: FollowListener) -> tuple[int, float | None, dict[str, float]]:
     """A line for a version. Returns its bytes, how far it was behind the commit, and the pauses of engines."""
-    nbytes = ear.take(update.version)
+    nbytes = listener.fetched_bytes(update.version)
     behind = max(0.0, time.time() - update.time) if update.time and nbytes is not None else None
     late = "" if behind is None else f", {behind:.2f} s behind the commit"
     step = "" if update.step is None else f" (step {update.step})"
-    pauses, ear.pauses = ear.pauses, {}
+    pauses, listener.pauses = listener.pauses, {}
     fetched = "held already" if nbytes is None else byte_size(nbytes)
     paused = "".join(f", {engine} paused for {1000 * seconds:.0f} ms" for engine, seconds in pauses.items())
     say(f"version {update.version}{step}: {fetched}{late}{paused}")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from weightwire.chain import ANCHOR, Commit, DataFile, Folder, Shortcut, commit_path
 from weightwire.errors import WeightwireError
 
-__all__ = ["Findings", "Problem", "Progress", "ReadProgress", "Verification", "Way"]
+__all__ = ["Findings", "Problem", "ProgressListener", "ReadProgress", "Verification", "Way"]
 
-Progress = Callable[[int, int], None]
+ProgressListener = Callable[[int, int], None]
 """Hears how many bytes of how many have been read."""
 
 
@@ -115,7 +115,7 @@ class Findings:
 class ReadProgress:
     """Counts the bytes that have been read, and tells of them."""
 
-    def __init__(self, tell: Progress) -> None:
+    def __init__(self, tell: ProgressListener) -> None:
         self._tell = tell
         self._done = 0
         self.total = 0

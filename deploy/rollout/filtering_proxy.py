@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-__all__ = ["Door"]
+__all__ = ["FilteringProxy"]
 
 # Whole paths, of plain names: nothing that another server could read as a way out of /v1.
 _OPEN = re.compile(
@@ -35,15 +35,15 @@ _HOP = {
     "transfer-encoding",
     "upgrade",
 }
-# Where a body ends is said by who sends it, which is the door. If vLLM took a client's word for it, and it were wrong,
+# The proxy itself tells vLLM where a body ends. If vLLM trusted the client's length instead, and that were wrong,
 # the rest of a body would be read as a request of its own, which nobody has looked at.
 _SAID_ANEW = _HOP | {"content-length"}
 
-_log = logging.getLogger("weightwire.door")
+_log = logging.getLogger("weightwire.proxy")
 _log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
 
-class Door:
+class FilteringProxy:
     """`await open()` once the server behind it is ready; answers pass through as they come, token by token."""
 
     def __init__(self, outside: socket.socket, server: str) -> None:
@@ -59,7 +59,7 @@ class Door:
         self._session = ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._pass)
-        # A client that leaves ends its request behind the door too: nobody would read the answer. Bodies pass as they
+        # A client that leaves ends its request behind the proxy too: nobody would read the answer. Bodies pass as they
         # came: one that was unpacked here would no longer be what its Content-Encoding says.
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, auto_decompress=False, shutdown_timeout=1.0, logger=_log
