@@ -18,8 +18,8 @@ from child_process import PATIENCE
 from rounds import Times
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
-from support.serving import VLLM
 from support.stores import running
+from support.vllm_server import VLLM
 
 __all__ = ["VLLM", "Admin", "make_model", "serving"]
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from support.serving import VLLM, tiny_model
 from support.stores import Rclone, SeaweedFS, running
+from support.vllm_server import VLLM, tiny_model
 from weightwire.codec import _kernel, block_codec, numpy_kernel
 
 WITH_VLLM = {

@@ -16,8 +16,8 @@ import pytest
 from faults.actors import bits_at, weights_at
 from faults.kills import read_commits
 from faults.proxy import Proxy, deny_missing, lose_request
+from support.small_run import bits_of
 from support.stores import SeaweedFS, environment, running, use
-from support.story import bits_of
 from weightwire import Tensor, digest
 from weightwire.bucket.port import Bucket
 from weightwire.bucket.registry import open_bucket

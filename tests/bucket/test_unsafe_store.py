@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from faults.proxy import Proxy, mark_parts
+from support.small_run import bits_of
 from support.stores import Rclone, SeaweedFS, environment, use
-from support.story import bits_of
 from weightwire.bucket.port import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.reader import read_run

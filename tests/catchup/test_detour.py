@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from support.troubled import in_memory
+from support.failing_bucket import in_memory
 from weightwire.catchup.detour import around_lost_data
 from weightwire.catchup.fetch import Fetcher
 from weightwire.catchup.plan import NoWay

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.failing_bucket import Act, Troubled, denied, failed, in_memory, slow
 from support.records import grow
-from support.troubled import Act, Troubled, denied, failed, in_memory, slow
 from weightwire import Delta, anchor, diff, digest, patch
 from weightwire.catchup import fetch
 from weightwire.catchup.fetch import Fetcher

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from support.chains import ChainBucket, Commits, forged, versions
+from support.failing_bucket import failed
 from support.records import chain_of, grow, sha, shortcut_to, store, token
-from support.troubled import failed
 from weightwire.bucket.registry import open_bucket
 from weightwire.catchup.plan import ChainPath, NoWay, find_anchors, plan, plan_newest
 from weightwire.chain.reader import ChainReader, read_run

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from support.failing_bucket import Troubled, in_memory
 from support.records import grow, shortcut_to
-from support.troubled import Troubled, in_memory
 from weightwire import Delta, Tensor, anchor, diff, digest
 from weightwire.catchup.fetch import Fetcher
 from weightwire.catchup.plan import ChainPath

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from support.troubled import Troubled, denied, in_memory
+from support.failing_bucket import Troubled, denied, in_memory
 from weightwire.chain.absence import denied_means_missing
 from weightwire.chain.records import RUN
 from weightwire.errors import NotFound, PermissionDenied, Unavailable

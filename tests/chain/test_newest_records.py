@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.clocked import Clocked, clocked, first_weights, publish, run
+from support.clocked_bucket import Clocked, clocked, first_weights, publish, run
 from weightwire.chain.reader import ChainReader, read_run
 from weightwire.chain.records import (
     Epoch,

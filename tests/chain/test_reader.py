@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import pytest
 
 from support.chains import ChainBucket, Commits, forged, versions
+from support.failing_bucket import denied, failed, in_memory
 from support.records import RUN_ID, a_run, chain_of, grow, sha, shortcut_to, store, token
-from support.troubled import denied, failed, in_memory
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.reader import ChainReader, read_run
 from weightwire.chain.records import HEAD, RUN, Head, Heartbeat, commit_path, heartbeat_path, seal, shortcut_path

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from support.failing_bucket import Act, Quick, Troubled, conflicting, denied, failed, in_memory, lost, quickly
 from support.records import Warnings, a_run, token
-from support.troubled import Act, Quick, Troubled, conflicting, denied, failed, in_memory, lost, quickly
 from weightwire.chain.records import RUN, Run
 from weightwire.chain.writer import backoff, begin_run, settle
 from weightwire.errors import AlreadyExists, BucketError, PermissionDenied, Unavailable

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from support.failing_bucket import Act, Quick, Troubled, conflicting, denied, failed, in_memory, lost, quickly
 from support.records import RUN_ID, Warnings, a_run, chain_of, state, store, token
-from support.troubled import Act, Quick, Troubled, conflicting, denied, failed, in_memory, lost, quickly
 from weightwire.chain.reader import ChainReader
 from weightwire.chain.records import HEAD, Commit, Epoch, commit_path, epoch_path, seal, unseal
 from weightwire.chain.writer import ChainWriter

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import safetensors.numpy
 
-from support.clocked import beat, first_weights, publish, stepped
-from support.clocked import run as run_now
+from support.clocked_bucket import beat, first_weights, publish, stepped
+from support.clocked_bucket import run as run_now
 from support.commands import Command, Ran
 from support.stores import SeaweedFS, use
 from weightwire.bucket.registry import open_bucket

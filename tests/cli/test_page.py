@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.clocked import first_weights, publish
+from support.clocked_bucket import first_weights, publish
 from support.commands import Running, weightwire
 from weightwire.bucket.registry import open_bucket
 

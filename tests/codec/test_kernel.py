@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from support.crafted import parse_ulp
+from support.crafted_files import parse_ulp
 from support.samples import (
     BASES,
     CHANGES,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from support.crafted import Planes, parse_planes
+from support.crafted_files import Planes, parse_planes
 from support.samples import BASES, LAYOUTS, base, change
 from weightwire.codec import _kernel, numpy_kernel
 from weightwire.codec.plane_encodings import decode_dense, decode_full, encode_dense, encode_full

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from support.crafted import Marks, Steps, Ulp, parse_ulp
+from support.crafted_files import Marks, Steps, Ulp, parse_ulp
 from support.samples import LAYOUTS, Units, base, change
 from weightwire.codec import _kernel, numpy_kernel
 from weightwire.codec.ulp_encoding import decode_ulp, encode_ulp

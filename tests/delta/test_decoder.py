@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from support.patching import F32, shard
+from support.patch_checks import F32, shard
 from support.samples import base, words
 from weightwire import (
     CheckpointError,

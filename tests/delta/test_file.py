@@ -11,7 +11,7 @@ import safetensors
 
 import weightwire
 from support.delta_files import make_delta, new_weights
-from support.patching import U8, U16, Arrays
+from support.patch_checks import U8, U16, Arrays
 from support.samples import base
 from weightwire import CorruptDelta, Delta, Tensor, WeightwireError
 from weightwire.codec.block_layout import BLOCK, Layout

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import weightwire
-from support.crafted import Header, packed_entry, put_together, taken_apart
+from support.crafted_files import Header, packed_entry, put_together, taken_apart
 from support.delta_files import make_delta, new_weights, old_weights
-from support.patching import U8
+from support.patch_checks import U8
 from weightwire import CorruptDelta, Delta, UnsupportedFormat, WeightwireError, WrongBase
 from weightwire.codec.block_layout import BLOCK
 from weightwire.delta import Entry

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import weightwire
-from support.patching import BF16, Arrays, bytes_of, check, check_in_place, shape_of
+from support.patch_checks import BF16, Arrays, bytes_of, check, check_in_place, shape_of
 from support.samples import BASES, CHANGES, base, change, special, units_of
 from weightwire import (
     CheckpointError,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from support.patching import Arrays, bytes_of
+from support.patch_checks import Arrays, bytes_of
 from weightwire import (
     CorruptDelta,
     Delta,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from support.patching import F32, U8, Arrays, bytes_of
+from support.patch_checks import F32, U8, Arrays, bytes_of
 from support.samples import base, change
 from weightwire import (
     CheckpointError,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from support.patching import bytes_of, shard
+from support.patch_checks import bytes_of, shard
 from support.samples import words
 from weightwire import (
     CheckpointError,

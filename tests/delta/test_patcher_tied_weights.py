@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from support.patching import BF16, Arrays, check
+from support.patch_checks import BF16, Arrays, check
 from support.samples import base, change
 from weightwire import (
     CheckpointError,

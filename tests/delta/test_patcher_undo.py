@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import weightwire
-from support.patching import F32, bytes_of, three_tensors
+from support.patch_checks import F32, bytes_of, three_tensors
 from support.samples import base
 from weightwire import (
     CorruptDelta,

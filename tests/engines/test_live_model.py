@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.fused import Arrays, Fused, arrays, changed, contents, holding, loaded, save, tensors_of, weights_of
+from support.fused_model import Arrays, Fused, arrays, changed, contents, holding, loaded, save, tensors_of, weights_of
 from weightwire import diff
 from weightwire.delta.file import Delta
 from weightwire.engines.live_model import LiveModel, naked_tensors

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.fused import SHAPES, Fused, arrays, changed, contents, holding, loaded, save, tensors_of, weights_of
+from support.fused_model import SHAPES, Fused, arrays, changed, contents, holding, loaded, save, tensors_of, weights_of
 from weightwire import diff, digest
 from weightwire.engines.engine import ServedVersion
 from weightwire.engines.torch import TorchEngine

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.fused import Arrays, Fused, arrays, changed, contents, loaded, weights_of
+from support.fused_model import Arrays, Fused, arrays, changed, contents, loaded, weights_of
 from weightwire import Follower, Publisher
 from weightwire.bucket.directory import DirectoryBucket
 from weightwire.bucket.registry import open_bucket
@@ -300,7 +300,7 @@ def test_engines_are_kept_up_to_date_in_the_background(tmp_path: Path) -> None:
 
 
 def _tensors(bits: Arrays) -> Any:
-    from support.fused import tensors_of
+    from support.fused_model import tensors_of
 
     return tensors_of(bits).items()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.fused import SCHEMA, SHAPES, Fused, arrays, contents, loaded, tensors_of
+from support.fused_model import SCHEMA, SHAPES, Fused, arrays, contents, loaded, tensors_of
 from weightwire.engines.weight_map import Box, learn
 from weightwire.errors import EngineError
 from weightwire.weights.dtypes import DTYPES

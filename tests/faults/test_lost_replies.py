@@ -13,8 +13,8 @@ import pytest
 from faults.actors import bits_at, weights_at
 from faults.kills import read_commits, wait_for
 from faults.proxy import Proxy, Trouble, late, lose_reply, lose_request, slow
+from support.small_run import bits_of
 from support.stores import SeaweedFS, environment, use
-from support.story import bits_of
 from weightwire import digest
 from weightwire.bucket.port import Bucket
 from weightwire.bucket.registry import open_bucket

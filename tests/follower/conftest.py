@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from faults.simulated_runtime import SimLoop
+from support.failing_bucket import Troubled, in_memory
 from support.follow_scene import Scene
 from support.followers import Trainer
-from support.troubled import Troubled, in_memory
 from weightwire import Follower
 from weightwire.telemetry.events import Event
 

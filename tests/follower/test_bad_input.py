@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
+from support.failing_bucket import Act, Troubled, denied, failed, in_memory
 from support.followers import (
     ALWAYS,
     Trainer,
@@ -31,8 +32,7 @@ from support.followers import (
     write,
 )
 from support.records import sha, token
-from support.story import Bits, bits_of
-from support.troubled import Act, Troubled, denied, failed, in_memory
+from support.small_run import Bits, bits_of
 from weightwire import Follower, diff
 from weightwire.chain.records import (
     HEAD,

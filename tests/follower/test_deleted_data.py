@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support.failing_bucket import Act, Troubled, denied
 from support.followers import (
     ALWAYS,
     Trainer,
@@ -15,7 +16,6 @@ from support.followers import (
     read,
     remove,
 )
-from support.troubled import Act, Troubled, denied
 from weightwire import Follower
 from weightwire.chain.records import (
     HEAD,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.failing_bucket import Act
 from support.follow_scene import (
     ALWAYS,
     Play,
@@ -15,7 +16,6 @@ from support.follow_scene import (
     random_bits,
 )
 from support.records import sha
-from support.troubled import Act
 from weightwire.chain.records import (
     HEAD,
     RUN,

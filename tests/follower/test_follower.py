@@ -10,6 +10,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
+from support.failing_bucket import Troubled, denied, slow
 from support.followers import (
     ALWAYS,
     Trainer,
@@ -22,7 +23,6 @@ from support.followers import (
     until,
 )
 from support.samples import base as bits_for
-from support.troubled import Troubled, denied, slow
 from weightwire import Follower
 from weightwire.errors import (
     NoRun,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import safetensors.numpy
 
+from support.failing_bucket import Troubled
 from support.followers import (
     Trainer,
     check,
@@ -14,8 +15,7 @@ from support.followers import (
     paths,
     train,
 )
-from support.story import bits_of
-from support.troubled import Troubled
+from support.small_run import bits_of
 from weightwire import Follower, Publisher, digest
 from weightwire.errors import (
     WeightwireError,

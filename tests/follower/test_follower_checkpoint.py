@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.failing_bucket import Trouble, Troubled, denied, failed, slow
 from support.followers import (
     ALWAYS,
     Engine,
@@ -19,8 +20,7 @@ from support.followers import (
     taken,
     until,
 )
-from support.story import bits_of
-from support.troubled import Trouble, Troubled, denied, failed, slow
+from support.small_run import bits_of
 from weightwire import Follower
 from weightwire.errors import (
     Unavailable,

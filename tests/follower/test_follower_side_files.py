@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.failing_bucket import Troubled
 from support.followers import (
     Trainer,
     copy_of,
@@ -17,7 +18,6 @@ from support.followers import (
     remove,
     write,
 )
-from support.troubled import Troubled
 from weightwire import Follower
 from weightwire.chain.records import (
     RUN,

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from support.failing_bucket import Troubled
 from support.followers import (
     Engine,
     Trainer,
@@ -17,8 +18,7 @@ from support.followers import (
     until,
     warnings,
 )
-from support.story import bits_of
-from support.troubled import Troubled
+from support.small_run import bits_of
 from weightwire import Follower, digest
 from weightwire.follower.follow_loop import FollowLoop
 from weightwire.telemetry.events import Event

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from support.failing_bucket import Troubled, denied, failed, slow
 from support.follow_scene import NAME, Play, Scene, eventually
 from support.followers import ALWAYS, Trainer, beat_in, check, commit_in, ignore, paths, read, warnings, write
-from support.troubled import Troubled, denied, failed, slow
 from weightwire import Follower
 from weightwire.chain.records import (
     RUN,

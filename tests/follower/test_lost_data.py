@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from support.damage import HARMS, cut, flip, put_back, remove, snapshot
+from support.failing_bucket import Troubled, in_memory
 from support.followers import NEVER, Arrays, until
-from support.story import bits_of
-from support.troubled import Troubled, in_memory
+from support.small_run import bits_of
 from weightwire import Follower, Publisher, anchor, digest
 from weightwire.chain.reader import read_run
 from weightwire.chain.records import Commit, DataFile, Shortcut, commit_path, data_path, seal, shortcut_path, unseal

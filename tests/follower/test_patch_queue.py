@@ -11,7 +11,7 @@ from support.follow_scene import (
     Play,
     Scene,
 )
-from support.story import bits_of
+from support.small_run import bits_of
 from weightwire import digest, patch
 from weightwire.follower import patch_queue
 from weightwire.weights.source import read_weights

@@ -6,6 +6,7 @@ import asyncio
 from itertools import pairwise
 from typing import Any
 
+from support.failing_bucket import Act, Trouble, failed
 from support.follow_scene import (
     ALWAYS,
     Play,
@@ -13,7 +14,6 @@ from support.follow_scene import (
     eventually,
     now,
 )
-from support.troubled import Act, Trouble, failed
 from weightwire.chain.records import (
     commit_path,
 )

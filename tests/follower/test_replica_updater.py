@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from faults.simulated_runtime import SimRuntime
+from support.failing_bucket import Act, failed
 from support.follow_scene import (
     ALWAYS,
     Play,
@@ -18,8 +19,7 @@ from support.follow_scene import (
     lose,
     now,
 )
-from support.story import bits_of
-from support.troubled import Act, failed
+from support.small_run import bits_of
 from weightwire.chain.records import (
     commit_path,
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.failing_bucket import Troubled, failed
 from support.follow_scene import Play, Scene, eventually
 from support.followers import (
     ALWAYS,
@@ -25,8 +26,7 @@ from support.followers import (
     until,
     warnings,
 )
-from support.story import bits_of
-from support.troubled import Troubled, failed
+from support.small_run import bits_of
 from weightwire import Follower
 from weightwire.chain.records import (
     RUN,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.clocked import HOUR, Clocked, clocked, first_weights, publish, stepped
-from support.verified import FILES
+from support.clocked_bucket import HOUR, Clocked, clocked, first_weights, publish, stepped
+from support.verify_runs import FILES
 
 
 @pytest.fixture

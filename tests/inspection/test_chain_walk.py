@@ -7,8 +7,8 @@ import json
 import msgspec
 import pytest
 
-from support.clocked import Clocked, run
-from support.verified import only, read, verified
+from support.clocked_bucket import Clocked, run
+from support.verify_runs import only, read, verified
 from weightwire.chain.records import (
     DataFile,
     Shortcut,

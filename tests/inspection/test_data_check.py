@@ -6,8 +6,8 @@ import hashlib
 
 import pytest
 
-from support.clocked import HOUR, Clocked, run
-from support.verified import data_of, edit, flip_last, only, rewrite, verified
+from support.clocked_bucket import HOUR, Clocked, run
+from support.verify_runs import data_of, edit, flip_last, only, rewrite, verified
 from weightwire.chain.records import (
     DataFile,
     Gc,

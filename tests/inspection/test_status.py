@@ -7,7 +7,7 @@ import platform
 import msgspec
 import pytest
 
-from support.clocked import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
+from support.clocked_bucket import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
 from weightwire.chain.records import Epoch, Gc, Shortcut, commit_path, epoch_path, gc_path, seal, shortcut_path, unseal
 from weightwire.errors import BrokenChain, NoRun
 from weightwire.inspection.status import DeltaSizes, RunStatus, VersionStatus, WeightsSize, read_history, read_status

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.clocked import Arrays, Clocked, clocked, first_weights, publish, run, stepped
-from support.verified import FILES, data_of, edit, flip_last, only, read, rewrite, verified
+from support.clocked_bucket import Arrays, Clocked, clocked, first_weights, publish, run, stepped
+from support.verify_runs import FILES, data_of, edit, flip_last, only, read, rewrite, verified
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.records import (
     DataFile,

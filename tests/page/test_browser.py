@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from support.chromium import DESKTOP, PHONE, Chromium, Tab, chromium_path
-from support.clocked import Arrays, run
-from support.published import commits_in
+from support.clocked_bucket import Arrays, run
+from support.run_contents import commits_in
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.records import Commit, Heartbeat, StageTiming, heartbeat_path, seal
 from weightwire.follower.follower import Follower

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.clocked import first_weights, publish, stepped
+from support.clocked_bucket import first_weights, publish, stepped
 from support.http_client import ask, raw_reply
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import WeightwireError

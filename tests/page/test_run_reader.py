@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.clocked import Clocked, beat, clocked, first_weights, publish, run, stepped
-from support.published import commits_in
+from support.clocked_bucket import Clocked, beat, clocked, first_weights, publish, run, stepped
+from support.run_contents import commits_in
 from support.stores import SeaweedFS, use
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.records import Gc, PassedVersion, StageTiming, gc_path, seal

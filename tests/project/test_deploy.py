@@ -29,8 +29,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from support.serving import tiny_model
 from support.stores import NOWHERE, answers, environment, free_ports
+from support.vllm_server import tiny_model
 from weightwire import Publisher
 from weightwire.engines.vllm import served_version
 from weightwire.engines.vllm.sample_versions import oldest_version

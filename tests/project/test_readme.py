@@ -18,7 +18,7 @@ import pytest
 
 from support.commands import Running, bits_of
 from support.readme import blocks, filled
-from support.serving import VLLM
+from support.vllm_server import VLLM
 from weightwire import Follower, Publisher
 from weightwire.weights.source import read_weights
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from support.captures import CopyGate
-from support.troubled import Troubled, in_memory
+from support.failing_bucket import Troubled, in_memory
 from weightwire.telemetry.events import Event
 
 

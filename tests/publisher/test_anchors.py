@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 
-from support.published import commits_in, version_in
-from support.publishing import F16, initial, train
+from support.failing_bucket import Troubled, failed
+from support.run_contents import commits_in, version_in
 from support.samples import base as bits_of
 from support.samples import change
-from support.troubled import Troubled, failed
+from support.small_weights import F16, initial, train
 from weightwire import digest
 from weightwire.publisher.publisher import Publisher
 from weightwire.telemetry.events import Event

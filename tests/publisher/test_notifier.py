@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from support.published import run_in
-from support.publishing import initial
-from support.troubled import Troubled
+from support.failing_bucket import Troubled
+from support.run_contents import run_in
+from support.small_weights import initial
 from weightwire.chain.records import Heartbeat, heartbeat_path, seal
 from weightwire.publisher.publisher import Publisher
 from weightwire.telemetry.events import Event

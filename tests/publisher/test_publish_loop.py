@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from support.failing_bucket import Act, conflicting, failed, in_memory, lost, quickly, slow
 from support.publish_scene import HeldRequests, LoopTrainer, over, play, steps, until
-from support.published import commits_in, version_in
-from support.troubled import Act, conflicting, failed, in_memory, lost, quickly, slow
+from support.run_contents import commits_in, version_in
 from weightwire import digest
 from weightwire.chain.records import HEAD
 from weightwire.errors import Fenced, Interrupted, Unavailable, WeightwireError

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from support.published import commits_in, run_in, version_in
-from support.publishing import Arrays, RequestGate, initial, kinds, state, train
-from support.troubled import Troubled, denied, slow
+from support.failing_bucket import Troubled, denied, slow
+from support.run_contents import commits_in, run_in, version_in
+from support.small_weights import Arrays, RequestGate, initial, kinds, state, train
 from weightwire import digest
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import Fenced, PermissionDenied, WeightwireError

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from support.published import commits_in, run_in, version_in
-from support.publishing import RequestGate, initial, kinds, state, train
-from support.troubled import Troubled, denied
+from support.failing_bucket import Troubled, denied
+from support.run_contents import commits_in, run_in, version_in
+from support.small_weights import RequestGate, initial, kinds, state, train
 from weightwire import digest
 from weightwire.errors import Fenced, PermissionDenied, UnsafeBucket, WrongBase
 from weightwire.publisher.publisher import Publisher

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from support.published import commits_in, run_in, version_in
-from support.publishing import RequestGate, initial, kinds, train
-from support.troubled import Troubled, denied
+from support.failing_bucket import Troubled, denied
+from support.run_contents import commits_in, run_in, version_in
+from support.small_weights import RequestGate, initial, kinds, train
 from weightwire import digest
 from weightwire.errors import PermissionDenied, SchemaChanged
 from weightwire.publisher.publisher import Publisher

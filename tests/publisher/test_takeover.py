@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from support.damage import HARMS, flip, paths
-from support.published import commits_in, version_in
-from support.troubled import Troubled, in_memory
+from support.failing_bucket import Troubled, in_memory
+from support.run_contents import commits_in, version_in
 from weightwire import Publisher, digest
 from weightwire.telemetry.events import Event
 

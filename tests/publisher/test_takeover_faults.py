@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from support.failing_bucket import Act, Troubled, conflicting, denied, failed, in_memory, lost, quickly
 from support.publish_scene import LoopTrainer, over, play
-from support.published import commits_in, run_in, version_in
-from support.troubled import Act, Troubled, conflicting, denied, failed, in_memory, lost, quickly
+from support.run_contents import commits_in, run_in, version_in
 from weightwire import digest
 from weightwire.chain.records import RUN
 from weightwire.errors import Fenced, PermissionDenied, Unavailable

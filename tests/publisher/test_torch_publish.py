@@ -8,9 +8,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from support.published import run_in, version_in
+from support.failing_bucket import Troubled, in_memory
+from support.run_contents import run_in, version_in
 from support.torch_weights import bits_of, model, state_of, tied_model
-from support.troubled import Troubled, in_memory
 from weightwire import Follower, Publisher
 from weightwire.errors import SchemaChanged
 

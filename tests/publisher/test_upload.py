@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from support.failing_bucket import Act, denied, failed, lost
 from support.publish_scene import LoopTrainer, over, play, steps, until
-from support.troubled import Act, denied, failed, lost
 from weightwire import digest
 from weightwire.errors import BucketError, NotFound, PermissionDenied, Unavailable
 

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 from support.replicas import STORY, check, checkpoints, loaded, reopened
-from support.story import FILES, Story
+from support.small_run import FILES, Story
 from weightwire import digest
 from weightwire.errors import ReplicaError
 from weightwire.replica.replica import Replica

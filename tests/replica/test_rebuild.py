@@ -7,7 +7,7 @@ import os
 import pytest
 
 from support.replicas import STORY, check, reopened
-from support.story import SHAPES, Story
+from support.small_run import SHAPES, Story
 from weightwire.errors import ReplicaError
 from weightwire.replica.replica import Replica
 from weightwire.weights.dtypes import DTYPES

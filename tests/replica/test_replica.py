@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from support.replicas import STORY, check, loaded, reopened
-from support.story import bits_of
+from support.small_run import bits_of
 from weightwire import CorruptDelta, Delta, Tensor, WrongBase, anchor, diff, digest, patch
 from weightwire.delta.absolute import write_absolute
 from weightwire.errors import ForeignRun, ReplicaError, SchemaChanged

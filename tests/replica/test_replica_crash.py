@@ -20,7 +20,7 @@ import pytest
 import safetensors
 
 from support.disk import Disk, at_every_step, copied
-from support.story import FILES, Story, bits_of
+from support.small_run import FILES, Story, bits_of
 from weightwire import diff
 from weightwire.errors import WeightwireError
 from weightwire.replica.replica import Replica

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import tiny_config
+from support.vllm_server import tiny_config
 from weightwire.engines.torch import TorchEngine
 from weightwire.errors import EngineError
 from weightwire.server.batcher import Batcher, FairLock

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.serving import tiny_config
+from support.vllm_server import tiny_config
 from weightwire.server.generation import Generation, Running, Task
 
 Prompt = tuple[int, ...]

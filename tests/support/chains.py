@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from support.failing_bucket import Act, Troubled, denied, in_memory
 from support.records import a_run, grow, store, token
-from support.troubled import Act, Troubled, denied, in_memory
 from weightwire.chain.reader import ChainReader
 from weightwire.chain.records import HEAD, Commit, Head, Sealed, Shortcut, commit_path, seal, shortcut_path
 from weightwire.errors import NotFound, PermissionDenied

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import weightwire
-from support.patching import U16, Arrays
+from support.patch_checks import U16, Arrays
 from support.samples import base, change
 from weightwire import Delta
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from support.failing_bucket import Troubled
 from support.samples import base as bits_for
-from support.story import Bits, bits_of
-from support.troubled import Troubled
+from support.small_run import Bits, bits_of
 from weightwire import Follower, Publisher, Update, digest, patch
 from weightwire.bucket.port import Bucket
 from weightwire.chain.records import (

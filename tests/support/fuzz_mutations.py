@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import weightwire
-from support.crafted import (
+from support.crafted_files import (
     Marks,
     Planes,
     Steps,

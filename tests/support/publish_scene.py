@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from support.published import commits_in, version_in
-from support.troubled import Act, Quick, Troubled, in_memory, quickly
+from support.failing_bucket import Act, Quick, Troubled, in_memory, quickly
+from support.run_contents import commits_in, version_in
 from weightwire import digest
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext

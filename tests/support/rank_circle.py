@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from support.published import commits_in, version_in
-from support.troubled import Troubled
+from support.failing_bucket import Troubled
+from support.run_contents import commits_in, version_in
 from weightwire import digest
 from weightwire.errors import RankFailed
 from weightwire.publisher.publisher import Publisher

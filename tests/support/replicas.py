@@ -6,7 +6,7 @@ from pathlib import Path
 
 import safetensors.numpy
 
-from support.story import Story, bits_of
+from support.small_run import Story, bits_of
 from weightwire.replica.replica import Replica
 
 STORY = Story()

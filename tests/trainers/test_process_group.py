@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.published import commits_in, run_in, version_in
+from support.run_contents import commits_in, run_in, version_in
 from support.sharded import Job
 from weightwire import Publisher, WeightwireError, digest
 from weightwire.bucket.port import Bucket

@@ -10,8 +10,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from support.published import commits_in, version_in
-from support.troubled import Troubled, in_memory
+from support.failing_bucket import Troubled, in_memory
+from support.run_contents import commits_in, version_in
 from weightwire import Follower, digest
 from weightwire.errors import CheckpointError, Fenced
 from weightwire.publisher.publisher import Publisher

@@ -22,9 +22,9 @@ from transformers import (
 )
 from transformers.trainer_callback import CallbackHandler
 
-from support.published import commits_in, run_in, version_in
-from support.serving import tiny_model
-from support.troubled import Act, Trouble, Troubled, in_memory
+from support.failing_bucket import Act, Trouble, Troubled, in_memory
+from support.run_contents import commits_in, run_in, version_in
+from support.vllm_server import tiny_model
 from weightwire import Follower, Publisher, digest
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import CheckpointError, Fenced

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from support.commands import Running, versions_in
-from support.published import version_in
 from support.readme import blocks, filled
-from support.serving import VLLM
+from support.run_contents import version_in
 from support.stores import NOWHERE, SeaweedFS, use
+from support.vllm_server import VLLM
 from weightwire import digest
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import CheckpointError, EngineError, EngineGone, SchemaChanged

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.clocked import HOUR, Clocked, clocked, first_weights, publish
-from support.swept import Lived
+from support.clocked_bucket import HOUR, Clocked, clocked, first_weights, publish
+from support.sweep_runs import Lived
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
-from support.clocked import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
-from support.swept import SHORT, Lived, check_whole, commit_of, run_id, swept, swept_twice
+from support.clocked_bucket import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
+from support.sweep_runs import SHORT, Lived, check_whole, commit_of, run_id, swept, swept_twice
 from weightwire.chain.reader import ChainReader, read_run
 from weightwire.chain.records import (
     FENCE,

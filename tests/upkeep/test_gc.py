@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from support.clocked import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
-from support.swept import Lived, check_whole, run_id, swept, swept_twice
+from support.clocked_bucket import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
+from support.sweep_runs import Lived, check_whole, run_id, swept, swept_twice
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.records import (
     Gc,

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from support.clocked import HOUR, Clocked, run
-from support.swept import SHORT, commit_of
+from support.clocked_bucket import HOUR, Clocked, run
+from support.sweep_runs import SHORT, commit_of
 from weightwire.bucket.port import ObjectInfo
 from weightwire.chain.records import (
     Shortcut,

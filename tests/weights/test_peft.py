@@ -8,8 +8,8 @@ import peft
 import pytest
 import torch
 
-from support.published import version_in
-from support.troubled import Troubled, in_memory
+from support.failing_bucket import Troubled, in_memory
+from support.run_contents import version_in
 from weightwire import Publisher, digest
 from weightwire.errors import CheckpointError
 from weightwire.weights.peft import has_adapters, merged

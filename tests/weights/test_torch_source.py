@@ -171,7 +171,7 @@ class TestTransformers:
     def test_that_are_saved_as_they_are_are_not_copied(self) -> None:
         from transformers import Qwen3ForCausalLM
 
-        from support.serving import tiny_config
+        from support.vllm_server import tiny_config
 
         dense = Qwen3ForCausalLM(tiny_config(tied=True)).to(torch.bfloat16)
         weights, aliases = read_live(dense, Casting())

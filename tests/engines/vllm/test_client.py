@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.serving import VLLM, tiny_model
 from support.stores import SeaweedFS, running, use
+from support.vllm_server import VLLM, tiny_model
 from weightwire import Follower, Publisher
 from weightwire.engines.engine import ServedVersion
 from weightwire.engines.version_keeper import Keeper

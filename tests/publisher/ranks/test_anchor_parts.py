@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from support.failing_bucket import Troubled, denied
 from support.rank_circle import at_step, check_no_mixture, on_all, shard
-from support.troubled import Troubled, denied
 from weightwire import digest
 from weightwire.chain.records import Shortcut, unseal
 from weightwire.publisher.publisher import Publisher

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.published import commits_in
+from support.failing_bucket import Act, Troubled, denied
 from support.rank_circle import RankCircle, at_once, at_step, check_no_mixture, on_all, shard, steps
-from support.troubled import Act, Troubled, denied
+from support.run_contents import commits_in
 from weightwire.errors import (
     BucketError,
     CheckpointError,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from support.published import commits_in, version_in
+from support.failing_bucket import Troubled
 from support.rank_circle import SIZES, ByRank, at_step, check_no_mixture, on_all, shard
-from support.troubled import Troubled
+from support.run_contents import commits_in, version_in
 from weightwire import Follower, digest
 from weightwire.errors import SchemaChanged
 from weightwire.publisher.publisher import Publisher

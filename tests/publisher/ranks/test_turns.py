@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from support.failing_bucket import Act, Troubled
 from support.rank_circle import SIZES, at_step, check_no_mixture, on_all, shard, steps
-from support.troubled import Act, Troubled
 from weightwire.errors import WeightwireError
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publisher import Publisher

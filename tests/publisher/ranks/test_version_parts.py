@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from support.published import commits_in, run_in
+from support.failing_bucket import Troubled, in_memory
 from support.rank_circle import SIZES, at_step, check_no_mixture, initial, on_all, shard
-from support.troubled import Troubled, in_memory
+from support.run_contents import commits_in, run_in
 from weightwire import Follower, digest
 from weightwire.bucket.registry import open_bucket
 from weightwire.inspection.verify import verify_run

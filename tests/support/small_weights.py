@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from support.published import commits_in
+from support.failing_bucket import Act, Troubled
+from support.run_contents import commits_in
 from support.samples import base as bits_of
 from support.samples import change
-from support.troubled import Act, Troubled
 from weightwire import digest
 from weightwire.weights import DTYPES
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from support.clocked import Clocked, run
+from support.clocked_bucket import Clocked, run
 from weightwire.chain.records import (
     Commit,
     Sealed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from support.clocked import HOUR, Arrays, Clocked, run
+from support.clocked_bucket import HOUR, Arrays, Clocked, run
 from weightwire.chain.reader import read_run
 from weightwire.chain.records import (
     Commit,
