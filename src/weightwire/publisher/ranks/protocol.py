@@ -55,7 +55,7 @@ class RankGroup(Protocol):
         ...
 
 
-class _Problem(msgspec.Struct, frozen=True):
+class _RankProblem(msgspec.Struct, frozen=True):
     """Why a rank could not do its part."""
 
     code: str
@@ -67,7 +67,7 @@ class _Said(msgspec.Struct, frozen=True):
     about: str
     done: bool = True
     message: bytes = b""
-    problem: _Problem | None = None
+    problem: _RankProblem | None = None
 
 
 class Meeting:
@@ -133,9 +133,9 @@ class Meeting:
         if problem is None:
             return _Said(about, message=_encode(task.result()))
         if isinstance(problem, WeightwireError):
-            return _Said(about, problem=_Problem(problem.code, problem.message, problem.hint))
+            return _Said(about, problem=_RankProblem(problem.code, problem.message, problem.hint))
         what = f"the publisher failed ({type(problem).__name__}: {problem})"
-        return _Said(about, problem=_Problem(RankFailed.code, what, _RESTART))
+        return _Said(about, problem=_RankProblem(RankFailed.code, what, _RESTART))
 
     def _raise(self, rank: int, said: list[_Said], task: asyncio.Future[Any]) -> NoReturn:
         if rank == self._ranks.rank:
