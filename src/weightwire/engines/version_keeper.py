@@ -112,19 +112,18 @@ class Keeper(Closeable):
             return
         # Positions with absolute values: right for any version from the first of them to the last.
         fits = (
-            update.patch is not None
-            and began is not None
+            began is not None
             and held is not None
             and held.run == target.run
             and began <= held.version < target.version
             and engine.can_patch
         )
-        if not fits:
+        patch = update.patch
+        if patch is None or not fits:
             self._reload(engine)
             return
-        assert update.patch is not None
         try:
-            self._tell(engine, target.version, engine.patch(update.patch, target), update.patch.nbytes)
+            self._tell(engine, target.version, engine.patch(patch, target), patch.nbytes)
         except EngineGone:
             raise
         except EngineError as problem:

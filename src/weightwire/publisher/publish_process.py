@@ -43,7 +43,7 @@ class Taken:
 class PublishProcess(Protocol):
     """How a process gets hold of a run, takes captures, makes versions of them, and leaves.
 
-    `share`, `skip` and `capture` are called in the trainer's thread, everything else in the loop's.
+    `own_rows`, `skip` and `capture` are called in the trainer's thread, everything else in the loop's.
     """
 
     @property
@@ -79,7 +79,7 @@ class PublishProcess(Protocol):
 
     async def join(self, weights: Weights, aliases: Mapping[str, str]) -> None: ...
 
-    def share(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def own_rows(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """What of its weights this process publishes. May wait until other ranks have given up what failed here."""
         ...
 

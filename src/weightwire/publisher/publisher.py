@@ -179,7 +179,7 @@ class Publisher:
             raise
         with self._one_at_a_time:
             self._check_usable()
-            views = self._share(views, aliases)
+            views = self._own_rows(views, aliases)
             if self._context.settings.blocking:
                 self._last = publication
                 return self._publish_now(publication, views)
@@ -241,7 +241,7 @@ class Publisher:
         publication.wait(0)
         return publication
 
-    def _share(self, views: dict[str, Tensor], aliases: Mapping[str, str]) -> dict[str, Tensor]:
+    def _own_rows(self, views: dict[str, Tensor], aliases: Mapping[str, str]) -> dict[str, Tensor]:
         """What of them this process publishes: all of it, where there is only one."""
         process = self._process
         if not process.is_joined:
@@ -250,7 +250,7 @@ class Publisher:
             except BaseException:
                 process.skip()
                 raise
-        return process.share(views)
+        return process.own_rows(views)
 
     def _check_usable(self) -> None:
         if self._closed:

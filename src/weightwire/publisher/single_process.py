@@ -132,7 +132,7 @@ class SingleProcess:
     async def join(self, weights: Weights, aliases: Mapping[str, str]) -> None:
         pass
 
-    def share(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def own_rows(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         return weights
 
     def skip(self) -> None:

@@ -138,12 +138,12 @@ class Takeover:
 
     async def resume(self, writer: ChainWriter, found: UnclaimedRun) -> Session:
         """What was published last, rebuilt again where another publisher went on after the run was read."""
-        assert writer.head is not None
-        after = writer.head.record.after
+        head = writer.head
+        after = head.record.after if head else ""
         if not after and self._settings.base is not None:
             return await self._begin_with_base(writer, found.copies, self._settings.base)
-        if after != found.after:
-            found = await self._rebuild(writer.chain, found.copies, writer.head)
+        if head is not None and after != found.after:
+            found = await self._rebuild(writer.chain, found.copies, head)
         return Session(writer, found.state, found.path)
 
     def allocate(

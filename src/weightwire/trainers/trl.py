@@ -83,11 +83,7 @@ class BucketTransfer:
 
     def init_weight_transfer(self) -> None:
         """Looks at everything that could be wrong, before anything is trained."""
-        if self._engine is not None:
-            self._engine.check(self._timeout)
-        self.publisher = Publisher(self._url, blocking=True, **self._options)
-        if self._engine is not None:
-            self._engine.forget_other_runs(self.publisher.version)
+        self._open_publisher()
 
     def pause(self) -> None:
         """Not yet: vLLM generates while the weights are on their way. Its follower pauses it, to swap them."""
@@ -96,14 +92,13 @@ class BucketTransfer:
         """Publishes what the iterator yields. What goes wrong is raised, and TRL's version stays what it was."""
         self._attach(_trainer_of(iterator))
         try:
-            if self.publisher is None:  # a second train(): TRL begins only once
-                self.init_weight_transfer()
-            weights = self._copy(iterator)
+            publisher = self.publisher or self._open_publisher()  # for a second train(): TRL begins only once
+            weights = self._copy(iterator, publisher.dtypes)
         except BaseException:
             for _ in iterator:  # the other ranks gather each tensor, and wait for this one to take part
                 pass
             raise
-        self._send(weights)
+        self._send(publisher, weights)
 
     def resume(self) -> None:
         """It has been going on all the time."""
@@ -124,9 +119,16 @@ class BucketTransfer:
 
     # --- one transfer --------------------------------------------------------------------------------------------
 
-    def _copy(self, iterator: Iterator[tuple[str, Any]]) -> dict[str, Tensor]:
+    def _open_publisher(self) -> Publisher:
+        if self._engine is not None:
+            self._engine.check(self._timeout)
+        self.publisher = Publisher(self._url, blocking=True, **self._options)
+        if self._engine is not None:
+            self._engine.forget_other_runs(self.publisher.version)
+        return self.publisher
+
+    def _copy(self, iterator: Iterator[tuple[str, Any]], dtypes: Mapping[str, Dtype]) -> dict[str, Tensor]:
         """Into memory of our own, one by one: what a sharded trainer gathers for us would fill its device."""
-        dtypes = {} if self.publisher is None else self.publisher.dtypes
         copies = [(name, self._copy_one(name, value, dtypes)) for name, value in iterator]
         return as_mapping(plain_names(copies))  # what is in all names only all of them tell
 
@@ -139,10 +141,9 @@ class BucketTransfer:
         tensor.copy_to(0, tensor.count, copy.bits)
         return copy
 
-    def _send(self, weights: Mapping[str, Tensor]) -> None:
-        assert self.publisher is not None
+    def _send(self, publisher: Publisher, weights: Mapping[str, Tensor]) -> None:
         began = time.perf_counter()
-        publication = self.publisher.publish(weights, step=self._step)
+        publication = publisher.publish(weights, step=self._step)
         metrics = {"sync/seconds": time.perf_counter() - began, "sync/bytes": float(_size(publication))}
         if self._engine is not None:
             metrics |= self._wait(self._engine, publication.wait(0))

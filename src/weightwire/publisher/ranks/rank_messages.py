@@ -16,9 +16,9 @@ __all__ = [
     "EVERY_RANK",
     "AnchorPart",
     "Committed",
-    "Held",
     "News",
     "RankPart",
+    "RankRun",
     "Recalled",
     "Turn",
     "different_steps",
@@ -29,7 +29,7 @@ __all__ = [
 EVERY_RANK = "every rank must call publish() for every step, and close the publisher in the end"
 
 
-class Held(msgspec.Struct, frozen=True):
+class RankRun(msgspec.Struct, frozen=True):
     """The run that rank 0 has found, if there is one. It has an epoch once rank 0 has claimed it."""
 
     run: Run | None = None

@@ -20,7 +20,7 @@ from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_process import Taken, next_capture
 from weightwire.publisher.ranks.anchor_parts import AnchorParts
 from weightwire.publisher.ranks.protocol import PULSE, Meeting, RankGroup
-from weightwire.publisher.ranks.rank_messages import EVERY_RANK, Held, News
+from weightwire.publisher.ranks.rank_messages import EVERY_RANK, News, RankRun
 from weightwire.publisher.ranks.setup import RankSession, RankSetup, RankShare
 from weightwire.publisher.ranks.turns import RankTurns
 from weightwire.publisher.ranks.version_parts import VersionParts
@@ -48,16 +48,16 @@ class RankProcess:
         self._is_over = False  # that the ranks meet no more
 
     @property
-    def _held(self) -> Held:
-        return self._session.held if self._session else self._setup.held
+    def _rank_run(self) -> RankRun:
+        return self._session.rank_run if self._session else self._setup.rank_run
 
     @property
     def run_record(self) -> Run | None:
-        return self._held.run
+        return self._rank_run.run
 
     @property
     def version(self) -> int | None:
-        return self._held.head.version if self._held.head else None
+        return self._rank_run.head.version if self._rank_run.head else None
 
     @property
     def state(self) -> State | None:
@@ -65,7 +65,7 @@ class RankProcess:
 
     @property
     def dtypes(self) -> dict[str, Dtype]:
-        known = self._held.run.schema if self._held.run else {}
+        known = self._rank_run.run.schema if self._rank_run.run else {}
         schema = self._setup.share.partition.schema if self._setup.share else known
         return {name: dtype for name, (dtype, _) in schema.items()}
 
@@ -89,23 +89,23 @@ class RankProcess:
     async def join(self, weights: Weights, aliases: Mapping[str, str]) -> None:
         await self._setup.join(weights, aliases)
 
-    def share(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def own_rows(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         self._turns.catch_up()
-        share = self._shared
-        return {name: weights[name] for name in weights if name in share.names or name not in share.partition.schema}
+        return self._share.own_rows(weights)
 
     def skip(self) -> None:
         self._turns.skip()
 
     def capture(self, publication: Publication, weights: Weights) -> None:
-        self._turns.capture(self._shared.copies, publication, weights)
+        self._turns.capture(self._share.copies, publication, weights)
 
     async def offer(self, publication: Publication, weights: Weights) -> None:
         await self._turns.offer(publication, weights)
 
     @property
-    def _shared(self) -> RankShare:
-        assert self._setup.share is not None, "join() comes before the first capture"
+    def _share(self) -> RankShare:
+        if self._setup.share is None:
+            raise RuntimeError("join() comes before the first capture")
         return self._setup.share
 
     # --- rounds --------------------------------------------------------------------------------------------------
@@ -137,39 +137,37 @@ class RankProcess:
 
     async def _next_round(self) -> Taken | None:
         """What all ranks are to publish next; None when they close."""
-        if await self._setup.share_out():
-            while await self._next() == _TAKE:
+        share = await self._setup.agree_on_rows()
+        if share is not None:
+            while await self._next(share.copies) == _TAKE:
                 # Before anything is taken: while this waits for the bucket, captures must not wait for this.
-                begun = await self._begin(self._shared)
-                taken = await self._turns.take(self._shared.copies)
+                begun = await self._begin(share)
+                taken = await self._turns.take(share.copies)
                 if taken is not None:
                     return replace(taken, problem=taken.problem or begun)
         last_news = await self._meeting.meet("leave", self._anchor_parts.take_last_news(), News)
         self._anchor_parts.collect(last_news)
         return None
 
-    async def _next(self) -> str:
+    async def _next(self, copies: HostCopies[Publication]) -> str:
         """What rank 0 wants all to do, once it wants something."""
         lifecycle, others_wait = self._context.lifecycle, False
         while True:
-            if self._meeting.is_first and not (self._is_waiting or others_wait or lifecycle.closing):
+            if self._meeting.is_first and not (self._turns.is_waiting(copies) or others_wait or lifecycle.closing):
                 await lifecycle.sleep(_SOON if self._anchor_parts.is_collecting else PULSE)
-            go = _TAKE if self._is_waiting or others_wait else _CLOSE if lifecycle.closing else ""
-            news = News(go if self._meeting.is_first else "", self._is_waiting, self._anchor_parts.take_news())
+            is_waiting = self._turns.is_waiting(copies)
+            go = _TAKE if is_waiting or others_wait else _CLOSE if lifecycle.closing else ""
+            news = News(go if self._meeting.is_first else "", is_waiting, self._anchor_parts.take_news())
             said = await self._meeting.tell("next", news)
             others_wait = any(one.waiting for one in said)
             self._anchor_parts.collect(said)
             if said[0].go:
                 return said[0].go
 
-    @property
-    def _is_waiting(self) -> bool:
-        return self._turns.is_waiting(self._shared.copies)
-
     async def _begin(self, share: RankShare) -> WeightwireError | None:
         """Gets hold of the run, unless that has been done. Returns what keeps it from it."""
         lifecycle = self._context.lifecycle
-        if lifecycle.failure is not None or (self._session is not None and self._session.held.is_claimed):
+        if lifecycle.failure is not None or (self._session is not None and self._session.rank_run.is_claimed):
             return lifecycle.failure
         try:
             self._session = await self._setup.begin(share)
@@ -184,9 +182,9 @@ class RankProcess:
     # --- versions ------------------------------------------------------------------------------------------------
 
     async def make_version(self, taken: Taken) -> Sealed[Commit]:
-        session = self._session
-        assert session is not None
-        self._session, committed = await self._versions.make(session, self._shared.partition, taken)
+        if self._session is None:
+            raise RuntimeError("take() comes before the first version")
+        self._session, committed = await self._versions.make(self._session, self._share.partition, taken)
         self._is_anchor_wanted = committed.anchor
         return seal(committed.commit)
 
@@ -195,4 +193,4 @@ class RankProcess:
             self._anchors.hint(self._setup.writer)
         if self._is_anchor_wanted:
             self._is_anchor_wanted = False
-            await self._anchor_parts.add(commit.record, self._shared.copies.published)
+            await self._anchor_parts.add(commit.record, self._share.copies.published)

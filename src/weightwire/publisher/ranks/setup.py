@@ -21,9 +21,9 @@ from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.ranks.partition import Partition, RankHoldings, holdings_of, partition_rows
 from weightwire.publisher.ranks.protocol import LATE, Meeting
-from weightwire.publisher.ranks.rank_messages import EVERY_RANK, Held, Recalled, sum_states
+from weightwire.publisher.ranks.rank_messages import EVERY_RANK, RankRun, Recalled, sum_states
 from weightwire.publisher.takeover import Takeover
-from weightwire.weights import Weights, check_schema, schema_of_weights
+from weightwire.weights import Tensor, Weights, check_schema, schema_of_weights
 
 __all__ = ["RankSession", "RankSetup", "RankShare"]
 
@@ -36,12 +36,16 @@ class RankShare:
     names: frozenset[str]
     copies: HostCopies[Publication]
 
+    def own_rows(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What of its weights this rank publishes. Names that the run does not have stay, to be refused."""
+        return {name: one for name, one in weights.items() if name in self.names or name not in self.partition.schema}
+
 
 @dataclass(frozen=True)
 class RankSession:
     """A run that the ranks have taken over. `own` is the state of this rank's rows, `state` that of all."""
 
-    held: Held
+    rank_run: RankRun
     own: State | None = None
     state: State | None = None
 
@@ -51,20 +55,20 @@ class _FirstPublish:
     """It waits for that of all others."""
 
     holding: RankHoldings
-    shared: asyncio.Future[None]
+    agreed: asyncio.Future[None]
 
     def end(self, problem: WeightwireError | None) -> None:
-        if self.shared.done():
+        if self.agreed.done():
             return
         if problem is not None:
-            self.shared.set_exception(problem)
+            self.agreed.set_exception(problem)
         else:
-            self.shared.set_result(None)
+            self.agreed.set_result(None)
 
 
 class RankSetup:
     def __init__(self, context: PublishContext, meeting: Meeting, anchors: Anchors, gate: CaptureGate) -> None:
-        self.held = Held()
+        self.rank_run = RankRun()
         self.writer: ChainWriter | None = None  # on rank 0
         self.share: RankShare | None = None
         self._context = context
@@ -76,19 +80,19 @@ class RankSetup:
 
     async def start(self) -> None:
         """Rank 0 reads the run, if there is one. What each rank is to hold of it the first publish shows."""
-        self.held = await self._meeting.hear("open", self._find() if self._meeting.is_first else None, Held)
+        self.rank_run = await self._meeting.hear("open", self._find() if self._meeting.is_first else None, RankRun)
 
-    async def _find(self) -> Held:
+    async def _find(self) -> RankRun:
         run = await self._takeover.probe()
         if run is None:
-            return Held()
+            return RankRun()
         head = await ChainReader(self._context.bucket, run).read_head()
-        return Held(run, head=head.record if head else None)
+        return RankRun(run, head=head.record if head else None)
 
     # --- who publishes what --------------------------------------------------------------------------------------
 
     async def join(self, weights: Weights, aliases: Mapping[str, str]) -> None:
-        """Before the first capture: waits for that of all others, to share out what is to be published."""
+        """Before the first capture: waits for that of all others, to agree on who publishes what."""
         if self._context.lifecycle.failure is not None:
             raise self._context.lifecycle.failure
         if self.share is None:
@@ -96,18 +100,18 @@ class RankSetup:
                 holdings_of(weights, aliases), asyncio.get_running_loop().create_future()
             )
             self._context.lifecycle.wake()
-            while not (await asyncio.wait([first.shared], timeout=LATE))[0]:
+            while not (await asyncio.wait([first.agreed], timeout=LATE))[0]:
                 rank = self._meeting.rank
                 self._context.warn(f"rank {rank} waits for the first publish of all others: {EVERY_RANK}")
-            first.shared.result()
+            first.agreed.result()
 
-    async def share_out(self) -> bool:
-        """Until all ranks have published, or all have closed."""
+    async def agree_on_rows(self) -> RankShare | None:
+        """Waits until all ranks have published, for what this one publishes of it; None if all have closed."""
         while self.share is None:
             said = await self._meeting.meet("share", self._holding(), RankHoldings)
             closed = [rank for rank, one in enumerate(said) if one.closed]
             if len(closed) == len(said):
-                return False
+                return None
             if closed:
                 raise RankFailed(f"rank {closed[0]} closed its publisher, and others publish", hint=EVERY_RANK)
             problem: WeightwireError | None = None
@@ -116,7 +120,7 @@ class RankSetup:
             except WeightwireError as found:
                 problem = found
             self.dismiss(problem)
-        return True
+        return self.share
 
     def dismiss(self, problem: WeightwireError | None) -> None:
         """Lets go of a trainer that waits for the first publish of the other ranks."""
@@ -132,8 +136,8 @@ class RankSetup:
         return self._first.holding
 
     async def _make_room(self, partition: Partition, holding: RankHoldings) -> RankShare:
-        if self.held.run is not None:
-            self._takeover.check_schema(partition.schema, self.held.run)
+        if self.rank_run.run is not None:
+            self._takeover.check_schema(partition.schema, self.rank_run.run)
         names = partition.names[self._meeting.rank]
         mine = {name: kind for name, kind in partition.schema.items() if name in names}
         rows = {name: found for name in mine if (found := holding.pieces[name].rows)}
@@ -144,15 +148,15 @@ class RankSetup:
 
     async def begin(self, share: RankShare) -> RankSession:
         """Claims the run, and finds what was published last. Where there is no run the first version starts it."""
-        if not self.held.is_claimed:
+        if not self.rank_run.is_claimed:
             claim = self._claim(share.partition) if self._meeting.is_first else None
-            self.held = await self._meeting.hear("begin", claim, Held)
-        return await self._recall(share) if self.held.is_claimed else RankSession(self.held)
+            self.rank_run = await self._meeting.hear("begin", claim, RankRun)
+        return await self._recall(share) if self.rank_run.is_claimed else RankSession(self.rank_run)
 
-    async def _claim(self, partition: Partition) -> Held:
+    async def _claim(self, partition: Partition) -> RankRun:
         retry, takeover = self._context.uploader.retry, self._takeover
         if self.writer is None:
-            run = self.held.run or await retry(takeover.find_again)
+            run = self.rank_run.run or await retry(takeover.find_again)
             if run is not None:
                 takeover.check_schema(partition.schema, run)
                 self.writer = await retry(lambda: takeover.claim(run))
@@ -160,7 +164,7 @@ class RankSetup:
                 await self.open_run(partition)
             else:
                 await retry(takeover.upload_side_files)
-        return _hold_of(self.writer) if self.writer else Held()
+        return _run_of(self.writer) if self.writer else RankRun()
 
     async def open_run(self, partition: Partition) -> ChainWriter:
         """On rank 0: the run, started if there is none."""
@@ -172,26 +176,26 @@ class RankSetup:
 
     async def _recall(self, share: RankShare) -> RankSession:
         """The published state, from weights that were given, if it is theirs. It is not rebuilt from the bucket."""
-        after, settings = self.held.head.after if self.held.head else "", self._context.settings
+        after, settings = self.rank_run.head.after if self.rank_run.head else "", self._context.settings
         for given in (settings.published, settings.base) if after else (settings.base,):
-            own, whole = await self._digest_given(share, given, strict=not after)
+            own, whole = await self._digest_given(share, given, required=not after)
             if whole is None or after not in ("", whole.hex):
                 continue
-            resume = self._resume(whole, after) if self._meeting.is_first else None
-            self.held = await self._meeting.hear("resume", resume, Held)
-            return RankSession(self.held, own, whole)
+            resume = self._resume(self.writer, whole, after) if self.writer is not None else None
+            self.rank_run = await self._meeting.hear("resume", resume, RankRun)
+            return RankSession(self.rank_run, own, whole)
         if after and self._meeting.is_first:
             self._context.warn("what was published last is not at hand: the next version is an anchor, of all weights")
-        return RankSession(self.held)
+        return RankSession(self.rank_run)
 
     async def _digest_given(
-        self, share: RankShare, given: Weights | None, *, strict: bool
+        self, share: RankShare, given: Weights | None, *, required: bool
     ) -> tuple[State | None, State | None]:
         """Of given weights: the state of this rank's rows, and of the whole if all ranks were given it."""
         own: list[State] = []
 
         async def recall() -> Recalled:
-            if given is None or not self._fits(share, given, strict=strict):
+            if given is None or not self._fits(share, given, required=required):
                 return Recalled()
             own.append(await self._context.runtime.run_in_thread(self._copy_given, share, given))
             return Recalled({name: one.digest for name, one in own[0].tensors.items()})
@@ -204,9 +208,9 @@ class RankSetup:
             return None, None
         return own[0], sum_states(share.partition.schema, everyone)
 
-    def _fits(self, share: RankShare, given: Weights, *, strict: bool) -> bool:
+    def _fits(self, share: RankShare, given: Weights, *, required: bool) -> bool:
         """Other weights than the run's are of no use; but a run that is to begin with them must not begin without."""
-        if not strict:
+        if not required:
             return schema_of_weights(given) == share.partition.schema
         check_schema(schema_of_weights(given), share.partition.schema, where="the base")
         return True
@@ -218,16 +222,14 @@ class RankSetup:
             given[name].copy_to(begin, begin + target.count, target.bits)
         return digest(share.copies.published, threads=self._context.settings.threads)
 
-    async def _resume(self, whole: State, after: str) -> Held:
+    async def _resume(self, writer: ChainWriter, whole: State, after: str) -> RankRun:
         """On rank 0: goes on from this state. A run that has none begins with it."""
-        writer, source = self.writer, self._context.settings.source
-        assert writer is not None
         if not after:
-            base = {"kind": BASE, "after": whole.hex, "source": source}
+            base = {"kind": BASE, "after": whole.hex, "source": self._context.settings.source}
             commit = await self._context.uploader.retry(lambda: writer.prepare(**base))
             await writer.send(commit)
         await self._count_anchors(writer)
-        return _hold_of(writer)
+        return _run_of(writer)
 
     async def _count_anchors(self, writer: ChainWriter) -> None:
         try:
@@ -238,5 +240,5 @@ class RankSetup:
             self._context.warn(f"{problem.message}; the next anchor comes when it comes")
 
 
-def _hold_of(writer: ChainWriter) -> Held:
-    return Held(writer.run, writer.epoch, writer.head.record if writer.head else None)
+def _run_of(writer: ChainWriter) -> RankRun:
+    return RankRun(writer.run, writer.epoch, writer.head.record if writer.head else None)

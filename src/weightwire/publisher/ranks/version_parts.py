@@ -24,7 +24,7 @@ from weightwire.publisher.publish_process import Taken
 from weightwire.publisher.ranks.anchor_parts import AnchorParts
 from weightwire.publisher.ranks.partition import Partition
 from weightwire.publisher.ranks.protocol import Meeting
-from weightwire.publisher.ranks.rank_messages import Committed, Held, RankPart, slowest, sum_states
+from weightwire.publisher.ranks.rank_messages import Committed, RankPart, RankRun, slowest, sum_states
 from weightwire.publisher.ranks.setup import RankSession, RankSetup
 
 __all__ = ["VersionParts"]
@@ -46,14 +46,14 @@ class VersionParts:
             whole = sum_states(partition.schema, [one.added for one in parts], session.state)
             commit = self._commit(session, partition, taken, parts, whole) if self._meeting.is_first else None
             committed = await self._meeting.hear("commit", commit, Committed)
-        held = Held(committed.run or session.held.run, committed.commit.epoch, committed.commit)
-        return RankSession(held, encoded[0].after, whole), committed
+        rank_run = RankRun(committed.run or session.rank_run.run, committed.commit.epoch, committed.commit)
+        return RankSession(rank_run, encoded[0].after, whole), committed
 
     async def _make_part(
         self, session: RankSession, taken: Taken, encoded: list[EncodedVersion], giving_up: AsyncExitStack
     ) -> RankPart:
         context = self._context
-        version, epoch = _place(session.held)
+        version, epoch = _place(session.rank_run)
         one = await giving_up.enter_async_context(encode_version(context, taken, version, session.own, part=True))
         encoded.append(one)
         files, stages = await upload_version(context, taken, one, epoch, self._meeting.rank)
@@ -66,7 +66,7 @@ class VersionParts:
         self, session: RankSession, partition: Partition, taken: Taken, parts: Sequence[RankPart], whole: State
     ) -> Committed:
         writer = await self._setup.open_run(partition)
-        if (writer.next_version, writer.epoch) != _place(session.held):
+        if (writer.next_version, writer.epoch) != _place(session.rank_run):
             raise WeightwireError("another publisher has started the run at the same time", hint="publish again")
         fields = {
             "kind": ANCHOR if session.state is None else DELTA,
@@ -81,10 +81,10 @@ class VersionParts:
         commit = await uploader.retry(lambda: writer.prepare(**fields), lambda: taken.copies.waiting)
         async with self._context.stage("commit", commit.record.version):
             await writer.send(commit)
-        started = None if session.held.is_claimed else writer.run
+        started = None if session.rank_run.is_claimed else writer.run
         return Committed(commit.record, self._anchors.count(commit.record, writer.run.nbytes), started)
 
 
-def _place(held: Held) -> tuple[int, int]:
+def _place(rank_run: RankRun) -> tuple[int, int]:
     """The version and epoch that data is uploaded for. A new run is started when that of all ranks is there."""
-    return (held.head.version + 1, held.epoch) if held.head else (FIRST_VERSION, FIRST_EPOCH)
+    return (rank_run.head.version + 1, rank_run.epoch) if rank_run.head else (FIRST_VERSION, FIRST_EPOCH)
