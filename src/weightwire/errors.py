@@ -12,6 +12,7 @@ __all__ = [
     "AlreadyExists",
     "BrokenChain",
     "BucketError",
+    "CannotListen",
     "CheckpointError",
     "Closed",
     "CorruptDelta",
@@ -68,6 +69,12 @@ class Interrupted(WeightwireError):
     """Work that was interrupted half way, by Ctrl-C say."""
 
     code = "WW-INTERRUPTED"
+
+
+class CannotListen(WeightwireError):
+    """An address that a server cannot listen on: it is taken, not of this machine, or not an address."""
+
+    code = "WW-CANNOT-LISTEN"
 
 
 class CheckpointError(WeightwireError):

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 import pytest
 
 from support.http_client import ask, raw_reply
-from weightwire.errors import WeightwireError
-from weightwire.follower.wakeups import WakeupServer, parse_address
+from weightwire.errors import CannotListen
+from weightwire.follower.wakeups import WakeupServer
 
 
 class Woken:
@@ -118,35 +118,14 @@ class TestGarbage:
 
 
 class TestAddress:
-    @pytest.mark.parametrize(
-        ("text", "host", "port"),
-        [
-            ("8000", "127.0.0.1", 8000),
-            (":8000", "127.0.0.1", 8000),
-            ("0.0.0.0:80", "0.0.0.0", 80),
-            ("gpu-7.internal:9", "gpu-7.internal", 9),
-            ("[::1]:8000", "::1", 8000),
-        ],
-    )
-    def test_is(self, text: str, host: str, port: int) -> None:
-        assert parse_address(text) == (host, port)
-
-    @pytest.mark.parametrize(
-        "text", ["", "host", "host:", "1:2:3", "::1:80", "-1", "65536", "http://h:1", "h:1/x", "h :1"]
-    )
-    def test_is_none(self, text: str) -> None:
-        with pytest.raises(WeightwireError, match="is no address to listen on") as caught:
-            parse_address(text)
-        assert "HOST:PORT" in (caught.value.hint or "")
-
     def test_of_a_port_that_is_taken(self, server: WakeupServer, woken: Woken) -> None:
-        with pytest.raises(WeightwireError, match="another program listens there already") as caught:
+        with pytest.raises(CannotListen, match="another program listens there already") as caught:
             WakeupServer(server.address, wake=woken.wake, status=woken.status, metrics=woken.metrics)
         assert caught.value.hint == "choose another port, or 0 for any"
 
     @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "x" * 70 + ".example"])
     def test_of_a_host_that_is_not_this_one(self, woken: Woken, host: str) -> None:
-        with pytest.raises(WeightwireError, match="cannot be listened on"):
+        with pytest.raises(CannotListen, match="cannot be listened on"):
             WakeupServer(f"{host}:0", wake=woken.wake, status=woken.status, metrics=woken.metrics)
 
     def test_is_free_again_after_it_was_closed(self, server: WakeupServer, woken: Woken) -> None:

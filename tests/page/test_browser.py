@@ -62,7 +62,7 @@ class Training:
         follower = self._followers[name]
         version = follower.once()
         stages = {"stage": StageTiming(0.002, 10, time.time() - pause), "swap": StageTiming(pause, 10, time.time())}
-        follower.serve(version, trouble, stages)
+        follower.report_served(version, trouble, stages)
         follower.once()
 
     def stop(self, name: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from support.clocked_bucket import first_weights, publish, stepped
 from support.http_client import ask, raw_reply
 from weightwire.bucket.registry import open_bucket
-from weightwire.errors import WeightwireError
+from weightwire.errors import CannotListen, WeightwireError
 from weightwire.page.page_server import PORT, PageServer
 
 
@@ -159,7 +159,7 @@ class TestPorts:
     def test_one_that_is_taken(self, url: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
-            with pytest.raises(WeightwireError, match=f"127.0.0.1:{port}: another program listens there already"):
+            with pytest.raises(CannotListen, match=f"127.0.0.1:{port}: another program listens there already"):
                 PageServer(url, port=port)
 
     def test_the_next_one_where_none_was_asked_for(self, url: Path) -> None:
@@ -169,7 +169,7 @@ class TestPorts:
 
     @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7", "a" * 300])
     def test_a_host_that_is_not_this_machine(self, url: Path, host: str) -> None:
-        with pytest.raises(WeightwireError, match="cannot be listened on"):
+        with pytest.raises(CannotListen, match="cannot be listened on"):
             PageServer(url, host=host, port=0)
 
     def test_the_port_is_free_again(self, url: Path) -> None:

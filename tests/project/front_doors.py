@@ -6,6 +6,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "BrokenChain",
         "Bucket",
         "BucketError",
+        "CannotListen",
         "CheckpointError",
         "Closed",
         "CorruptDelta",
@@ -185,7 +186,6 @@ FRONT_DOORS: dict[str, list[str]] = {
         "Follower",
         "Update",
         "WakeupServer",
-        "parse_address",
     ],
     "inspection": [
         "ReplicaStatus",
@@ -229,6 +229,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "is_local_request",
         "is_loopback",
         "lazy_exports",
+        "parse_address",
         "resolve",
         "to_the_end",
     ],

@@ -27,6 +27,7 @@ CODES = {
     "AlreadyExists": "WW-ALREADY-EXISTS",
     "BrokenChain": "WW-BROKEN-CHAIN",
     "BucketError": "WW-BUCKET",
+    "CannotListen": "WW-CANNOT-LISTEN",
     "CheckpointError": "WW-CHECKPOINT",
     "Closed": "WW-CLOSED",
     "CorruptDelta": "WW-CORRUPT-DELTA",

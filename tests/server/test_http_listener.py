@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from support.stores import free_ports
-from weightwire.errors import WeightwireError
+from weightwire.errors import CannotListen
 from weightwire.server.http_listener import HttpListener
 
 
@@ -51,13 +51,13 @@ def test_a_port_can_be_used_again_at_once() -> None:
 def test_a_port_in_use_is_an_error() -> None:
     with HttpListener(APP, "127.0.0.1", 0) as first:
         port = int(first.url.rpartition(":")[2])
-        with pytest.raises(WeightwireError, match=f"127.0.0.1:{port}: another program listens there already"):
+        with pytest.raises(CannotListen, match=f"127.0.0.1:{port}: another program listens there already"):
             HttpListener(APP, "127.0.0.1", port)
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 70, "192.0.2.1"])
 def test_an_address_of_another_machine_is_an_error(host: str) -> None:
-    with pytest.raises(WeightwireError, match="cannot be listened on"):
+    with pytest.raises(CannotListen, match="cannot be listened on"):
         HttpListener(APP, host, 0)
 
 

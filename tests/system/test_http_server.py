@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.http_client import ask, raw_reply
-from weightwire.errors import WeightwireError
+from weightwire.errors import CannotListen
 from weightwire.system.http_server import (
     HttpReply,
     HttpRequest,
@@ -20,6 +20,7 @@ from weightwire.system.http_server import (
     format_address,
     is_local_request,
     name_in,
+    parse_address,
     resolve,
 )
 
@@ -82,6 +83,27 @@ def test_any_other_name_is_foreign(header: str) -> None:
 @pytest.mark.parametrize("headers", [[], ["localhost", "localhost"], ["localhost", "evil.example"]])
 def test_a_request_without_exactly_one_host_is_foreign(headers: list[str]) -> None:
     assert not is_local_request(headers, "box.example")
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("8000", "127.0.0.1", 8000),
+        (":8000", "127.0.0.1", 8000),
+        ("0.0.0.0:80", "0.0.0.0", 80),
+        ("gpu-7.internal:9", "gpu-7.internal", 9),
+        ("[::1]:8000", "::1", 8000),
+    ],
+)
+def test_an_address_to_listen_on_is_a_port_or_host_and_port(text: str, host: str, port: int) -> None:
+    assert parse_address(text) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", "1:2:3", "::1:80", "-1", "65536", "http://h:1", "h:1/x", "h :1"])
+def test_any_other_text_is_not_an_address(text: str) -> None:
+    with pytest.raises(CannotListen, match="is no address to listen on") as caught:
+        parse_address(text)
+    assert "HOST:PORT" in (caught.value.hint or "")
 
 
 def echo(request: HttpRequest) -> HttpReply:
@@ -168,7 +190,7 @@ class TestServer:
     def test_fails_if_no_port_is_free(self) -> None:
         with (
             serving() as first,
-            pytest.raises(WeightwireError, match="another program listens there already"),
+            pytest.raises(CannotListen, match="another program listens there already"),
             serving(ports=[first.port, first.port]),
         ):
             pass

@@ -25,7 +25,8 @@ from weightwire.cli.shared.terminal import (
 )
 from weightwire.engines import Engine, Keeper, open_engine
 from weightwire.errors import EngineError, EngineGone
-from weightwire.follower import Follower, Update, WakeupServer, parse_address
+from weightwire.follower import Follower, Update, WakeupServer
+from weightwire.system import parse_address
 from weightwire.telemetry import Metrics
 
 __all__ = ["follow"]

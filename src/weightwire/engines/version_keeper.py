@@ -47,7 +47,7 @@ class Keeper(Closeable):
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         if self.engines:
-            follower.serve(None)  # none yet, which is not the same as keeping no engines
+            follower.report_served(None)  # none yet, which is not the same as keeping no engines
 
     @property
     def served(self) -> int | None:
@@ -85,7 +85,7 @@ class Keeper(Closeable):
         for name in self._busy:
             self._trouble.setdefault(name, f"{name}: is still busy with an earlier version")
         stages, self._stages = self._stages, {}
-        self._follower.serve(self.served, self.trouble, stages)
+        self._follower.report_served(self.served, self.trouble, stages)
 
     def _carefully(self, engine: Engine, work: Callable[[Engine], None]) -> None:
         try:

@@ -2,6 +2,6 @@
 
 from weightwire.follower.follower import Follower
 from weightwire.follower.update import Update
-from weightwire.follower.wakeups import WakeupServer, parse_address
+from weightwire.follower.wakeups import WakeupServer
 
-__all__ = ["Follower", "Update", "WakeupServer", "parse_address"]
+__all__ = ["Follower", "Update", "WakeupServer"]

@@ -152,9 +152,9 @@ class FollowLoop:
         async with self._updater.using:
             await self._context.runtime.run_in_thread(self.replica.make_current)
 
-    def serve(self, version: int | None, trouble: str, stages: Mapping[str, StageTiming]) -> None:
+    def report_served(self, version: int | None, trouble: str, stages: Mapping[str, StageTiming]) -> None:
         """What the engines serve that are kept up to date from here: for the next heartbeat."""
-        self._heartbeat.serve(version, trouble, stages)
+        self._heartbeat.report_served(version, trouble, stages)
 
     # --- heartbeats ----------------------------------------------------------------------------------------------
 

@@ -135,9 +135,11 @@ class Follower(Closeable):
         """What is new since the update taken last; None if nothing is."""
         return self._background.call(self._work.take())
 
-    def serve(self, version: int | None, trouble: str = "", stages: Mapping[str, StageTiming] | None = None) -> None:
-        """For who keeps engines up to date from here: the lowest version that they serve, told to the publisher."""
-        self._background.tell(lambda: self._work.serve(version, trouble, stages or {}))
+    def report_served(
+        self, version: int | None, trouble: str = "", stages: Mapping[str, StageTiming] | None = None
+    ) -> None:
+        """Tells the publisher the lowest version that the engines serve which are kept up to date from here."""
+        self._background.tell(lambda: self._work.report_served(version, trouble, stages or {}))
 
     def _check_running(self) -> None:
         """A fault of ours must not look like a run without news."""

@@ -35,7 +35,7 @@ class HeartbeatWriter:
         self._writing = asyncio.Lock()  # one after the other: the last one must be the last
         self._allowed = True
 
-    def serve(self, version: int | None, trouble: str, stages: Mapping[str, StageTiming]) -> None:
+    def report_served(self, version: int | None, trouble: str, stages: Mapping[str, StageTiming]) -> None:
         """What the engines serve that are kept up to date from here: for the next heartbeat."""
         self._timings.add(version, stages)
         served = -1 if version is None else version

@@ -10,28 +10,14 @@ Knows HTTP, and whom to ask; nothing of runs. It trusts nobody: what is sent is 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from weightwire.errors import WeightwireError
-from weightwire.system import Closeable, HttpReply, HttpRequest, HttpServer
+from weightwire.system import Closeable, HttpReply, HttpRequest, HttpServer, parse_address
 
-__all__ = ["WakeupServer", "parse_address"]
+__all__ = ["WakeupServer"]
 
-_HERE = "127.0.0.1"
 _TIMEOUT = 5.0  # seconds, for a client that sends nothing
-_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%a-z]+)\]:|([^\s:\[\]/@]*):)?([0-9]{1,5})")
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, or PORT on this machine alone."""
-    found = _ADDRESS.fullmatch(text.strip())
-    if found is None or int(found[3]) > 65535:
-        raise WeightwireError(
-            f"{text!r} is no address to listen on", hint="write HOST:PORT, or PORT alone for this machine only"
-        )
-    return found[1] or found[2] or _HERE, int(found[3])
 
 
 class WakeupServer(Closeable):

@@ -11,6 +11,7 @@ from weightwire.system.http_server import (
     format_address,
     is_local_request,
     is_loopback,
+    parse_address,
     resolve,
 )
 from weightwire.system.lazy_exports import lazy_exports
@@ -35,6 +36,7 @@ __all__ = [
     "is_local_request",
     "is_loopback",
     "lazy_exports",
+    "parse_address",
     "resolve",
     "to_the_end",
 ]

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from typing import Any
 
-from weightwire.errors import WeightwireError
+from weightwire.errors import CannotListen
 from weightwire.system.closeable import Closeable
 
 __all__ = [
@@ -30,10 +30,13 @@ __all__ = [
     "is_local_request",
     "is_loopback",
     "name_in",
+    "parse_address",
     "resolve",
 ]
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+))(?::[0-9]*)?")  # a name and maybe a port
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%a-z]+)\]:|([^\s:\[\]/@]*):)?([0-9]{1,5})")  # maybe a host, and a port
+_HERE = "127.0.0.1"
 _MOST = 1 << 16  # bytes of a body that are read, to be thrown away
 
 
@@ -61,6 +64,16 @@ def is_local_request(hosts: Sequence[str], host: str) -> bool:
     return bool(name) and (name in ("localhost", host.lower()) or is_loopback(name))
 
 
+def parse_address(text: str) -> tuple[str, int]:
+    """HOST:PORT, or PORT on this machine alone."""
+    found = _ADDRESS.fullmatch(text.strip())
+    if found is None or int(found[3]) > 65535:
+        raise CannotListen(
+            f"{text!r} is no address to listen on", hint="write HOST:PORT, or PORT alone for this machine only"
+        )
+    return found[1] or found[2] or _HERE, int(found[3])
+
+
 def resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
     """The address family and the address to bind to. Raises OSError, also for text that cannot be a host name."""
     if not 0 <= port <= 65535:
@@ -77,16 +90,16 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def cannot_listen(host: str, port: int, problem: OSError, *, options: str = "--") -> WeightwireError:
+def cannot_listen(host: str, port: int, problem: OSError, *, options: str = "--") -> CannotListen:
     """The error for an address that cannot be listened on; `options` is how host and port are asked for."""
     where = format_address(host, port)
     if problem.errno == errno.EADDRINUSE:
         hint = f"choose another {options}port, or 0 for any"
-        return WeightwireError(f"{where}: another program listens there already", hint=hint)
+        return CannotListen(f"{where}: another program listens there already", hint=hint)
     reason = problem.strerror or str(problem)
     below = problem.errno == errno.EACCES
     hint = "ports below 1024 are for root: choose another" if below else f"check {options}host and {options}port"
-    return WeightwireError(f"{where}: cannot be listened on ({reason})", hint=hint)
+    return CannotListen(f"{where}: cannot be listened on ({reason})", hint=hint)
 
 
 @dataclass(frozen=True)
