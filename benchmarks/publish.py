@@ -33,7 +33,7 @@ from slow_bucket import SlowBucket
 from table import Bar, Report, Row
 from training import Training, open_training
 
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.follower.follower import Follower
 from weightwire.publisher.publisher import Publisher

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from recording import read_header
 
-from weightwire.bucket.port import Bucket, ObjectInfo
+from weightwire.bucket.bucket import Bucket, ObjectInfo
 from weightwire.bucket.registry import open_bucket
 from weightwire.follower.follower import Follower
 from weightwire.follower.wakeups import WakeupServer

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from weightwire.bucket.port import Bucket, ObjectInfo
+from weightwire.bucket.bucket import Bucket, ObjectInfo
 
 
 class SlowBucket:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from weightwire.bucket.port import Bucket, ObjectInfo
+from weightwire.bucket.bucket import Bucket, ObjectInfo
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Unavailable
 from weightwire.testing import BucketContract, Opener, in_loop

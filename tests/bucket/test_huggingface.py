@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from support.fake_hub import FakeHub
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.probe import probe_bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Unavailable

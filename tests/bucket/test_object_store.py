@@ -16,7 +16,7 @@ import pytest
 
 from support.stores import NOWHERE, Lossy, SeaweedFS, environment, running, use
 from weightwire.bucket import object_store
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import AlreadyExists, BucketError, NoBucket, NotFound, PermissionDenied, Unavailable
 from weightwire.testing import BucketContract, Opener, in_loop

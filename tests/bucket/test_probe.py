@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.stores import Rclone, SeaweedFS, use
+from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.object_store import ObjectStoreBucket, open_object_store
-from weightwire.bucket.port import Bucket
 from weightwire.bucket.probe import probe_bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import AlreadyExists, NotFound, PermissionDenied, Unavailable, UnsafeBucket

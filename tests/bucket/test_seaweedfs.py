@@ -19,7 +19,7 @@ from faults.proxy import Proxy, deny_missing, lose_request
 from support.small_run import bits_of
 from support.stores import SeaweedFS, environment, running, use
 from weightwire import Tensor, digest
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import PermissionDenied, Unavailable
 from weightwire.follower.follower import Follower

@@ -13,7 +13,7 @@ import pytest
 from faults.proxy import Proxy, mark_parts
 from support.small_run import bits_of
 from support.stores import Rclone, SeaweedFS, environment, use
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.reader import read_run
 from weightwire.errors import UnsafeBucket

@@ -206,7 +206,7 @@ class TestBuffers:
             places = set()
             for _ in range(5):
                 fetched = await fetcher.fetch([file])
-                [buffer] = fetched.buffers()
+                [buffer] = fetched.close()
                 places.add(id(buffer))
                 fetcher.release(fetched)
             return len(places), len(buffer)
@@ -233,7 +233,7 @@ class TestBuffers:
             fetcher.release(await fetcher.fetch([large]))
             fetched = await fetcher.fetch([small])
             assert fetched.deltas[0].to_bytes() == delta_to(2).to_bytes()
-            assert [len(buffer) for buffer in fetched.buffers()] == [large.size]
+            assert [len(buffer) for buffer in fetched.close()] == [large.size]
 
         asyncio.run(scene())
 

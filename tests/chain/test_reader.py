@@ -13,7 +13,7 @@ from support.failing_bucket import denied, failed, in_memory
 from support.records import RUN_ID, a_run, chain_of, grow, sha, shortcut_to, store, token
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.reader import ChainReader, read_run
-from weightwire.chain.records import HEAD, RUN, Head, Heartbeat, commit_path, heartbeat_path, seal, shortcut_path
+from weightwire.chain.records import HEAD, RUN, HeadHint, Heartbeat, commit_path, heartbeat_path, seal, shortcut_path
 from weightwire.errors import (
     BrokenChain,
     ForeignRun,
@@ -127,7 +127,7 @@ class TestTheNewest:
         assert run(bucket.chain.find_head(known)) == 36
 
     @pytest.mark.parametrize(
-        "hint", [b"", b"{}", b"\xff", b'{"format":"weightwire/9"}', seal(Head(run=token("x"), version=3)).data]
+        "hint", [b"", b"{}", b"\xff", b'{"format":"weightwire/9"}', seal(HeadHint(run=token("x"), version=3)).data]
     )
     def test_is_found_with_a_hint_that_is_worth_nothing(self, hint: bytes) -> None:
         bucket = ChainBucket(chain_of(12), **{HEAD: hint})

@@ -18,7 +18,7 @@ from weightwire.chain.records import (
     DataFile,
     Epoch,
     Gc,
-    Head,
+    HeadHint,
     Heartbeat,
     Record,
     Run,
@@ -48,7 +48,7 @@ RECORDS: dict[str, Record] = {
     "epoch": Epoch(run=RUN_ID, epoch=1, write_id=token("claim"), time=2.5, host="trainer-7"),
     "commit": chain_of(4)[3].record,
     "shortcut": shortcut_to(chain_of(4)[3]),
-    "head": Head(run=RUN_ID, version=3, anchor="shortcuts/3/anchor-0123456789abcdef.json", time=1.0),
+    "head": HeadHint(run=RUN_ID, version=3, anchor="shortcuts/3/anchor-0123456789abcdef.json", time=1.0),
     "gc": Gc(run=RUN_ID, below=3, time=1.0),
     "heartbeat": Heartbeat(run=RUN_ID, name="gpu-1", version=-1, head=4, lease=60.0, trouble="", host="h"),
 }

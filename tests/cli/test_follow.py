@@ -17,8 +17,8 @@ import pytest
 from support.commands import Running, Training, bits_of, state_of, versions_in, weightwire
 from support.damage import HARMS, put_back, remove, snapshot
 from support.stores import SeaweedFS, use
+from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.directory import DirectoryBucket
-from weightwire.bucket.port import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import PermissionDenied
 from weightwire.publisher.publisher import Publisher

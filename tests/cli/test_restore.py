@@ -13,7 +13,7 @@ import pytest
 
 from support.commands import Running, Training, bits_of, state_of, tree, versions_in, weightwire
 from support.damage import HARMS, flip
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.publisher.publisher import Publisher
 from weightwire.telemetry.events import Event

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.actors import Actor, Journal, Line, bits_at
 from support.stores import SeaweedFS, running
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.records import Commit, commit_path, unseal
 from weightwire.inspection.verify import verify_run

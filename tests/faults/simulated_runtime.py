@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from weightwire.bucket.port import ObjectInfo
+from weightwire.bucket.bucket import ObjectInfo
 from weightwire.errors import AlreadyExists, BucketError, NotFound, Unavailable
 from weightwire.system.runtime import Runtime
 

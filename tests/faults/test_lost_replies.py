@@ -16,7 +16,7 @@ from faults.proxy import Proxy, Trouble, late, lose_reply, lose_request, slow
 from support.small_run import bits_of
 from support.stores import SeaweedFS, environment, use
 from weightwire import digest
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import Fenced, Unavailable
 from weightwire.follower.follower import Follower

@@ -14,8 +14,8 @@ import weightwire.chain.writer
 import weightwire.upkeep
 from faults.simulated_runtime import Deadlock, SimLoop
 from faults.simulation import attempt, simulate
-from weightwire.bucket.port import Bucket
-from weightwire.chain.writer import ChainWriter, settle
+from weightwire.bucket.bucket import Bucket
+from weightwire.chain.writer import ChainWriter, create_until_taken
 from weightwire.errors import AlreadyExists, BucketError
 from weightwire.publisher.copy_advance import CopyAdvance
 from weightwire.system.runtime import Runtime
@@ -68,7 +68,7 @@ class TestItWouldNotice:
                 except BucketError:
                     await asyncio.sleep(0.1)
 
-        monkeypatch.setattr(weightwire.chain.writer, "settle", hasty)
+        monkeypatch.setattr(weightwire.chain.writer, "create_until_taken", hasty)
         assert first_failure(range(40))
 
     def test_a_commit_that_is_given_up_after_it_was_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +80,11 @@ class TestItWouldNotice:
             warn: Callable[[str], None],
             tries: int | None = None,
         ) -> bytes:
-            return await settle(bucket, path, data, runtime, warn, 1 if path.startswith("commits/") else tries)
+            return await create_until_taken(
+                bucket, path, data, runtime, warn, 1 if path.startswith("commits/") else tries
+            )
 
-        monkeypatch.setattr(weightwire.chain.writer, "settle", impatient)
+        monkeypatch.setattr(weightwire.chain.writer, "create_until_taken", impatient)
         assert first_failure(range(40))
 
     def test_a_dropped_upload_that_is_not_taken_back(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from support.records import sha
 from weightwire.chain.records import (
     HEAD,
     RUN,
-    Head,
+    HeadHint,
     Shortcut,
     commit_path,
     seal,
@@ -126,7 +126,7 @@ class TestRequests:
         async def act(scene: Scene) -> None:
             await scene.publish(20)
             run = scene.run_id
-            hints = [None, b"hello", seal(Head(run=run, version=3)).data, seal(Head(run=run, version=900)).data]
+            hints = [None, b"hello", seal(HeadHint(run=run, version=3)).data, seal(HeadHint(run=run, version=900)).data]
             for k, hint in enumerate(hints):
                 scene.remove(HEAD)
                 if hint is not None:

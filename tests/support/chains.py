@@ -9,7 +9,7 @@ from typing import Any
 from support.failing_bucket import Act, Troubled, denied, in_memory
 from support.records import a_run, grow, store, token
 from weightwire.chain.reader import ChainReader
-from weightwire.chain.records import HEAD, Commit, Head, Sealed, Shortcut, commit_path, seal, shortcut_path
+from weightwire.chain.records import HEAD, Commit, HeadHint, Sealed, Shortcut, commit_path, seal, shortcut_path
 from weightwire.errors import NotFound, PermissionDenied
 
 __all__ = ["ChainBucket", "Commits", "forged", "versions"]
@@ -32,7 +32,7 @@ class ChainBucket(Troubled):
         self.put_now(shortcut_path(seal(shortcut)), seal(shortcut).data)
 
     def hint(self, version: int, anchor: str = "", run: str = a_run().run) -> None:
-        self.put_now(HEAD, seal(Head(run=run, version=version, anchor=anchor)).data)
+        self.put_now(HEAD, seal(HeadHint(run=run, version=version, anchor=anchor)).data)
 
     def deny_missing(self) -> None:
         """From now on this key has no list permission."""

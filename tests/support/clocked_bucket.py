@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from weightwire.bucket.port import Bucket, ObjectInfo
+from weightwire.bucket.bucket import Bucket, ObjectInfo
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.records import Heartbeat, StageTiming, heartbeat_path, seal
 from weightwire.errors import PermissionDenied

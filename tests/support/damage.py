@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 
 __all__ = ["HARMS", "cut", "flip", "paths", "put_back", "remove", "snapshot"]
 

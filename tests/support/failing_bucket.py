@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from weightwire.bucket.port import Bucket, ObjectInfo
+from weightwire.bucket.bucket import Bucket, ObjectInfo
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import AlreadyExists, PermissionDenied, Unavailable
 from weightwire.system.runtime import Runtime

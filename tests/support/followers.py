@@ -17,7 +17,7 @@ from support.failing_bucket import Troubled
 from support.samples import base as bits_for
 from support.small_run import Bits, bits_of
 from weightwire import Follower, Publisher, Update, digest, patch
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.chain.records import (
     Commit,
     Heartbeat,

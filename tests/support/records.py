@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.chain.records import (
     RUN,
     Commit,

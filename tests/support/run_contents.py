@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weightwire import State, Tensor, digest
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.catchup.fetch import Fetcher
 from weightwire.catchup.plan import plan
 from weightwire.catchup.restore import restore_weights

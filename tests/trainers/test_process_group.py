@@ -12,7 +12,7 @@ import pytest
 from support.run_contents import commits_in, run_in, version_in
 from support.sharded import Job
 from weightwire import Publisher, WeightwireError, digest
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.inspection.verify import verify_run
 from weightwire.system.runtime import Runtime

@@ -9,7 +9,7 @@ import pytest
 
 from support.clocked_bucket import HOUR, Clocked, run
 from support.sweep_runs import SHORT, commit_of
-from weightwire.bucket.port import ObjectInfo
+from weightwire.bucket.bucket import ObjectInfo
 from weightwire.chain.records import (
     Shortcut,
     unseal,

@@ -29,7 +29,7 @@ async def in_thread(function: Callable[[], Result], stop: threading.Event | None
     except asyncio.CancelledError:
         if stop is not None:
             stop.set()
-        await _settle(future)
+        await _await_end(future)
         raise
 
 
@@ -50,10 +50,10 @@ async def each(items: Iterable[Item], at_once: int, transfer: Callable[[Item], A
             if not task.cancelling():
                 task.cancel()
         for task in tasks:
-            await _settle(task)
+            await _await_end(task)
 
 
-async def _settle(future: asyncio.Future[Result]) -> None:
+async def _await_end(future: asyncio.Future[Result]) -> None:
     """Waits until it is over, even if cancelled again, and looks at how it ended, or asyncio would complain."""
     while not future.done():
         try:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from weightwire.bucket.bucket import ObjectInfo
 from weightwire.bucket.concurrency import each, flat, in_thread, pieces
 from weightwire.bucket.paths import PARTIAL, check_path, check_prefix, is_path
-from weightwire.bucket.port import ObjectInfo
 from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Truncated, Unavailable
 
 __all__ = ["DirectoryBucket"]

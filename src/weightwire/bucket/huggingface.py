@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weightwire.bucket.bucket import ObjectInfo
 from weightwire.bucket.concurrency import flat, in_thread, pieces
 from weightwire.bucket.paths import check_path, check_prefix
-from weightwire.bucket.port import ObjectInfo
 from weightwire.errors import (
     AlreadyExists,
     BucketError,

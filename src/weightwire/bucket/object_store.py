@@ -20,9 +20,9 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
+from weightwire.bucket.bucket import ObjectInfo
 from weightwire.bucket.concurrency import each, flat, in_thread, pieces
 from weightwire.bucket.paths import check_path, check_prefix
-from weightwire.bucket.port import ObjectInfo
 from weightwire.bucket.store_errors import explain, explain_settings
 from weightwire.errors import BucketError, NotFound, PermissionDenied, Truncated, Unavailable
 

@@ -10,7 +10,7 @@ import asyncio
 from contextlib import suppress
 from typing import NoReturn
 
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.errors import AlreadyExists, BucketError, NotFound, UnsafeBucket
 
 __all__ = ["PROBE_FOLDER", "probe_bucket"]

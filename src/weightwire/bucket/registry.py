@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import unquote
 
+from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.directory import DirectoryBucket
 from weightwire.bucket.paths import check_path
-from weightwire.bucket.port import Bucket
 from weightwire.errors import BucketError
 
 __all__ = ["open_bucket"]

@@ -44,7 +44,8 @@ class Fetched:
         self._files = files
         self.nbytes = sum(delta.nbytes for delta in deltas)
 
-    def buffers(self) -> Sequence[bytearray]:
+    def close(self) -> Sequence[bytearray]:
+        """Closes its files; returns its buffers, which may be used again."""
         for file in self._files:
             file.close()
         return self._buffers
@@ -75,7 +76,7 @@ class Fetcher:
             where = f"{self._bucket.url}/{file.path}"
             with self.noting_lost((file,)):
                 if file.size <= _IN_MEMORY:
-                    buffers.append(self._take(file.size))
+                    buffers.append(self._buffer(file.size))
                     deltas.append(await self._to_memory(file, where, memoryview(buffers[-1])[: file.size]))
                 else:
                     spooled.append(await self._to_file(file, where))
@@ -117,10 +118,10 @@ class Fetcher:
     def release(self, fetched: Fetched) -> None:
         """Gives its buffers back, to be used again."""
         fetched.deltas = ()
-        self._buffers += fetched.buffers()
+        self._buffers += fetched.close()
         del self._buffers[:-_KEPT_BUFFERS]
 
-    def _take(self, size: int) -> bytearray:
+    def _buffer(self, size: int) -> bytearray:
         for buffer in self._buffers:
             if len(buffer) >= size:
                 self._buffers.remove(buffer)

@@ -39,7 +39,7 @@ from weightwire.chain.records import (
     version_of,
 )
 from weightwire.chain.rules import missing_commit
-from weightwire.chain.writer import ChainWriter, Warn, backoff, begin_run, settle
+from weightwire.chain.writer import ChainWriter, Warn, backoff, begin_run, create_until_taken
 
 __all__ = [
     "ANCHOR",
@@ -68,6 +68,7 @@ __all__ = [
     "backoff",
     "begin_run",
     "commit_path",
+    "create_until_taken",
     "data_path",
     "denied_means_missing",
     "epoch_path",
@@ -79,7 +80,6 @@ __all__ = [
     "read_run",
     "replica_name_of",
     "seal",
-    "settle",
     "shortcut_path",
     "shortcut_version",
     "side_path",

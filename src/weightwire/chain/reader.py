@@ -19,7 +19,7 @@ from weightwire.chain.records import (
     Commit,
     Epoch,
     Gc,
-    Head,
+    HeadHint,
     Heartbeat,
     Record,
     Run,
@@ -158,11 +158,11 @@ class ChainReader:
                 high = middle
         return low
 
-    async def read_hint(self) -> Head | None:
+    async def read_hint(self) -> HeadHint | None:
         """HEAD.json, whatever it is worth."""
         try:
             data = await self._get(HEAD)
-            return None if data is None else self.unseal(data, Head, HEAD).record
+            return None if data is None else self.unseal(data, HeadHint, HEAD).record
         except WeightwireError:
             return None
 

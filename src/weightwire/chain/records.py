@@ -16,8 +16,8 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from weightwire.bucket import PROBE_FOLDER
-from weightwire.delta import FORMAT
-from weightwire.errors import BrokenChain, UnsupportedFormat
+from weightwire.delta import FORMAT, check_format
+from weightwire.errors import BrokenChain
 from weightwire.weights import DTYPES, Schema, is_side_file_name, is_weights_file
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "Epoch",
     "Folder",
     "Gc",
-    "Head",
+    "HeadHint",
     "Heartbeat",
     "PassedVersion",
     "Run",
@@ -264,7 +264,7 @@ class Shortcut(Record, frozen=True, kw_only=True):
         return sum(file.size for file in self.files)
 
 
-class Head(Record, frozen=True, kw_only=True):
+class HeadHint(Record, frozen=True, kw_only=True):
     """HEAD.json: where to begin to look. A hint, and never trusted."""
 
     version: int
@@ -440,22 +440,12 @@ class _AnyFormat(msgspec.Struct):
 def unseal(data: bytes, kind: type[AnyRecord], where: str) -> Sealed[AnyRecord]:
     """Strict about types, and about the protocol's version before anything else."""
     try:
-        _check_format(msgspec.json.decode(data, type=_AnyFormat).format, where)
+        found = msgspec.json.decode(data, type=_AnyFormat).format
+        check_format(found, where, BrokenChain(f"{where}: is no record of weightwire", hint=DAMAGED))
         return Sealed(msgspec.json.decode(data, type=kind), data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
         reason = str(problem) if isinstance(problem, msgspec.ValidationError) else "it is no JSON"
         raise BrokenChain(f"{where}: cannot be read ({reason:.200})", hint=DAMAGED) from problem
-
-
-def _check_format(text: str, where: str) -> None:
-    if text == FORMAT:
-        return
-    name, _, version = text.partition("/")
-    if name == FORMAT.partition("/")[0] and version.isdecimal():
-        raise UnsupportedFormat(
-            f"{where}: has format version {version[:20]}, and this release reads {FORMAT}", hint="upgrade weightwire"
-        )
-    raise BrokenChain(f"{where}: is no record of weightwire", hint=DAMAGED)
 
 
 def back_versions(version: int) -> list[int]:

@@ -21,7 +21,7 @@ from weightwire.chain.records import (
     Commit,
     Epoch,
     Folder,
-    Head,
+    HeadHint,
     Run,
     Sealed,
     commit_path,
@@ -33,7 +33,7 @@ from weightwire.chain.rules import check_first, check_run
 from weightwire.errors import AlreadyExists, BucketError, Fenced, NotFound, PermissionDenied, WeightwireError
 from weightwire.system import Runtime
 
-__all__ = ["ChainWriter", "backoff", "settle"]
+__all__ = ["ChainWriter", "backoff", "create_until_taken"]
 
 Warn = Callable[[str], None]
 
@@ -43,7 +43,7 @@ def backoff(runtime: Runtime, tries: int) -> float:
     return min(15.0, 0.1 * 2.0 ** min(tries, 10)) * (0.5 + runtime.random.random())
 
 
-async def settle(
+async def create_until_taken(
     bucket: Bucket, path: str, data: bytes, runtime: Runtime, warn: Warn, tries: int | None = None
 ) -> bytes:
     """Creates an object, and makes sure of what came of it: returns what lies there in the end.
@@ -78,7 +78,7 @@ async def settle(
 
 async def begin_run(bucket: Bucket, run: Run, runtime: Runtime, warn: Warn) -> Run:
     """Creates run.json, unless there is one; returns the one that counts."""
-    data = await settle(bucket, RUN, msgspec.json.encode(run), runtime, warn, tries=5)
+    data = await create_until_taken(bucket, RUN, msgspec.json.encode(run), runtime, warn, tries=5)
     return unseal(data, Run, f"{bucket.url}/{RUN}").record
 
 
@@ -107,7 +107,7 @@ class ChainWriter:
             fence = await self.prepare(kind=FENCE)
             path = commit_path(fence.record.version)
             # It may be given up: a fence that arrives late is one of an epoch that nobody publishes in.
-            data = await settle(self.bucket, path, fence.data, self._runtime, self._warn, tries=5)
+            data = await create_until_taken(self.bucket, path, fence.data, self._runtime, self._warn, tries=5)
             taken = unseal(data, Commit, self.chain.where(path))
             if self.head is not None:
                 self.chain.check_follows(self.head, taken)
@@ -140,7 +140,7 @@ class ChainWriter:
     async def send(self, commit: Sealed[Commit]) -> Sealed[Commit]:
         """Makes the next version exist, however long it takes. Raises Fenced if another publisher was there first."""
         path = commit_path(commit.record.version)
-        data = await settle(self.bucket, path, commit.data, self._runtime, self._warn)
+        data = await create_until_taken(self.bucket, path, commit.data, self._runtime, self._warn)
         if data != commit.data:
             raise await self._fenced(data, path)
         self.head = self.chain.remember(commit)
@@ -150,7 +150,7 @@ class ChainWriter:
         """HEAD.json, for those who come from nothing. Nobody relies on it."""
         if self.head is None:
             return
-        head = Head(run=self.run.run, version=self.head.record.version, anchor=anchor, time=self._runtime.time())
+        head = HeadHint(run=self.run.run, version=self.head.record.version, anchor=anchor, time=self._runtime.time())
         try:
             await self.bucket.put(HEAD, seal(head).data)
         except BucketError as problem:
@@ -170,7 +170,7 @@ class ChainWriter:
                 host=platform.node(),
             )
             path = epoch_path(number)
-            data = await settle(self.bucket, path, seal(mine).data, self._runtime, self._warn, tries=5)
+            data = await create_until_taken(self.bucket, path, seal(mine).data, self._runtime, self._warn, tries=5)
             if unseal(data, Epoch, self.chain.where(path)).record.write_id == mine.write_id:
                 return number
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 __all__ = ["BitReader", "BitWriter", "read_uvarint", "unzigzag", "uvarint", "zigzag"]
 
-Bits = npt.NDArray[np.uint8]
+BitArray = npt.NDArray[np.uint8]
 
 
 def uvarint(value: int) -> bytes:
@@ -51,7 +51,7 @@ def unzigzag(value: int) -> int:
 
 
 @functools.lru_cache(1 << 12)  # most are small, and come again and again
-def _bits_of(value: int, width: int) -> Bits:
+def _bits_of(value: int, width: int) -> BitArray:
     return np.array([value >> i & 1 for i in range(width)], np.uint8)
 
 
@@ -59,7 +59,7 @@ class BitWriter:
     """Appends numbers, lowest bit first."""
 
     def __init__(self) -> None:
-        self._parts: list[Bits] = []
+        self._parts: list[BitArray] = []
 
     def number(self, value: int, width: int) -> None:
         self._parts.append(_bits_of(value, width))
@@ -100,7 +100,7 @@ class BitReader:
         self._bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
         self._at = 0
 
-    def _next(self, count: int) -> Bits:
+    def _next(self, count: int) -> BitArray:
         if count > len(self._bits) - self._at:
             raise ValueError("its bit stream is too short")
         self._at += count

@@ -2,7 +2,7 @@
 
 from weightwire.delta.absolute import make_absolute, merge_absolute, write_absolute
 from weightwire.delta.decoder import BlockJob, changes, jobs_of, naming
-from weightwire.delta.file import FORMAT, Delta, Entry
+from weightwire.delta.file import FORMAT, Delta, Entry, check_format
 from weightwire.delta.maker import BlockDone, anchor, diff, diff_of_blocks
 from weightwire.delta.patcher import apply_in_place, patch, patch_checkpoint
 from weightwire.delta.state import State, TensorState, add_digests, digest, subtract_digests
@@ -19,6 +19,7 @@ __all__ = [
     "anchor",
     "apply_in_place",
     "changes",
+    "check_format",
     "diff",
     "diff_of_blocks",
     "digest",

@@ -20,7 +20,7 @@ from typing import IO, NoReturn
 
 from weightwire.codec import BYTES_PER_BYTE, Digest, Layout, read_uvarint, uvarint
 from weightwire.delta.state import State, TensorState
-from weightwire.errors import CheckpointError, CorruptDelta, OutputError, UnsupportedFormat, WrongBase
+from weightwire.errors import CheckpointError, CorruptDelta, OutputError, UnsupportedFormat, WeightwireError, WrongBase
 from weightwire.weights import (
     BY_CODE,
     DTYPES,
@@ -28,6 +28,7 @@ from weightwire.weights import (
     MAX_DIMS,
     MAX_INT,
     Dtype,
+    Rows,
     Slot,
     build_header,
     read_header,
@@ -35,7 +36,7 @@ from weightwire.weights import (
     replacing,
 )
 
-__all__ = ["FORMAT", "BlockData", "Delta", "Entry", "Packed", "Spool", "Spooled", "pack"]
+__all__ = ["FORMAT", "BlockData", "Delta", "Entry", "Packed", "Spool", "Spooled", "check_format", "pack"]
 
 FORMAT = "weightwire/1"
 ANCHOR, DELTA = "anchor", "delta"
@@ -46,7 +47,6 @@ _MOST_BYTES = 1 << 62
 _CHUNK = 8 << 20
 _AGAIN = "it is damaged or was not written by weightwire: fetch or make it again"
 
-Rows = tuple[int, int]
 Fetch = Callable[[int, int], bytes | memoryview]
 
 
@@ -242,7 +242,8 @@ class Delta:
         head = bytes(read(0, size))
         header = read_header(head, where, total=total, error=CorruptDelta)
         metadata = header.metadata
-        _check_format(metadata.get("format", ""), where)
+        foreign = CorruptDelta(f"{where}: is no weightwire delta", hint="pass a file that `weightwire diff` wrote")
+        check_format(metadata.get("format", ""), where, foreign)
         try:
             entries = _unpack_index(header.slots, metadata["index"])
             removed = _read_removed(metadata.get("removed", "[]"), entries)
@@ -424,13 +425,13 @@ def _is_digest(text: str) -> bool:
     return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
-def _check_format(text: str, where: str) -> None:
+def check_format(text: str, where: str, foreign: WeightwireError) -> None:
+    """Raises UnsupportedFormat for another version of our format, and `foreign` for anything else that is not it."""
     if text == FORMAT:
         return
     name, _, version = text.partition("/")
     if name == FORMAT.partition("/")[0] and version.isdecimal():
         raise UnsupportedFormat(
-            f"{where}: has format version {version}, and this release reads {FORMAT}",
-            hint="upgrade weightwire",
+            f"{where}: has format version {version[:20]}, and this release reads {FORMAT}", hint="upgrade weightwire"
         )
-    raise CorruptDelta(f"{where}: is no weightwire delta", hint="pass a file that `weightwire diff` wrote")
+    raise foreign

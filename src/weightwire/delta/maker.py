@@ -51,7 +51,7 @@ def diff(
     must stay open as long as the delta is used. Tensors are read in the order of `new`, and `done` hears of their
     blocks, as `Layout` cuts them, roughly in that order: from then on they may be overwritten.
     """
-    return _make(read_weights(old), read_weights(new), DELTA, before, coo, _Way(threads, progress, spool, done))
+    return _make(read_weights(old), read_weights(new), DELTA, before, coo, _MakeOptions(threads, progress, spool, done))
 
 
 def anchor(
@@ -67,7 +67,7 @@ def anchor(
 
     If it is only a `part` of a model's weights, the file does not name their state.
     """
-    return _make({}, read_weights(weights), ANCHOR, None, False, _Way(threads, progress, spool, done, part))
+    return _make({}, read_weights(weights), ANCHOR, None, False, _MakeOptions(threads, progress, spool, done, part))
 
 
 def diff_of_blocks(
@@ -91,7 +91,7 @@ def diff_of_blocks(
 
 
 @dataclass(frozen=True)
-class _Way:
+class _MakeOptions:
     """How a delta is made; but for `part` none of it shows in the result."""
 
     threads: int | None
@@ -226,25 +226,25 @@ def _layout(tensor: Tensor) -> Layout:
 # --- files -------------------------------------------------------------------------------------------------------
 
 
-def _make(old: Weights, new: Weights, kind: str, before: State | None, coo: bool, way: _Way) -> Delta:
+def _make(old: Weights, new: Weights, kind: str, before: State | None, coo: bool, options: _MakeOptions) -> Delta:
     if before is not None:
         _check_known(before, old)
     # In the order of `new`; what is only in `old` comes last.
     makings = {name: _Making(name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))}
     jobs = [job for making in makings.values() for job in making.jobs(before is not None, coo)]
-    keep = _keep(way.spool)
+    keep = _keep(options.spool)
 
     def work(job: _Job) -> _Done:
         result = job.run()
-        if way.done and job.new_block is not None:
-            way.done(job.name, job.new_block)
+        if options.done and job.new_block is not None:
+            options.done(job.name, job.new_block)
         return result
 
-    for job, done in zip(jobs, in_order(work, jobs, way.threads), strict=True):
+    for job, done in zip(jobs, in_order(work, jobs, options.threads), strict=True):
         makings[job.name].gather(job.new_block, done, keep)
-        if way.progress:
-            way.progress(done.nbytes)
-    return _pack(makings, kind, before, keep, way.part)
+        if options.progress:
+            options.progress(done.nbytes)
+    return _pack(makings, kind, before, keep, options.part)
 
 
 def _keep(spool: IO[bytes] | None) -> Callable[[bytes], BlockData]:

@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from weightwire.chain import ANCHOR, ChainWriter, Commit, DataFile, Shortcut, seal, settle, shortcut_path
+from weightwire.chain import ANCHOR, ChainWriter, Commit, DataFile, Shortcut, create_until_taken, seal, shortcut_path
 from weightwire.delta import Delta, anchor
 from weightwire.errors import WeightwireError
 from weightwire.publisher.anchor_schedule import AnchorSchedule
@@ -85,7 +85,7 @@ class Anchors:
         sealed = seal(shortcut)
         path = shortcut_path(sealed)
         context = self._context
-        await settle(context.bucket, path, sealed.data, context.runtime, context.warn, tries=5)
+        await create_until_taken(context.bucket, path, sealed.data, context.runtime, context.warn, tries=5)
         self.schedule = self.schedule.after_shortcut(shortcut, path)
 
     def hint(self, writer: ChainWriter) -> None:

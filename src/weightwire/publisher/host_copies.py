@@ -17,12 +17,11 @@ from weightwire.codec import Layout
 from weightwire.publisher.aligned_memory import CACHE_LINE, aligned_memory
 from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.system import Stopped, in_order, to_the_end
-from weightwire.weights import Dtype, Schema, Tensor, Weights, check_schema
+from weightwire.weights import Dtype, Rows, Schema, Tensor, Weights, check_schema
 
-__all__ = ["HostCopies", "Rows"]
+__all__ = ["HostCopies"]
 
 T = TypeVar("T")
-Rows = tuple[int, int]
 BlockKey = tuple[str, int]
 """A tensor's name, and the index of one of its blocks: captures and diffs cut tensors in the same places."""
 

@@ -37,10 +37,10 @@ from weightwire.errors import (
     WeightwireError,
 )
 from weightwire.publisher.capture_gate import CaptureGate
-from weightwire.publisher.host_copies import HostCopies, Rows
+from weightwire.publisher.host_copies import HostCopies
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
-from weightwire.weights import Schema, Weights, check_schema, copy_weights, schema_of_weights
+from weightwire.weights import Rows, Schema, Weights, check_schema, copy_weights, schema_of_weights
 
 __all__ = ["Session", "Takeover", "UnclaimedRun"]
 

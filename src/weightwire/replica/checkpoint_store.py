@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weightwire.replica.checkpoint_about import CheckpointAbout
-from weightwire.replica.disk import LinkedFolder
+from weightwire.replica.linked_folder import LinkedFolder
 from weightwire.replica.workdir import Workdir
 from weightwire.system import durable_files
 from weightwire.weights import ABOUT_FILE, MODEL_FILE

@@ -11,7 +11,8 @@ from typing import Self
 from weightwire.delta import State, digest
 from weightwire.errors import ReplicaError
 from weightwire.replica.checkpoint_store import FILES
-from weightwire.replica.disk import LinkedFolder, explained
+from weightwire.replica.disk_errors import explained
+from weightwire.replica.linked_folder import LinkedFolder
 from weightwire.replica.workdir import Position, Workdir, different
 from weightwire.system import durable_files
 from weightwire.weights import ABOUT_FILE, CheckpointWriter, Schema, Tensor, is_side_file_name, is_weights_file

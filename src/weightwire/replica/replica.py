@@ -22,7 +22,8 @@ from typing import Self
 from weightwire.delta import Delta, State, make_absolute, merge_absolute
 from weightwire.errors import ForeignRun, ReplicaError, WeightwireError
 from weightwire.replica.checkpoint_store import CheckpointStore
-from weightwire.replica.disk import LinkedFolder, check_room, explained
+from weightwire.replica.disk_errors import check_room, explained
+from weightwire.replica.linked_folder import LinkedFolder
 from weightwire.replica.rebuild import Rebuild, SideFiles
 from weightwire.replica.workdir import Position, Workdir
 from weightwire.system import Closeable, durable_files, to_the_end

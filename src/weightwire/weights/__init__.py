@@ -16,7 +16,7 @@ from weightwire.weights.safetensors_file import (
 from weightwire.weights.schema import Schema, check_schema, copy_weights, schema_of_weights
 from weightwire.weights.side_files import named_step, side_files
 from weightwire.weights.source import mark_changed, present, read_weights
-from weightwire.weights.tensor import Bits, Tensor, Weights, nbytes_of
+from weightwire.weights.tensor import Bits, Rows, Tensor, Weights, nbytes_of
 from weightwire.weights.torch_source import DEFAULT_DTYPE, Casting, as_mapping, plain_names, read_live, untie, unwrapped
 from weightwire.weights.torch_tensor import as_torch_integers, note_torch_write, torch_integer_dtype
 
@@ -34,6 +34,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointWriter",
     "Dtype",
+    "Rows",
     "Schema",
     "Slot",
     "Tensor",

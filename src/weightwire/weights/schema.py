@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from weightwire.errors import SchemaChanged
 from weightwire.weights.dtypes import Dtype
-from weightwire.weights.tensor import Weights
+from weightwire.weights.tensor import Rows, Weights
 
 __all__ = ["Schema", "check_schema", "copy_weights", "schema_of_weights"]
 
 Schema = Mapping[str, tuple[Dtype, tuple[int, ...]]]
-_Kind = tuple[Dtype, tuple[int, ...]] | tuple[Dtype, tuple[int, ...], tuple[int, int] | None]
+_Kind = tuple[Dtype, tuple[int, ...]] | tuple[Dtype, tuple[int, ...], Rows | None]
 
 
 def schema_of_weights(weights: Weights) -> dict[str, tuple[Dtype, tuple[int, ...]]]:

@@ -12,9 +12,11 @@ import numpy.typing as npt
 from weightwire.errors import CheckpointError
 from weightwire.weights.dtypes import Dtype
 
-__all__ = ["Bits", "Tensor", "Weights", "nbytes_of", "refuse", "unit_dtype"]
+__all__ = ["Bits", "Rows", "Tensor", "Weights", "nbytes_of", "refuse", "unit_dtype"]
 
 Bits = npt.NDArray[np.unsignedinteger]
+Rows = tuple[int, int]
+"""The rows of a tensor from the first to before the second."""
 
 
 def unit_dtype(dtype: Dtype) -> np.dtype[np.unsignedinteger]:
@@ -33,7 +35,7 @@ class Tensor:
     dtype: Dtype
     shape: tuple[int, ...]
     bits: Bits
-    rows: tuple[int, int] | None = None
+    rows: Rows | None = None
 
     @classmethod
     def at(cls, buffer: Any, offset: int, dtype: Dtype, shape: tuple[int, ...]) -> Self:

@@ -13,7 +13,7 @@ import pytest
 
 from support.commands import Training, bits_of, state_of, tree, versions_in, weightwire
 from support.damage import HARMS
-from weightwire.bucket.port import Bucket
+from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.cli.publish import publish_cache
 from weightwire.delta.state import digest

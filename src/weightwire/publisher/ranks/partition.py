@@ -13,8 +13,7 @@ import msgspec
 
 from weightwire.codec import Layout
 from weightwire.errors import CheckpointError
-from weightwire.publisher.host_copies import Rows
-from weightwire.weights import DTYPES, Dtype, Schema, Weights
+from weightwire.weights import DTYPES, Dtype, Rows, Schema, Weights
 
 __all__ = ["HeldRows", "Partition", "RankHoldings", "holdings_of", "partition_rows"]
 

@@ -11,24 +11,24 @@ import pytest
 from support.failing_bucket import Act, Quick, Troubled, conflicting, denied, failed, in_memory, lost, quickly
 from support.records import Warnings, a_run, token
 from weightwire.chain.records import RUN, Run
-from weightwire.chain.writer import backoff, begin_run, settle
+from weightwire.chain.writer import backoff, begin_run, create_until_taken
 from weightwire.errors import AlreadyExists, BucketError, PermissionDenied, Unavailable
 
 
-class TestSettle:
-    async def settle(self, bucket: Troubled, data: bytes = b"mine", **given: Any) -> bytes:
-        return await settle(bucket, "commits/x", data, Quick(), Warnings(), **given)
+class TestCreateUntilTaken:
+    async def create(self, bucket: Troubled, data: bytes = b"mine", **given: Any) -> bytes:
+        return await create_until_taken(bucket, "commits/x", data, Quick(), Warnings(), **given)
 
     def test_creates(self) -> None:
         bucket = in_memory()
-        assert quickly(self.settle(bucket)) == b"mine"
+        assert quickly(self.create(bucket)) == b"mine"
         assert bucket.asked == [("create", "commits/x")]
 
     @pytest.mark.parametrize("what", [lost, conflicting])
     def test_ones_own_bytes_are_success(self, what: Any) -> None:
         bucket = in_memory()
         bucket.trouble("create", "", what)
-        assert quickly(self.settle(bucket)) == b"mine"
+        assert quickly(self.create(bucket)) == b"mine"
         assert [verb for verb, _ in bucket.asked] == ["create", "get"]
 
     @pytest.mark.parametrize("what", [lost, conflicting, failed])
@@ -37,14 +37,14 @@ class TestSettle:
             bucket = in_memory()
             await bucket.inner.create("commits/x", b"another's")
             bucket.trouble("create", "", what)
-            return await self.settle(bucket)
+            return await self.create(bucket)
 
         assert quickly(another_was_first()) == b"another's"
 
     def test_the_same_bytes_are_sent_again(self) -> None:
         bucket = in_memory()
         bucket.trouble("create", "", failed, times=3)
-        assert quickly(self.settle(bucket)) == b"mine"
+        assert quickly(self.create(bucket)) == b"mine"
         assert bucket.count("create") == 4
 
     def test_one_that_arrives_late_is_recognised(self) -> None:
@@ -64,7 +64,7 @@ class TestSettle:
 
             bucket.trouble("create", "", delayed)
             bucket.trouble("create", "", failed, times=1e9)
-            data = await self.settle(bucket)
+            data = await self.create(bucket)
             await asyncio.gather(*landing)
             return data, bucket.count("create")
 
@@ -76,34 +76,34 @@ class TestSettle:
         bucket = in_memory()
         bucket.trouble("create", "", lost)
         bucket.trouble("get", "", failed, times=5)
-        assert quickly(self.settle(bucket)) == b"mine"
+        assert quickly(self.create(bucket)) == b"mine"
 
     @pytest.mark.parametrize("what", [failed, denied])
     def test_it_is_never_given_up(self, what: Any) -> None:
         """However it fails: what was sent may still arrive."""
         bucket = in_memory()
         bucket.trouble("create get", "", what, times=20)
-        assert quickly(self.settle(bucket)) == b"mine"
+        assert quickly(self.create(bucket)) == b"mine"
         assert len(bucket.asked) > 20
 
     def test_it_is_given_up_where_nothing_depends_on_it(self) -> None:
         bucket = in_memory()
         bucket.trouble("create", "", failed, times=100)
         with pytest.raises(Unavailable):
-            quickly(self.settle(bucket, tries=5))
+            quickly(self.create(bucket, tries=5))
         assert bucket.count("create") == 5
 
     def test_it_is_given_up_at_once_where_it_is_forbidden(self) -> None:
         bucket = in_memory()
         bucket.trouble("create", "", denied, times=100)
         with pytest.raises(PermissionDenied):
-            quickly(self.settle(bucket, tries=5))
+            quickly(self.create(bucket, tries=5))
         assert bucket.count("create") == 1
 
     def test_it_says_what_it_waits_for(self) -> None:
         bucket, warnings = in_memory(), Warnings()
         bucket.trouble("create", "", failed, times=2)
-        quickly(settle(bucket, "commits/x", b"", Quick(), warnings))
+        quickly(create_until_taken(bucket, "commits/x", b"", Quick(), warnings))
         assert warnings == ["commits/x: the request failed; trying again"] * 2
 
 
