@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from weightwire.chain import ChainWriter, Commit, Run, Sealed, seal
 from weightwire.delta import State
-from weightwire.errors import Fenced, RankFailed, WeightwireError
+from weightwire.errors import Closed, Fenced, RankFailed, WeightwireError
 from weightwire.publisher.anchors import Anchors
 from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.publisher.host_copies import HostCopies
@@ -117,7 +117,7 @@ class RankProcess:
                 if taken is not None:
                     return taken
                 if not self._context.lifecycle.closing:
-                    self._context.lifecycle.fail(WeightwireError("rank 0 has closed this publisher", hint=EVERY_RANK))
+                    self._context.lifecycle.fail(Closed("rank 0 has closed this publisher", hint=EVERY_RANK))
             except RankFailed as problem:
                 self._context.lifecycle.fail(problem)
                 self._context.warn(problem.message)

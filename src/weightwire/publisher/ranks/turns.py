@@ -37,7 +37,7 @@ class RankTurns:
         self._meeting = meeting
         self._gate = gate
         self._turn = 0  # how often the trainer has called publish
-        self._settled = 0  # the turn that all ranks have taken, or given up
+        self._agreed = 0  # the turn that all ranks have taken, or given up
         self._missed = 0  # the turn of the last publish that failed here
         self._offer: _Offer | None = None
 
@@ -57,7 +57,7 @@ class RankTurns:
 
     def catch_up(self) -> None:
         """Before the next one is captured: one that failed here must have been given up by all."""
-        while self._missed > self._settled and self._context.lifecycle.failure is None:
+        while self._missed > self._agreed and self._context.lifecycle.failure is None:
             time.sleep(0.01)
 
     def capture(self, copies: HostCopies[Publication], publication: Publication, weights: Weights) -> None:
@@ -97,7 +97,7 @@ class RankTurns:
     # --- agreement -----------------------------------------------------------------------------------------------
 
     def is_waiting(self, copies: HostCopies[Publication]) -> bool:
-        return copies.waiting or self._offer is not None or self._missed > self._settled
+        return copies.waiting or self._offer is not None or self._missed > self._agreed
 
     async def take(self, copies: HostCopies[Publication]) -> Taken | None:
         """The same turn on every rank: the newest that any of them has. None if there is nothing of it here."""
@@ -123,7 +123,7 @@ class RankTurns:
         except WeightwireError as problem:
             return problem
         finally:
-            self._settled = max(self._settled, turn)
+            self._agreed = max(self._agreed, turn)
             self._gate.let(None)
         return different_steps(said)
 
