@@ -1,22 +1,34 @@
-"""Work that holds up no version: uploads of anchors, hints, wake-ups of followers."""
+"""Tasks of their own: what holds up no version (anchors, hints, wake-ups), and what must not stop half way."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["BackgroundTasks"]
+
+Result = TypeVar("Result")
 
 
 class BackgroundTasks:
     def __init__(self) -> None:
-        self._tasks: dict[asyncio.Task[None], None] = {}  # a set that keeps the order
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # a set that keeps the order
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def start(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
         task = asyncio.create_task(work, name=name)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
+        return task
+
+    async def finish(self, work: Coroutine[Any, Any, Result], name: str) -> Result:
+        """Work that goes on to its end even if whoever waits for it is cancelled."""
+        task = self.start(work, name)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            raise
 
     def is_running(self, name: str) -> bool:
         return bool(self._named(name))
@@ -26,5 +38,5 @@ class BackgroundTasks:
         while tasks := self._named(name):
             await asyncio.wait(tasks)
 
-    def _named(self, name: str | None) -> list[asyncio.Task[None]]:
+    def _named(self, name: str | None) -> list[asyncio.Task[Any]]:
         return [task for task in self._tasks if name is None or task.get_name() == name]

@@ -170,16 +170,24 @@ class SingleProcess:
             return await self._commit(session, taken, encoded, *uploaded)
 
     async def _make_first_version(self, taken: Taken) -> Sealed[Commit]:
-        """Its data goes first: one that is interrupted has not started a run, and binds nobody to these weights."""
+        """Its data goes first: one that is interrupted has not started a run, and binds nobody to these weights.
+
+        Once run.json may be there, an interrupt waits until the version is.
+        """
+        async with encode_version(self._context, taken, FIRST_VERSION, None) as encoded:
+            uploaded = await upload_version(self._context, taken, encoded, FIRST_EPOCH)
+            return await self._context.background.finish(self._start_run(taken, encoded, uploaded), "start")
+
+    async def _start_run(
+        self, taken: Taken, encoded: EncodedVersion, uploaded: tuple[tuple[DataFile, ...], Mapping[str, StageTiming]]
+    ) -> Sealed[Commit]:
         context, schema = self._context, schema_of_weights(taken.copies.published)
-        async with encode_version(context, taken, FIRST_VERSION, None) as encoded:
-            uploaded = await upload_version(context, taken, encoded, FIRST_EPOCH)
-            writer = await context.uploader.retry(lambda: self._takeover.start_run(schema, taken.publication.aliases))
-            session = self._session = Session(writer)
-            if (writer.next_version, writer.epoch) != (FIRST_VERSION, FIRST_EPOCH):  # another was there first
-                encoded = replace(encoded, version=writer.next_version)
-                uploaded = await upload_version(context, taken, encoded, writer.epoch)
-            return await self._commit(session, taken, encoded, *uploaded)
+        writer = await context.uploader.retry(lambda: self._takeover.start_run(schema, taken.publication.aliases))
+        session = self._session = Session(writer)
+        if (writer.next_version, writer.epoch) != (FIRST_VERSION, FIRST_EPOCH):  # another was there first
+            encoded = replace(encoded, version=writer.next_version)
+            uploaded = await upload_version(context, taken, encoded, writer.epoch)
+        return await self._commit(session, taken, encoded, *uploaded)
 
     async def _commit(
         self,

@@ -1,0 +1,45 @@
+"""Tasks of their own: started and forgotten, or finished whatever happens to whoever waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from weightwire.publisher.background_tasks import BackgroundTasks
+
+
+def test_work_is_finished_even_if_whoever_waits_for_it_is_cancelled() -> None:
+    async def scene() -> list[str]:
+        done: list[str] = []
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            begun.set()
+            await go_on.wait()
+            done.append("work")
+
+        tasks = BackgroundTasks()
+        waiting = asyncio.create_task(tasks.finish(work(), "start"))
+        await begun.wait()
+        waiting.cancel()
+        await asyncio.sleep(0)
+        assert tasks.is_running("start")
+        assert not waiting.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not tasks.is_running("start")
+        return done
+
+    assert asyncio.run(scene()) == ["work"]
+
+
+def test_the_result_or_the_error_of_finished_work_is_handed_on() -> None:
+    async def scene() -> None:
+        tasks = BackgroundTasks()
+        assert await tasks.finish(asyncio.sleep(0, "done"), "start") == "done"
+        with pytest.raises(TimeoutError):
+            await tasks.finish(asyncio.wait_for(asyncio.sleep(60), 0.01), "start")
+
+    asyncio.run(scene())
