@@ -6,8 +6,8 @@
     python tests/support/fuzz.py --count 5000 --collect DIR      # keep the smallest input for every reason to refuse
 
 Every outcome must be a result whose digest is right, or a typed error; and nothing may be changed that was not to be.
-Most mutations are of blocks, and half of these are told as well-formed lies (crafted.py), since a file that is damaged
-at random mostly dies in its JSON. Mutation i of a seed is always the same, whatever the count.
+Most mutations are of blocks, and half of these are told as well-formed lies (crafted_files.py), since a file
+damaged at random mostly dies in its JSON. Mutation i of a seed is always the same, whatever the count.
 
 The kernel is compiled into a temporary directory, and the work done in a process of its own that has the sanitizers
 preloaded: the first read or write outside a buffer ends it.
