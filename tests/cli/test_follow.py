@@ -410,6 +410,13 @@ class TestEngines:
         assert "hint: start vLLM there" in ran.err
         assert bits_of(replica / "current") == bits_of(path)  # it follows all the same
 
+    def test_once_with_nobody_there_is_one_json_document(self, trainer: Trainer, replica: Path) -> None:
+        trainer.publish()
+        engine = ["--engine", "vllm=http://127.0.0.1:9"]
+        ran = weightwire("follow", trainer.bucket, "--into", replica, "--once", "--json", *engine)
+        assert ran.code == 1
+        assert json.loads(ran.out)["error"]["code"] == "WW-ENGINE-GONE"
+
     def test_one_that_may_come_is_waited_for(self, trainer: Trainer, replica: Path) -> None:
         trainer.publish()
         with Running(

@@ -45,6 +45,12 @@ PACKAGE = """
 
     KIND = EngineKind(MadeUp, launch=lambda model, port: Program(["serve", model, str(port)]))
     NOT_CALLABLE = 3
+
+    def failing(url):
+        raise ValueError("no such thing")
+
+    def nothing(url):
+        return None
 """
 
 ENTRY_POINTS = """
@@ -54,6 +60,9 @@ ENTRY_POINTS = """
     missing = madeup_engine:Missing
     unimportable = madeup_nowhere:Engine
     number = madeup_engine:NOT_CALLABLE
+    raising = madeup_raising:Engine
+    failing = madeup_engine:failing
+    nothing = madeup_engine:nothing
 """
 
 
@@ -64,6 +73,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     about = site / "madeup_engine-1.0.dist-info"
     about.mkdir(parents=True)
     (site / "madeup_engine.py").write_text(textwrap.dedent(PACKAGE))
+    (site / "madeup_raising.py").write_text("raise RuntimeError('not today')\n")
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: madeup-engine\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(textwrap.dedent(ENTRY_POINTS))
     monkeypatch.syspath_prepend(str(site))
@@ -95,12 +105,15 @@ def test_vllm_is_built_in() -> None:
 def test_an_unknown_engine_is_refused_with_the_known_ones(installed: Path) -> None:
     with pytest.raises(EngineError, match="unknown engine 'sglang'") as caught:
         open_engine("sglang=http://127.0.0.1:8000")
-    assert caught.value.hint == "known engines: kind, madeup, missing, number, unimportable, vllm"
+    assert (
+        caught.value.hint
+        == "known engines: failing, kind, madeup, missing, nothing, number, raising, unimportable, vllm"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "vllm", "vllm=", "=http://127.0.0.1:8000", "http://127.0.0.1:8000"])
 def test_a_name_and_a_url_are_needed(text: str) -> None:
-    with pytest.raises(EngineError, match="is not NAME=URL") as caught:
+    with pytest.raises(EngineError, match="given as NAME=URL") as caught:
         open_engine(text)
     assert caught.value.hint == "known engines: vllm"
 
@@ -111,7 +124,7 @@ def test_a_url_alone_is_one_of_the_default_engine() -> None:
 
 
 def test_what_is_not_a_url_is_refused_before_any_contact() -> None:
-    with pytest.raises(EngineError, match=r"'127\.0\.0\.1:8000' is no URL"):
+    with pytest.raises(EngineError, match=r"'127\.0\.0\.1:8000' is not the URL"):
         open_engine("vllm=127.0.0.1:8000")
 
 
@@ -127,11 +140,23 @@ def test_an_entry_point_may_name_a_class_or_a_kind(installed: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("missing", "cannot be loaded"), ("unimportable", "cannot be loaded"), ("number", "is a int")],
+    [
+        ("missing", "cannot be loaded"),
+        ("unimportable", "cannot be loaded"),
+        ("raising", "cannot be loaded"),
+        ("number", "is a int"),
+    ],
 )
 def test_an_entry_point_that_leads_nowhere(installed: Path, name: str, message: str) -> None:
     with pytest.raises(EngineError, match=f"engine '{name}' {message}") as caught:
         find_engine(name)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(("name", "message"), [("failing", "ValueError: no such thing"), ("nothing", "opened nothing")])
+def test_an_engine_that_cannot_be_opened_is_one_clear_error(installed: Path, name: str, message: str) -> None:
+    with pytest.raises(EngineError, match=message) as caught:
+        open_engine(f"{name}=http://127.0.0.1:1")
     assert caught.value.hint
 
 
@@ -152,4 +177,4 @@ def test_the_command_line_lists_the_engines_it_knows(installed: Path, run: Path,
     said = " ".join(ran.stderr.split())
     assert ran.returncode == 2
     assert "unknown engine 'sglang'" in said
-    assert "known engines: kind, madeup" in said
+    assert "known engines: failing, kind, madeup" in said

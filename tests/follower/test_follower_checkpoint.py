@@ -23,6 +23,7 @@ from support.followers import (
 from support.small_run import bits_of
 from weightwire import Follower
 from weightwire.errors import (
+    Closed,
     Unavailable,
     WeightwireError,
 )
@@ -42,6 +43,15 @@ class TestCheckpoint:
         with pytest.raises(WeightwireError, match="holds nothing yet") as caught:
             follower.checkpoint()
         assert caught.value.hint
+
+    def test_of_a_closed_follower_is_refused_as_such(self, trainer: Trainer, follower: Follower) -> None:
+        trainer.publish()
+        follower.once()
+        follower.close()
+        with pytest.raises(Closed, match="this follower is closed"):
+            follower.checkpoint()
+        with pytest.raises(Closed), follower.borrow_checkpoint():
+            pass
 
     def test_is_where_the_next_patch_starts(self, trainer: Trainer, follower: Follower) -> None:
         """Though the follower has gone on since it said that all weights must be loaded."""

@@ -76,9 +76,11 @@ def follow(
     listener = FollowListener(metrics)
     if once:
         with Follower(url, into=into, base=base, name=name, threads=threads, on_event=listener) as follower:
-            _follow_once(follower, listener, as_json)
+            figures = _follow_once(follower, listener)
             if engines:
                 _bring_once(follower, engines, listener)
+            if as_json:
+                write_json(figures)
         return
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
@@ -93,7 +95,7 @@ def follow(
     say(f"stopped at {_name(follower.version)}: {into / 'current'}" if follower.version is not None else "stopped")
 
 
-def _follow_once(follower: Follower, listener: FollowListener, as_json: bool) -> None:
+def _follow_once(follower: Follower, listener: FollowListener) -> dict[str, Any]:
     began = time.perf_counter()
     with progress_bar("catching up"):
         version = follower.once()
@@ -101,8 +103,7 @@ def _follow_once(follower: Follower, listener: FollowListener, as_json: bool) ->
     where = follower.checkpoint()
     news = "nothing new" if nbytes is None else f"{byte_size(nbytes)}, {seconds:.2f} s"
     say(f"{_name(version)}: {news}")
-    if as_json:
-        write_json({"version": version, "bytes": nbytes or 0, "seconds": round(seconds, 3), "checkpoint": str(where)})
+    return {"version": version, "bytes": nbytes or 0, "seconds": round(seconds, 3), "checkpoint": str(where)}
 
 
 def _follow(follower: Follower, keeper: Keeper | None, listener: FollowListener, stop: Stop, as_json: bool) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from weightwire.engines.engine import Engine, RolloutServer
-from weightwire.errors import EngineError
+from weightwire.errors import EngineError, WeightwireError
 
 __all__ = ["EngineKind", "Program", "engine_names", "find_engine", "open_engine", "split_engine"]
 
@@ -65,12 +65,13 @@ def find_engine(name: str) -> EngineKind:
     if entry is None:
         raise EngineError(f"unknown engine {name!r}", hint=_known())
     try:
-        return _as_kind(name, entry.load())
-    except (ImportError, AttributeError) as problem:
+        found = entry.load()
+    except Exception as problem:  # whatever a module does when it is imported
         raise EngineError(
-            f"engine {name!r} cannot be loaded from {entry.value} ({problem})",
+            f"engine {name!r} cannot be loaded from {entry.value} ({type(problem).__name__}: {problem})",
             hint="install the package that it comes from again, with what it needs",
         ) from problem
+    return _as_kind(name, found)
 
 
 def split_engine(text: str, default: str = "") -> tuple[str, str]:
@@ -78,15 +79,26 @@ def split_engine(text: str, default: str = "") -> tuple[str, str]:
     name, equals, url = text.partition("=")
     if not equals or "/" in name:  # a URL may have a "=" of its own
         name, url = default, text
-    if not name or not url:
-        raise EngineError(f"{text!r} is not NAME=URL of an engine", hint=_known())
+    if not name or not url:  # the text is not repeated: a URL may hold a password
+        raise EngineError("an engine is given as NAME=URL", hint=_known())
     return name, url
 
 
 def open_engine(text: str) -> Engine:
     """The engine of `NAME=URL`, not yet contacted."""
     name, url = split_engine(text)
-    return find_engine(name).connect(url)
+    connect = find_engine(name).connect
+    try:
+        engine = connect(url)
+    except WeightwireError:
+        raise
+    except Exception as problem:  # of an engine that is not ours
+        raise EngineError(
+            f"engine {name!r} cannot be opened ({type(problem).__name__}: {problem})", hint="see its documentation"
+        ) from problem
+    if engine is None:
+        raise EngineError(f"engine {name!r} opened nothing", hint="its entry point must return an Engine")
+    return engine
 
 
 def _known() -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from weightwire.bucket import Bucket, open_bucket
 from weightwire.chain import StageTiming, is_replica_name
-from weightwire.errors import NoRun, ReplicaError, WeightwireError
+from weightwire.errors import Closed, NoRun, ReplicaError, WeightwireError
 from weightwire.follower.follow_context import FollowContext
 from weightwire.follower.follow_loop import FollowLoop
 from weightwire.follower.update import Update
@@ -166,6 +166,8 @@ class Follower(Closeable):
                 self._background.call(self._work.give_back(path))
 
     def _check_holding(self) -> None:
+        if self._closed:
+            raise Closed("this follower is closed", hint="make a new one")
         if self.replica.position is None:
             raise WeightwireError("this replica holds nothing yet", hint="follow a run first: once(), or watch()")
 

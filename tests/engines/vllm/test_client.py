@@ -340,10 +340,17 @@ def test_a_server_without_our_backend_is_refused(tiny: Path, tmp_path: Path) -> 
             server.get("/weight_info")
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://"])
-def test_what_is_not_a_url_is_refused(url: str) -> None:
-    with pytest.raises(EngineError, match="is no URL of a server"):
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://[::1", "http://a:99999", "http://x y"),
+        *("http://u:secret@", "http://?token=secret"),
+    ],
+)
+def test_what_is_not_a_url_is_refused_without_showing_secrets(url: str) -> None:
+    with pytest.raises(EngineError, match="is not the URL of a server") as caught:
         VllmEngine(url)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_server_that_cannot_be_reached_is_an_error() -> None:

@@ -28,15 +28,13 @@ class VllmConnection(Closeable):
     """One connection, kept open: to open one takes as long as some of the calls."""
 
     def __init__(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise EngineError(f"{url!r} is no URL of a server", hint="write it as http://127.0.0.1:8000")
+        parts, port = _split(url)
         self._url = public_url(url)
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.port = port or (443 if parts.scheme == "https" else 80)
         # Clients of OpenAI's interface end it in /v1, where the rest is not.
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(parts.hostname, parts.port)
+        self._connection = kind(parts.hostname or "", port)
         self._last_seen = time.monotonic()
 
     def get(self, path: str) -> dict[str, Any]:
@@ -107,9 +105,20 @@ class VllmConnection(Closeable):
 
 
 def public_url(url: str) -> str:
-    """Without a password."""
-    before, _, host = url.rstrip("/").rpartition("@")
+    """Without a password, and without a query, which may hold a token."""
+    before, _, host = url.partition("?")[0].partition("#")[0].rstrip("/").rpartition("@")
     return f"{before.partition('://')[0]}://{host}" if before else host
+
+
+def _split(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port, host = parts.port, parts.hostname
+    except ValueError:  # brackets without an end, or a port that is none
+        parts, port, host = urllib.parse.urlsplit(""), None, None
+    if parts.scheme not in ("http", "https") or not host or not host.isprintable() or " " in host:
+        raise EngineError(f"{public_url(url)!r} is not the URL of a server", hint="write it as http://127.0.0.1:8000")
+    return parts, port
 
 
 def _reason(answer: dict[str, Any], status: int) -> str:
