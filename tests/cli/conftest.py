@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import weightwire
+from support.checkpoint_trainer import CheckpointTrainer
 from support.command_files import Files, make_weights, save, step
 from support.commands import Command
 from weightwire.cli.shared import terminal
@@ -39,3 +40,15 @@ def files(made: Files, tmp_path: Path) -> Files:
     """A copy that a test may damage."""
     here = Path(shutil.copytree(made.here, tmp_path / "files"))
     return Files(here, here / made.old.name, here / made.new.name, here / made.delta.name)
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[CheckpointTrainer]:
+    trainer = CheckpointTrainer(tmp_path)
+    yield trainer
+    trainer.close()
+
+
+@pytest.fixture
+def replica(tmp_path: Path) -> Path:
+    return tmp_path / "replica"

@@ -7,13 +7,13 @@ import shutil
 import signal
 import socket
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+from support.checkpoint_trainer import CheckpointTrainer
 from support.commands import Running, Training, bits_of, state_of, versions_in, weightwire
 from support.damage import HARMS, put_back, remove, snapshot
 from support.stores import SeaweedFS, use
@@ -21,47 +21,6 @@ from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.directory import DirectoryBucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import PermissionDenied
-from weightwire.publisher.publisher import Publisher
-from weightwire.telemetry.events import Event
-
-
-class Trainer:
-    """A publisher in this process, and the checkpoints that it has published."""
-
-    def __init__(self, here: Path) -> None:
-        self.bucket = here / "bucket"
-        self._training = Training(here / "out")
-        self._publisher: Publisher | None = None
-
-    def publish(self) -> Path:
-        """Returns the checkpoint that is the newest version now."""
-        number = len(list(self._training.parent.glob("*"))) + 1
-        path = self._training.save(f"checkpoint-{number}")
-        if self._publisher is None:
-            self._publisher = Publisher(self.bucket, files=path, blocking=True, on_event=_nothing)
-        self._publisher.publish(path, step=10 * number, metrics={"reward": 0.5})
-        return path
-
-    def close(self) -> None:
-        if self._publisher is not None:
-            self._publisher.close()
-            self._publisher = None
-
-
-def _nothing(event: Event) -> None:
-    pass
-
-
-@pytest.fixture
-def trainer(tmp_path: Path) -> Iterator[Trainer]:
-    trainer = Trainer(tmp_path)
-    yield trainer
-    trainer.close()
-
-
-@pytest.fixture
-def replica(tmp_path: Path) -> Path:
-    return tmp_path / "replica"
 
 
 def held(replica: Path) -> int:
@@ -73,7 +32,7 @@ def held(replica: Path) -> int:
 
 
 class TestOnce:
-    def test_catches_up(self, trainer: Trainer, replica: Path) -> None:
+    def test_catches_up(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
         path = trainer.publish()
 
@@ -84,7 +43,7 @@ class TestOnce:
         assert held(replica) == 2
         assert bits_of(replica / "current") == bits_of(path)
 
-    def test_again(self, trainer: Trainer, replica: Path) -> None:
+    def test_again(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
         weightwire("follow", trainer.bucket, "--into", replica, "--once")
         nothing = weightwire("follow", trainer.bucket, "--into", replica, "--once", "--json")
@@ -98,7 +57,7 @@ class TestOnce:
         assert Path(figures["checkpoint"]) == (replica / "current").resolve()
         assert bits_of(replica / "current") == bits_of(path)
 
-    def test_from_a_base(self, trainer: Trainer, replica: Path, tmp_path: Path) -> None:
+    def test_from_a_base(self, trainer: CheckpointTrainer, replica: Path, tmp_path: Path) -> None:
         training = Training(tmp_path / "based")
         base, path = training.save("base"), training.save("checkpoint-1")
         weightwire("publish", path, trainer.bucket, "--base", base, "--source", "elsewhere")
@@ -107,7 +66,7 @@ class TestOnce:
         assert weightwire("follow", trainer.bucket, "--into", replica, "--once", "--base", base).code == 0
         assert bits_of(replica / "current") == bits_of(path)
 
-    def test_is_seen_under_its_name(self, trainer: Trainer, replica: Path) -> None:
+    def test_is_seen_under_its_name(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
 
         weightwire("follow", trainer.bucket, "--into", replica, "--once", "--name", "rollout-7")
@@ -130,7 +89,7 @@ class TestErrors:
         assert not replica.exists()
 
     @pytest.mark.parametrize("once", [True, False])
-    def test_a_run_that_is_no_run(self, trainer: Trainer, replica: Path, once: bool) -> None:
+    def test_a_run_that_is_no_run(self, trainer: CheckpointTrainer, replica: Path, once: bool) -> None:
         trainer.bucket.mkdir()
         (trainer.bucket / "run.json").write_text("hello")
 
@@ -138,21 +97,21 @@ class TestErrors:
             "run.json: cannot be read"
         )
 
-    def test_a_place_that_is_no_replica(self, trainer: Trainer, replica: Path) -> None:
+    def test_a_place_that_is_no_replica(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
         replica.write_text("mine")
 
         weightwire("follow", trainer.bucket, "--into", replica, "--once").check_failed(str(replica))
         assert replica.read_text() == "mine"
 
-    def test_a_replica_that_is_in_use(self, trainer: Trainer, replica: Path) -> None:
+    def test_a_replica_that_is_in_use(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
         with Running("follow", trainer.bucket, "--into", replica) as following:
             following.wait_for("version 1")
 
             weightwire("follow", trainer.bucket, "--into", replica, "--once").check_failed(str(replica))
 
-    def test_called_wrongly(self, trainer: Trainer, replica: Path) -> None:
+    def test_called_wrongly(self, trainer: CheckpointTrainer, replica: Path) -> None:
         assert weightwire("follow", trainer.bucket).code == 2
         assert weightwire("follow", trainer.bucket, "--into", replica, "--once", "--listen", "0").code == 2
         weightwire("follow", trainer.bucket, "--into", replica, "--listen", "here").check_failed("HOST:PORT")
@@ -161,7 +120,7 @@ class TestErrors:
         assert not replica.exists()
 
     def test_a_bucket_that_may_only_be_read(
-        self, trainer: Trainer, replica: Path, monkeypatch: pytest.MonkeyPatch
+        self, trainer: CheckpointTrainer, replica: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Which is enough to follow. Tests may run as root, who may always write."""
         path = trainer.publish()
@@ -179,7 +138,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("once", [True, False])
     def test_a_bucket_that_may_not_even_be_read(
-        self, trainer: Trainer, replica: Path, monkeypatch: pytest.MonkeyPatch, once: bool
+        self, trainer: CheckpointTrainer, replica: Path, monkeypatch: pytest.MonkeyPatch, once: bool
     ) -> None:
         async def get(*_: object) -> NoReturn:
             raise PermissionDenied("it is locked", hint="ask for the key")
@@ -189,7 +148,7 @@ class TestErrors:
         weightwire("follow", trainer.bucket, "--into", replica, *(["--once"] if once else [])).check_failed("locked")
         assert not replica.exists()
 
-    def test_a_port_that_is_taken(self, trainer: Trainer, replica: Path) -> None:
+    def test_a_port_that_is_taken(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
@@ -242,7 +201,7 @@ class TestCorrupted:
             (other_version, ""),
         ],
     )
-    def test_commit(self, trainer: Trainer, replica: Path, damage: Any, text: str) -> None:
+    def test_commit(self, trainer: CheckpointTrainer, replica: Path, damage: Any, text: str) -> None:
         before = trainer.publish()
         assert weightwire("follow", trainer.bucket, "--into", replica, "--once").code == 0
         after = trainer.publish()
@@ -259,7 +218,7 @@ class TestCorrupted:
         assert weightwire("follow", trainer.bucket, "--into", replica, "--once").code == 0
         assert bits_of(replica / "current") == bits_of(after)
 
-    def test_delta(self, trainer: Trainer, replica: Path) -> None:
+    def test_delta(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
         weightwire("follow", trainer.bucket, "--into", replica, "--once")
         trainer.publish()
@@ -270,7 +229,7 @@ class TestCorrupted:
         weightwire("follow", trainer.bucket, "--into", replica, "--once").check_failed("not those that were published")
         assert held(replica) == 1
 
-    def test_delta_that_is_gone(self, trainer: Trainer, replica: Path) -> None:
+    def test_delta_that_is_gone(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
         weightwire("follow", trainer.bucket, "--into", replica, "--once")
         trainer.publish()
@@ -282,7 +241,7 @@ class TestCorrupted:
 
     @pytest.mark.parametrize("harm", HARMS)
     def test_a_fresh_replica_holds_the_version_before_a_damaged_delta(
-        self, trainer: Trainer, replica: Path, harm: Callable[[Bucket, str], None]
+        self, trainer: CheckpointTrainer, replica: Path, harm: Callable[[Bucket, str], None]
     ) -> None:
         before = trainer.publish()
         after = trainer.publish()
@@ -299,7 +258,7 @@ class TestCorrupted:
         assert weightwire("follow", trainer.bucket, "--into", replica, "--once").code == 0
         assert bits_of(replica / "current") == bits_of(after)
 
-    def test_bucket_that_was_rolled_back(self, trainer: Trainer, replica: Path) -> None:
+    def test_bucket_that_was_rolled_back(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
         trainer.publish()
         weightwire("follow", trainer.bucket, "--into", replica, "--once")
@@ -310,7 +269,7 @@ class TestCorrupted:
         )
         assert held(replica) == 2
 
-    def test_a_fresh_replica_of_a_corrupted_run_is_none(self, trainer: Trainer, replica: Path) -> None:
+    def test_a_fresh_replica_of_a_corrupted_run_is_none(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
         (trainer.bucket / "commits" / f"{1:020}.json").write_text("hello")
 
@@ -320,7 +279,7 @@ class TestCorrupted:
 
 class TestRunning:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_until_it_is_stopped(self, trainer: Trainer, replica: Path, number: int) -> None:
+    def test_until_it_is_stopped(self, trainer: CheckpointTrainer, replica: Path, number: int) -> None:
         trainer.publish()
         with Running("follow", trainer.bucket, "--into", replica, "--json") as following:
             following.wait_for("version 1 (step 10): ")
@@ -337,7 +296,7 @@ class TestRunning:
         assert lines[-1]["bytes"] == versions_in(trainer.bucket)[2]["files"][0]["size"]
         assert held(replica) == 2
 
-    def test_waits_for_a_run(self, trainer: Trainer, replica: Path) -> None:
+    def test_waits_for_a_run(self, trainer: CheckpointTrainer, replica: Path) -> None:
         with Running("follow", trainer.bucket, "--into", replica) as following:
             following.wait_for(f"waiting for a run at {trainer.bucket.as_uri()}")
             path = trainer.publish()
@@ -348,14 +307,14 @@ class TestRunning:
         assert "warning" not in ran.err
         assert bits_of(replica / "current") == bits_of(path)
 
-    def test_stops_while_it_waits(self, trainer: Trainer, replica: Path) -> None:
+    def test_stops_while_it_waits(self, trainer: CheckpointTrainer, replica: Path) -> None:
         with Running("follow", trainer.bucket, "--into", replica) as following:
             following.wait_for("waiting for a run")
             ran = following.stop(signal.SIGINT)
 
         assert (ran.code, ran.err.splitlines()[-1]) == (0, "stopped")
 
-    def test_goes_on_where_it_was_after_it_was_killed(self, trainer: Trainer, replica: Path) -> None:
+    def test_goes_on_where_it_was_after_it_was_killed(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
         with Running("follow", trainer.bucket, "--into", replica) as following:
             following.wait_for("version 1")
@@ -370,7 +329,7 @@ class TestRunning:
         assert json.loads(ran.out)["bytes"] == versions_in(trainer.bucket)[3]["files"][0]["size"]
         assert bits_of(replica / "current") == bits_of(path)
 
-    def test_trouble_is_told_once_and_when_it_is_over(self, trainer: Trainer, replica: Path) -> None:
+    def test_trouble_is_told_once_and_when_it_is_over(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
         with Running("follow", trainer.bucket, "--into", replica) as following:
             following.wait_for("version 1")
@@ -388,76 +347,6 @@ class TestRunning:
         assert ran.code == 0
         assert ran.err.count("warning: ") == 1
         assert held(replica) == 2
-
-
-class TestEngines:
-    """Those that are not there; tests/engines/vllm has those that are."""
-
-    @pytest.mark.parametrize("text", ["http://127.0.0.1:8000", "vllm=127.0.0.1:8000", "sglang=http://127.0.0.1:8000"])
-    def test_what_is_none(self, trainer: Trainer, replica: Path, text: str) -> None:
-        trainer.publish()
-        ran = weightwire("follow", trainer.bucket, "--into", replica, "--engine", text)
-        assert ran.code == 2
-        assert "--engine" in ran.err
-        assert "vllm=http://127.0.0.1:8000" in ran.err
-        assert not replica.exists()
-
-    def test_once_with_nobody_there(self, trainer: Trainer, replica: Path) -> None:
-        path = trainer.publish()
-        ran = weightwire("follow", trainer.bucket, "--into", replica, "--once", "--engine", "vllm=http://127.0.0.1:9")
-        assert ran.code == 1
-        assert "error: http://127.0.0.1:9: cannot be reached" in ran.err
-        assert "hint: start vLLM there" in ran.err
-        assert bits_of(replica / "current") == bits_of(path)  # it follows all the same
-
-    def test_once_with_nobody_there_is_one_json_document(self, trainer: Trainer, replica: Path) -> None:
-        trainer.publish()
-        engine = ["--engine", "vllm=http://127.0.0.1:9"]
-        ran = weightwire("follow", trainer.bucket, "--into", replica, "--once", "--json", *engine)
-        assert ran.code == 1
-        assert json.loads(ran.out)["error"]["code"] == "WW-ENGINE-GONE"
-
-    def test_one_that_may_come_is_waited_for(self, trainer: Trainer, replica: Path) -> None:
-        trainer.publish()
-        with Running(
-            "follow", trainer.bucket, "--into", replica, "--engine", "vllm=http://127.0.0.1:9", "--json"
-        ) as command:
-            command.wait_for("warning: http://127.0.0.1:9: cannot be reached")
-            trainer.publish()
-            command.wait_for('"version": 2,', stream="out")
-            ran = command.stop()
-        assert ran.code == 0
-        assert ran.err.count("cannot be reached") == 1
-        assert '"pause_seconds": {}' in ran.out
-
-
-class TestListening:
-    def test_wakes_and_tells(self, trainer: Trainer, replica: Path) -> None:
-        path = trainer.publish()
-        with Running("follow", trainer.bucket, "--into", replica, "--listen", "0") as following:
-            address = following.wait_for("listening on ").split()[-1]
-            following.wait_for("version 1")
-            request = urllib.request.Request(f"{address}/wake", b"{}", method="POST")
-            with urllib.request.urlopen(request, timeout=10) as response:
-                assert response.status == 202
-            with urllib.request.urlopen(f"{address}/status", timeout=10) as response:
-                status = json.load(response)
-            with urllib.request.urlopen(f"{address}/metrics", timeout=10) as response:
-                metrics = response.read().decode()
-            ran = following.stop()
-
-        assert ran.code == 0
-        assert status == {"version": 1, "head": 1, "behind": 0, "trouble": ""}
-        assert 'weightwire_version{role="follower"} 1.0' in metrics
-        assert 'weightwire_stage_seconds_count{role="follower",stage="apply"} 1.0' in metrics
-        assert bits_of(replica / "current") == bits_of(path)
-
-    def test_before_there_is_a_run(self, trainer: Trainer, replica: Path) -> None:
-        with Running("follow", trainer.bucket, "--into", replica, "--listen", "127.0.0.1:0") as following:
-            address = following.wait_for("listening on ").split()[-1]
-            with urllib.request.urlopen(address, timeout=10) as response:
-                assert json.load(response) == {"version": None, "head": None, "behind": None, "trouble": ""}
-            assert following.stop().code == 0
 
 
 class TestOnS3:
