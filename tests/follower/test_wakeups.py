@@ -101,6 +101,12 @@ class TestGarbage:
         assert asked(server, "/status")[0] == 200
         assert capfd.readouterr() == ("", "")
 
+    def test_a_length_of_thousands_of_digits_is_answered(self, server: WakeupServer, woken: Woken) -> None:
+        head = b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"
+
+        assert raw_reply(server.address, head).startswith(b"HTTP/1.0 202 ")
+        assert woken.count == 1
+
     def test_of_a_body_only_some_is_read(self, server: WakeupServer, woken: Woken) -> None:
         head = b"POST / HTTP/1.1\r\nContent-Length: 50000\r\n\r\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import socket
 
@@ -33,6 +34,7 @@ def raw_reply(address: str, data: bytes) -> bytes:
             connection.shutdown(socket.SHUT_WR)
             while piece := connection.recv(4096):
                 reply += piece
-        except (ConnectionResetError, BrokenPipeError):
-            pass
+        except OSError as problem:
+            if problem.errno not in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN):
+                raise
         return reply

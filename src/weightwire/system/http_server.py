@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _drain(self) -> None:
         """Reads some of the body: closing the connection before would make the reply an error at the other end."""
         length = self.headers.get("Content-Length", "")
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # Python reads no number of more than 4,300 digits
             self.rfile.read(min(int(length), _MOST) if length.isascii() and length.isdecimal() else 0)
 
     def _send(self, reply: HttpReply) -> None:
