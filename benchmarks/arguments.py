@@ -1,4 +1,4 @@
-"""The command lines of all benchmarks. Paths are made absolute here, since servers run in directories of their own."""
+"""Shared command-line arguments. Paths become absolute, because servers run in other directories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["absolute_path", "benchmark_parser", "recording_path"]
 
 
 def benchmark_parser(description: str) -> argparse.ArgumentParser:
-    """A parser with what all benchmarks that print a table take."""
+    """A parser with the options of all benchmarks that print a table."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -23,5 +23,5 @@ def recording_path(text: str) -> Path:
     """A directory that record.py wrote."""
     path = absolute_path(text)
     if not (path / "recording.json").is_file():
-        raise argparse.ArgumentTypeError(f"{text}: not a recording, which has a recording.json")
+        raise argparse.ArgumentTypeError(f"{text}: not a recording: recording.json is missing")
     return path

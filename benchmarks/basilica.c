@@ -1,9 +1,9 @@
-/* Basilica v3's coding of bf16 changes, one table lookup per weight: what weightwire's kernel is timed against.
+/* Basilica v3's coding of bf16 changes, with one table lookup per weight. weightwire's kernel is timed against it.
  *
- * Written from the published layout as a straightforward scalar implementation: encoding counts the rank of
- * every weight inside its old exponent's class, decoding counts every class down to its next member that was
- * coded. Everything else is proportional to the number of changes. zstd, which the format puts on top, is left to
- * the caller. Trusts its input: a benchmark, not a decoder for strangers' files.
+ * A straightforward scalar implementation of the published layout. Encoding counts the rank of every weight inside the
+ * class of its old exponent. Decoding counts each class down to its next coded member. Everything else is
+ * proportional to the number of changes. The caller applies zstd, which the format adds on top. It trusts its input,
+ * so it must not be used to decode untrusted files.
  *
  * A tensor's index: u16 class count; per class u8 exponent, u8 complement flag, u32 ranks, u32 bytes and a
  * Rice block (u8 parameter, then the gaps between coded ranks). Its steps: (new - old) mod 2^16 of all
@@ -26,7 +26,7 @@ typedef struct {
     unsigned count; /* of pending bits: below 8 after every put */
 } bit_writer;
 
-/* At most 56 bits at once; writes up to 8 bytes past what it keeps, which the caller's buffer has room for. */
+/* At most 56 bits per call. Writes up to 8 bytes past the end, so the caller's buffer must have room for them. */
 static inline void put_bits(bit_writer *w, uint64_t bits, unsigned count)
 {
     w->pending |= bits << w->count;
@@ -52,7 +52,7 @@ typedef struct {
     unsigned count;
 } bit_reader;
 
-/* Afterwards 56 bits or more are pending, or all that are left. Bits above `count` are those that follow. */
+/* Afterwards at least 56 bits are pending, or all that are left. Bits above `count` are the bits that follow. */
 static inline void refill(bit_reader *r)
 {
     if (r->end - r->in >= 8) {
@@ -96,7 +96,7 @@ static uint64_t rice_cost(const uint32_t *gaps, uint32_t count, unsigned paramet
     return bits;
 }
 
-/* The cheapest of the three parameters around the mean's logarithm: optimal for anything near geometric. */
+/* The cheapest of the three parameters around the mean's logarithm, which is optimal for near-geometric gaps. */
 static unsigned rice_parameter(const uint32_t *gaps, uint32_t count, uint32_t members)
 {
     unsigned middle = 31u - (unsigned)__builtin_clz(members / count | 1);
@@ -107,7 +107,7 @@ static unsigned rice_parameter(const uint32_t *gaps, uint32_t count, uint32_t me
     return best;
 }
 
-/* Gaps between changed ranks, or between the unchanged ones when those are fewer. Returns their count. */
+/* Gaps between changed ranks, or between unchanged ranks if those are fewer. Returns their count. */
 static uint32_t gaps_of_class(const uint32_t *ranks, uint32_t changed, uint32_t members, int complement,
                               uint32_t *gaps)
 {
@@ -167,7 +167,7 @@ typedef struct {
     uint32_t count;
 } changes;
 
-/* The counters and cursors are locals, so that the compiler need not reload them after every store. */
+/* The counters and cursors are locals, so the compiler does not reload them after every store. */
 static void find_changes(const uint16_t *restrict old, const uint16_t *restrict new, uint32_t weights,
                          changes *found)
 {
@@ -206,11 +206,11 @@ static uint8_t *write_index(const uint16_t *old, const changes *found, uint32_t 
     return out;
 }
 
-/* Writes the index and then the steps to `out`, which has room for 4 bytes per weight and 8192, and tells where
- * each ends. Returns 0, or -1 without memory. */
+/* Writes the index, then the steps, to `out`, which must have room for 8192 bytes and 4 per weight. Stores the end of
+ * each in `ends`. Returns 0, or -1 if out of memory. */
 int basilica_encode(const uint16_t *old, const uint16_t *new, uint32_t weights, uint8_t *out, uint64_t ends[2])
 {
-    /* Room for every weight to change; pages that are not written to cost nothing. */
+    /* Room for every weight to change. Pages that are not written cost nothing. */
     uint32_t *scratch = malloc(4 * ((size_t)weights + 1) * sizeof *scratch);
     if (!scratch)
         return -1;
@@ -227,7 +227,7 @@ int basilica_encode(const uint16_t *old, const uint16_t *new, uint32_t weights, 
 
 /* ---- apply ---- */
 
-/* For the pass over the weights: per class, how many members until the next coded one, and the gaps after. */
+/* For the pass over the weights: per class, the number of members until the next coded one, and the gaps after it. */
 typedef struct {
     uint32_t countdown[CLASSES];
     uint8_t complement[CLASSES];
@@ -277,14 +277,14 @@ static void apply_changes(uint16_t *weights, uint32_t count, class_table *table,
     }
 }
 
-/* Returns 0, or -1 without memory. */
+/* Returns 0, or -1 if out of memory. */
 int basilica_apply(uint16_t *weights, uint32_t count, const uint8_t *index, const uint8_t *steps)
 {
     uint32_t *gaps = malloc(((size_t)count + CLASSES) * sizeof *gaps);
     if (!gaps)
         return -1;
     class_table table = {0};
-    memset(table.countdown, 0xFF, sizeof table.countdown); /* a class that is not in the file never comes up */
+    memset(table.countdown, 0xFF, sizeof table.countdown); /* a class that is not in the file is never reached */
     uint16_t classes;
     memcpy(&classes, index, 2);
     index += 2;

@@ -1,4 +1,4 @@
-"""A benchmark from beginning to end: measures, prints each table when it is there, and checks that the build stayed."""
+"""Runs a benchmark: measures, prints each table when it is ready, and checks that the build did not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["run_benchmark"]
 
 
 def run_benchmark(measure: Callable[[Path], Iterable[Report]], *, as_json: bool) -> None:
-    """`measure` is given a temporary directory."""
+    """`measure` receives a temporary directory and yields reports."""
     build, reports = fingerprint(), []
     if not as_json:
         print(machine(), flush=True)
@@ -28,5 +28,5 @@ def run_benchmark(measure: Callable[[Path], Iterable[Report]], *, as_json: bool)
     else:
         print_verdict(reports)
     if fingerprint() != build:
-        # Scripts and commands run in new processes: their figures would be those of another build.
+        # Scripts and commands run in new processes, which would have measured another build.
         raise SystemExit(MIXED)

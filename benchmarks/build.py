@@ -1,4 +1,4 @@
-"""Which code was measured, and on what machine: the first line of every table."""
+"""The first line of every table: which build was measured, and on which machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIXED = "weightwire was changed or rebuilt during the run: these figures mix two
 
 
 def fingerprint() -> str:
-    """Names the code that is measured, compiled kernel included."""
+    """A hash of the measured code, including the compiled kernel."""
     root = Path(weightwire.__file__).parent
     files = sorted(path for path in root.rglob("*") if path.suffix in {".py", ".so"})
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]

@@ -1,7 +1,7 @@
-"""Inside vLLM: its own checkpoint patches, as an update from a file. What pause.py compares with.
+"""A vLLM worker extension that loads vLLM's own checkpoint patches from a file, for comparison in pause.py.
 
-vLLM has the function and nobody who calls it on a CPU. This is the least that does: given to a server as
-`--worker-extension-cls`, it stands beside the weight transfer backend, so that one server takes all kinds of updates.
+vLLM has the function, but nothing in vLLM calls it on a CPU. Passed as `--worker-extension-cls`, this class works next
+to the weight transfer backend, so one server can take all kinds of updates.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from weightwire.engines.vllm.plugin import checkpoint_patches
 
 
 class CheckpointPatches:
-    """Part of a worker, for `collective_rpc`."""
+    """Mixed into a vLLM worker and called through `collective_rpc`."""
 
     model_runner: Any
 
     def load_patches_from(self, path: str) -> dict[str, float]:
-        """Reads a patch as our engine does, and has vLLM load it. Returns how long either took."""
+        """Reads a patch as our engine does and loads it with vLLM. Returns the seconds of both parts."""
         began = time.perf_counter()
         delta = Delta.open(path)
         patches = checkpoint_patches(delta, delta.entries)

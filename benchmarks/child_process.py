@@ -1,4 +1,4 @@
-"""Scripts of this directory in processes of their own, which speak in lines."""
+"""Runs scripts of this directory as child processes that communicate in lines."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Self
 __all__ = ["PATIENCE", "Child"]
 
 HERE = Path(__file__).parent
-PATIENCE = 300.0  # seconds for an answer
+PATIENCE = 300.0  # seconds to wait for a line
 
 
 class Child:
-    """A script of this directory. It ends when its input does, also where this process is killed.
+    """A script of this directory. It exits when its stdin closes, even if this process is killed.
 
-    A block that fails ends it at once: it may wait for something that will never happen now.
+    If the `with` block fails, the child is killed at once: it may be waiting for something that never happens.
     """
 
     def __init__(self, script: str | Path, *arguments: str | Path) -> None:
@@ -31,20 +31,20 @@ class Child:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for one in self._process.stdout:
-            self._lines.put(one)
+        for line in self._process.stdout:
+            self._lines.put(line)
         self._lines.put("")
 
     def next_line(self, timeout: float = PATIENCE) -> str:
         try:
             text = self._lines.get(timeout=timeout)
         except queue.Empty:
-            raise SystemExit(f"{self._script} said nothing for {timeout:g} s") from None
+            raise SystemExit(f"{self._script} printed nothing for {timeout:g} s") from None
         if not text:
             raise SystemExit(f"{self._script} ended too early; its error is above")
         return text.strip()
 
-    def tell(self, text: str) -> None:
+    def send(self, text: str) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(text + "\n")
@@ -53,7 +53,7 @@ class Child:
             raise SystemExit(f"{self._script} ended too early; its error is above") from None
 
     def end(self, timeout: float = PATIENCE) -> None:
-        """Lets it finish what it does."""
+        """Closes its stdin and waits until it exits."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -1,13 +1,13 @@
-"""Everything the codec promises, measured on the same data in one run, against its bars.
+"""Measures the sizes, speed and memory of the codec on the same data, against their bars.
 
-    python benchmarks/codec.py                  # synthetic weights, early and late in a run: seconds
+    python benchmarks/codec.py                  # synthetic weights, early and late in a run; takes seconds
     python benchmarks/codec.py RECORDING...     # directories that record.py wrote
-    python benchmarks/codec.py --json ...       # the same for machines
+    python benchmarks/codec.py --json ...       # the same as JSON
 
-Sizes are exact and of whole files. Ratios of times are medians over rounds, of times taken in the same round,
-with the lowest and the highest round beside them (timing.py); memory is measured in processes of its own
-(memory.py). Every delta and anchor made on the way is applied and the result compared bit for bit. A bar is
-judged only on data that it speaks of; elsewhere the figure stands without a verdict.
+Sizes are exact and include the whole file. Time ratios compare times of the same round; the table shows the median and
+the lowest and highest round (timing.py). Memory is measured in separate processes (memory.py). Every delta and anchor
+is applied, and the result is compared bit for bit. A bar is judged only on the data it was set for; other figures have
+no verdict.
 
 Needs numpy, zstandard, a C compiler as `cc`, and Linux.
 """
@@ -32,21 +32,21 @@ from flat_weights import FlatWeights, check_same, flat_copy
 from recording import read_checkpoint, write_checkpoint
 from rounds import OTHERS, Spread, Times, range_of, ratio_row
 from synthetic import Stage, synthetic, synthetic_dense
-from table import Bar, Payload, Report, Row
+from table import BUSY, Bar, Payload, Report, Row
 from timing import Contest
 
 import weightwire
 
-# The bars on bytes per change are those of one kind of step: Qwen3-0.6B's shape at this learning rate, or
-# weights made to change as that does.
+# The bars on bytes per change hold for one kind of step: Qwen3-0.6B's shape at this learning rate, or synthetic weights
+# that change in the same way.
 QWEN3_WEIGHTS, QWEN3_LR = 596_049_920, 1e-6
 BYTES_PER_CHANGE = {"early": 0.707, "late": 0.848}
-# A header is a constant, and weighs more in smaller deltas.
+# The header has a constant size, so it weighs more in smaller deltas.
 LIMIT_JUDGED_FROM = 1e6
-# Fewer bytes fit into many a cache, where a memcpy is another thing; where most change, coding is everything.
+# Smaller weights may fit into a cache, which makes memcpy much faster. If most weights change, coding dominates.
 TIME_JUDGED_FROM = 4e7
 TIME_JUDGED_UP_TO_CHANGED = 0.5
-# In smaller checkpoints the interpreter is what one sees.
+# With smaller checkpoints the interpreter dominates.
 CHECKPOINT_JUDGED_FROM = 1e9
 
 WORK = {
@@ -62,7 +62,7 @@ RANDOM_WEIGHTS = 1 << 24
 
 @dataclass(frozen=True)
 class Source:
-    """Two consecutive checkpoint directories, and what is known of them."""
+    """Two consecutive checkpoint directories and facts about them."""
 
     title: str
     facts: dict[str, Any]
@@ -86,7 +86,7 @@ def run(recordings: list[Path], scratch: Path) -> Iterator[Report]:
     sources = map(recorded, recordings) if recordings else synthesised(scratch)
     for source in sources:
         yield measure(source, scratch)
-    yield Report("any change: the bounds", {}, 0, 0, [], bounds())
+    yield Report("bounds for any change", {}, 0, 0, [], bounds())
 
 
 # ---- the data ----
@@ -111,7 +111,7 @@ def synthesised(scratch: Path) -> Iterator[Source]:
         yield Source(title, {"stage": stage}, *directories, BYTES_PER_CHANGE[stage])
 
 
-# ---- what is measured ----
+# ---- measurements ----
 
 
 def measure(source: Source, scratch: Path) -> Report:
@@ -183,12 +183,12 @@ def time_rows(rounds: list[Times], raw: int, judge: bool) -> list[Row]:
     return [
         *rows,
         Row("full state digest, one thread, GB/s", speed.median, "{:.2f}", bar, range_of(speed, rounds)),
-        Row("cores that other processes kept busy", others.median, "{:.2f}", None, range_of(others, rounds)),
+        Row(BUSY, others.median, "{:.2f}", None, range_of(others, rounds)),
     ]
 
 
 def command_rows(rounds: list[Times], judge: bool) -> list[Row]:
-    """Judged against the encode on one thread, as all times are; beside it, on as many as the command itself takes."""
+    """Judged against encoding on one thread, as all times are; also compared on the command's number of threads."""
     what, bar = "command line", Bar(3.0) if judge else None
     return [
         ratio_row(rounds, "`weightwire diff` / encode, one thread", what, "encode, one thread", bar),
@@ -210,11 +210,11 @@ def extra_memory(*arguments: str | Path) -> float:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / (1 << 20)
 
 
-# ---- the worst that can come ----
+# ---- the worst case ----
 
 
 def bounds() -> list[Row]:
-    """What holds for any change, on one that changes nearly everything and on one that nothing compresses."""
+    """Bounds for any change: measured on one that changes nearly everything, and on incompressible weights."""
     old, new = map(flat_copy, synthetic_dense())
     share = np.count_nonzero(old.flat != new.flat) / old.flat.size
     size, anchor_size = checked_delta(old, new), checked_anchor(new, flat_copy(old.bits))
@@ -236,7 +236,7 @@ def bounds() -> list[Row]:
 
 
 def checked_delta(old: FlatWeights, new: FlatWeights) -> int:
-    """The size of the delta between some weights, once it is known to turn one into the other."""
+    """The size of a delta, after checking that it turns `old` into `new`."""
     delta = weightwire.diff(old.bf16, new.bf16)
     target = flat_copy(old.bits)
     weightwire.patch(target.bf16, delta)
@@ -245,7 +245,7 @@ def checked_delta(old: FlatWeights, new: FlatWeights) -> int:
 
 
 def checked_anchor(weights: FlatWeights, target: FlatWeights) -> int:
-    """The size of the anchor of some weights, once it is known to hold them; overwrites `target`."""
+    """The size of an anchor, after checking that it holds the weights. Overwrites `target`."""
     anchor = weightwire.anchor(weights.bf16)
     weightwire.patch(target.bf16, anchor)
     check_same(target, weights, "anchor")

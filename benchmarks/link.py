@@ -1,9 +1,9 @@
-"""A line of so many bytes per second in each direction, between clients and a server on this machine.
+"""A network link with a limited rate in each direction, between clients and a server on this machine.
 
-    python benchmarks/link.py PORT BYTES_PER_SECOND     # prints the port to connect to; ends with its input
+    python benchmarks/link.py PORT BYTES_PER_SECOND     # prints the port to connect to; exits when stdin closes
 
-All connections share the line, as all that a machine sends and receives shares its network card. There is no
-added latency, no loss, and no credit for time in which nothing was sent. Knows bytes; nothing of HTTP.
+All connections share the link, as all traffic of a machine shares its network card. The link adds no latency and no
+loss, and gives no credit for idle time. It forwards bytes and does not parse HTTP.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import threading
 import time
 
 PIECE = 128 << 10
-# A sleep that ends late is made up for, up to so many seconds; a line that was idle for longer starts afresh.
+# Seconds: a sleep that ends late is made up for, up to this much. A link that was idle for longer starts over.
 LATE = 0.005
 
 
 class Pace:
-    """One direction. Whoever has something to send waits until the line has carried it."""
+    """One direction. Senders wait until the link has carried their bytes."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._rate = bytes_per_second

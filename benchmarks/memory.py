@@ -1,18 +1,21 @@
-"""How much memory a diff, a patch or a publisher takes beyond its inputs and the delta, in a process of its own.
+"""Measures the extra memory of a diff, a patch or a publisher, beyond its inputs and the delta.
 
     python benchmarks/memory.py diff OLD NEW DELTA      # two checkpoint directories; writes DELTA
     python benchmarks/memory.py patch BASE DELTA        # in place, on a copy of BASE in memory
-    python benchmarks/memory.py publish RECORDING BUCKET            # all of its checkpoints, one after the other
+    python benchmarks/memory.py publish RECORDING BUCKET            # all checkpoints in turn
     python benchmarks/memory.py publish-blocking RECORDING BUCKET
 
-Prints bytes. What counts is the peak of anonymous memory (RssAnon in /proc/self/status: all that is not a
-view of a file), sampled every millisecond by a thread, which gets its turns because the kernel works outside
-the interpreter's lock. The peak of all resident memory would not do: it has the pages of the mapped inputs in
-it. Taken off are only the delta that a diff made and the copy of the weights that a patch works in; the
-interpreter, its libraries and what the allocator keeps after a free all count. A patch gets its delta as a
-mapped file, and its base undigested, so that it digests it too. Of a publisher, which makes anchors and deltas,
-all is taken off that the process had before there was one, above all the trainer's weights, and the largest
-delta. All use as many threads as they like.
+Prints bytes. The figure is the peak of anonymous memory: RssAnon in /proc/self/status, which excludes mapped files. A
+thread samples it every millisecond; the codec's kernel releases the GIL, so the thread gets to run. Peak resident
+memory would also count the pages of the mapped inputs.
+
+- diff: the delta that it made is subtracted.
+- patch: the copy of the weights that it changes is subtracted. The delta is a file, and the patch digests its base.
+- publish: the memory that the process had before it made the publisher is subtracted, which includes the trainer's
+  weights, and so is the largest delta. It makes anchors and deltas.
+
+The interpreter, its libraries and freed memory that the allocator keeps all count. All use the default number of
+threads.
 
 Needs Linux.
 """
@@ -38,7 +41,7 @@ PUBLISHES = 5
 
 
 class AnonymousPeak:
-    """The most anonymous memory this process had inside the block, in `bytes`."""
+    """The peak of this process's anonymous memory inside the block, in `bytes`."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -67,7 +70,7 @@ def anonymous_memory() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status does not tell RssAnon: this needs Linux 4.5 or later")
+    raise OSError("/proc/self/status has no RssAnon: this needs Linux 4.5 or later")
 
 
 def extra_memory_of_diff(old: Path, new: Path, out: Path) -> int:

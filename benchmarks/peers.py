@@ -1,10 +1,10 @@
-"""What the same change of bf16 weights costs in the formats others have published, and at the entropy limit.
+"""The size of the same change of bf16 weights in formats published by others, and the entropy limit.
 
-Every format is a function `(old, new) -> bytes`, written from its published layout, over mappings of tensor
-names to uint16 arrays. Only the payload is counted: names, headers and checksums would come on top. Where a
-layout leaves open what goes through zstd together, positions and values go apart: of the framings tried that
-is the smallest, and the one that gives the figures known for these formats. Basilica v3, the best of them, is
-written for real (basilica.c, compiled here with the system's compiler), so that it can be timed too.
+Every format is a function `(old, new) -> bytes`, written from its published layout, over mappings of tensor names to
+uint16 arrays. Only the payload is counted, without names, headers and checksums. If a layout does not define what is
+compressed together, positions and values are compressed separately: that was the smallest framing tried, and it gives
+the published figures of these formats. Basilica v3, the best of them, is a full implementation (basilica.c, compiled
+with the system's compiler), so it can be timed.
 
     python benchmarks/peers.py RECORDING...     # directories that record.py wrote
 
@@ -33,7 +33,7 @@ from recording import read_recording
 
 Array = NDArray[Any]
 Bits = Mapping[str, NDArray[np.uint16]]
-CHUNK = 1 << 22  # weights looked at at once, where NumPy needs temporaries of eight bytes per weight
+CHUNK = 1 << 22  # weights per call where NumPy needs temporaries of 8 bytes per weight
 GAP_LIMIT = np.iinfo(np.uint16).max
 
 
@@ -48,12 +48,12 @@ def changed_positions(before: Array, after: Array) -> Array:
 
 
 def gaps_between(positions: Array) -> Array:
-    """How many unchanged weights lie before each change since the last one."""
+    """The number of unchanged weights between each change and the one before it."""
     return np.diff(positions, prepend=-1) - 1
 
 
 def zstd_size(*parts: Array) -> int:
-    """The parts one after the other as one zstd frame."""
+    """The size of the concatenated parts as one zstd frame."""
     return len(zstandard.ZstdCompressor(level=1).compress(b"".join(part.tobytes() for part in parts)))
 
 
@@ -70,7 +70,7 @@ def trl_positions(old: Bits, new: Bits) -> int:
 
 
 def trl_gap_delta(old: Bits, new: Bits) -> int:
-    """TRL's gap_delta: a uint16 gap and the new value; longer gaps stop over at unchanged weights."""
+    """TRL's gap_delta: a uint16 gap and the new value; longer gaps are split at unchanged weights."""
     size = 0
     for pair in tensors(old, new):
         gaps = gaps_between(changed_positions(*pair))
@@ -84,7 +84,7 @@ def pulse(old: Bits, new: Bits) -> int:
 
 
 def nemo_rl(old: Bits, new: Bits) -> int:
-    """NeMo-RL: the same gaps, but old XOR new for values, through zstd-1."""
+    """NeMo-RL: the same gaps, with old XOR new as values, through zstd-1."""
     return gaps_and_values(old, new, np.bitwise_xor)
 
 
@@ -126,7 +126,7 @@ FORMATS: dict[str, Callable[[Bits, Bits], int]] = {
 
 @functools.cache
 def basilica_library() -> ctypes.CDLL:
-    """Compile basilica.c for this machine; the loaded library outlives the directory it was compiled in."""
+    """Compiles and loads basilica.c. The loaded library outlives the directory that it was compiled in."""
     source = Path(__file__).with_name("basilica.c")
     with tempfile.TemporaryDirectory() as directory:
         library = Path(directory) / "basilica.so"
@@ -147,20 +147,20 @@ class BasilicaBlob(NamedTuple):
 
 
 def basilica_encode(old: Array, new: Array) -> BasilicaBlob:
-    """Both arrays contiguous, uint16, of fewer than 2^32 weights."""
+    """Both arrays must be contiguous, uint16, and have fewer than 2^32 weights."""
     out = np.empty(4 * old.size + 8192, np.uint8)
     ends = np.empty(2, np.uint64)
     if basilica_library().basilica_encode(
         old.ctypes.data, new.ctypes.data, old.size, out.ctypes.data, ends.ctypes.data
     ):
-        raise MemoryError(f"no memory to encode {old.size} weights")
+        raise MemoryError(f"out of memory while encoding {old.size} weights")
     return BasilicaBlob(out[: ends[0]], out[ends[0] : ends[1]])
 
 
 def basilica_apply(base: Array, blob: BasilicaBlob) -> None:
-    """Turn `base` into the new weights, in place."""
+    """Turns `base` into the new weights, in place."""
     if basilica_library().basilica_apply(base.ctypes.data, base.size, blob.ranks.ctypes.data, blob.steps.ctypes.data):
-        raise MemoryError(f"no memory to decode {base.size} weights")
+        raise MemoryError(f"out of memory while decoding {base.size} weights")
 
 
 # ---- the limit ----
@@ -168,7 +168,7 @@ def basilica_apply(base: Array, blob: BasilicaBlob) -> None:
 
 @dataclass(frozen=True)
 class Changes:
-    """What changed between two states, and the fewest bits that say so to someone who has the old one."""
+    """What changed between two states, and the fewest bits that describe it to a receiver with the old one."""
 
     weights: int
     changed: int
@@ -181,12 +181,8 @@ class Changes:
         return math.ceil((self.position_bits + self.step_bits) / 8)
 
 
-def entropy_limit(old: Bits, new: Bits) -> int:
-    """Bytes of an ideal code for positions and steps, given the tensor and every weight's old exponent."""
-    return measure(old, new).limit
-
-
 def measure(old: Bits, new: Bits) -> Changes:
+    """The limit is an ideal code for positions and steps, given the tensor and the old exponent of every weight."""
     weights = changed = one_ulp = 0
     position_bits = step_bits = 0.0
     for before, after in tensors(old, new):
@@ -206,7 +202,7 @@ def exponent(bits: Array) -> Array:
 
 
 def order(bits: Array) -> Array:
-    """Float bits as integers in the order of the floats: flip all bits of negatives, else the sign bit."""
+    """Float bits as integers in the order of the floats: all bits of negatives flipped, else the sign bit."""
     return np.where(bits & 0x8000, ~bits, bits ^ 0x8000).astype(np.int32)
 
 
@@ -219,17 +215,17 @@ def exponent_counts(bits: Array) -> Array:
 
 def position_entropy(members: Array, changed: Array) -> float:
     """N H(k/N) summed over the exponents: which k of N members changed."""
-    return bits_to_tell(changed, members) + bits_to_tell(members - changed, members)
+    return code_length(changed, members) + code_length(members - changed, members)
 
 
 def step_entropy(exponents: Array, steps: Array) -> float:
     """The empirical entropy of the steps within every exponent, summed over all changes."""
     values, counts = np.unique(exponents.astype(np.int64) << 32 | (steps + (1 << 16)), return_counts=True)
-    return bits_to_tell(counts, np.bincount(exponents, minlength=256)[values >> 32])
+    return code_length(counts, np.bincount(exponents, minlength=256)[values >> 32])
 
 
-def bits_to_tell(counts: Array, totals: Array) -> float:
-    """Sum of -count log2(count / total), with nothing for what never happens."""
+def code_length(counts: Array, totals: Array) -> float:
+    """The sum of -count log2(count / total), where a count of 0 adds nothing."""
     seen = counts > 0
     return float((counts[seen] * np.log2(totals[seen] / counts[seen])).sum())
 

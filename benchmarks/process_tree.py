@@ -1,4 +1,4 @@
-"""How much other processes compute while a benchmark runs: all of the machine but its own process and descendants."""
+"""CPU time that other processes use while a benchmark runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def processor_seconds_of_others() -> float:
-    """What the machine has computed so far (stolen time included), but for this process and its descendants."""
+    """CPU seconds of the machine so far, stolen time included, without this process and its descendants."""
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(
         int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     )
@@ -18,7 +18,7 @@ def processor_seconds_of_others() -> float:
 
 
 def descendants(process: int) -> Iterator[int]:
-    """The process itself, its children, and theirs: vLLM's workers are children of children."""
+    """The process and all its descendants. vLLM's workers are grandchildren."""
     yield process
     with suppress(OSError):
         for thread in Path(f"/proc/{process}/task").iterdir():
@@ -27,9 +27,9 @@ def descendants(process: int) -> Iterator[int]:
 
 
 def ticks(process: int) -> int:
-    """Its own, and those of its children that have ended."""
+    """CPU ticks of a process and of its children that have exited."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # it has just ended
+    except OSError:  # it has just exited
         return 0
     return sum(map(int, fields[11:15]))

@@ -1,15 +1,15 @@
-"""How long a trainer waits for publish(), and how much memory a publisher takes, against their bars.
+"""Measures how long a trainer waits for publish() and how much memory a publisher needs, against their bars.
 
     python benchmarks/publish.py                # synthetic steps of Qwen3-0.6B's shape
     python benchmarks/publish.py RECORDING      # a directory that record.py wrote
-    python benchmarks/publish.py --json ...     # the same for machines
+    python benchmarks/publish.py --json ...     # the same as JSON
 
-In every round the trainer takes a step, "trains" for a while, copies its weights once into memory that is warm
-(the memcpy that all is measured in, with np.copyto, on one core) and publishes them. The bucket is a directory.
-It starts from a base that followers have, so that no scene begins with an anchor. The first round of a scene
-does not count. At the end what was published is restored and compared bit for bit.
+In every round the trainer takes a step, "trains" for a while, copies its weights into warm memory and publishes them.
+The copy, with np.copyto on one core, is the memcpy that times are compared with. The bucket is a directory. The run
+starts from a base, so no scene begins with an anchor. The first round of a scene does not count. At the end the
+published weights are restored and compared bit for bit.
 
-Memory is measured in a process of its own (memory.py), first publish and anchor included. Needs numpy and Linux.
+Memory is measured in a separate process (memory.py), including the first publish and an anchor. Needs numpy and Linux.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from weightwire.follower.follower import Follower
 from weightwire.publisher.publisher import Publisher
 
 TIMES_MEMCPY = Bar(2.0)
-# In less than a gigabyte of weights, threads and the interpreter are what one sees.
+# With less than a gigabyte of weights, threads and the interpreter dominate.
 JUDGED_FROM = 1e9
 MEMORY = {"publish": Bar(2.0), "publish-blocking": Bar(1.0)}
 
 
 @dataclass(frozen=True)
 class Scene:
-    """How the trainer behaves between two publishes, and what kind of bucket there is."""
+    """How the trainer behaves between two publishes, and how fast the bucket is."""
 
     title: str
     seconds: float
     busy: bool = False
     bytes_per_second: float | None = None
-    again: bool = False  # publishes once more at once, and that is what counts
+    again: bool = False  # publishes twice in a row and measures the second publish
     blocking: bool = False
     judged: bool = True
 
@@ -62,11 +62,11 @@ class Scene:
 
 
 SCENES = [
-    Scene("steps of 1 s, processor idle", 1.0),
-    Scene("steps of 1 s, a core busy", 1.0, busy=True),
-    Scene("steps of 1 s, bucket of 10 MB/s", 1.0, bytes_per_second=10e6),
-    Scene("steps of 1 s, bucket of 1 MB/s", 1.0, bytes_per_second=1e6),
-    Scene("right behind another publish", 1.0, again=True, judged=False),
+    Scene("steps of 1 s, CPU idle", 1.0),
+    Scene("steps of 1 s, one core busy", 1.0, busy=True),
+    Scene("steps of 1 s, bucket at 10 MB/s", 1.0, bytes_per_second=10e6),
+    Scene("steps of 1 s, bucket at 1 MB/s", 1.0, bytes_per_second=1e6),
+    Scene("right after another publish", 1.0, again=True, judged=False),
     Scene("blocking, until committed", 1.0, blocking=True, judged=False),
 ]
 
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = benchmark_parser("Measure how long a trainer waits, and what a publisher takes.")
+    parser = benchmark_parser("Measure how long a trainer waits for publish() and how much memory a publisher needs.")
     parser.add_argument("recording", nargs="?", type=recording_path, help="a directory that record.py wrote")
     parser.add_argument("--rounds", type=int, default=9, help="publishes per scene (default: 9)")
     return parser.parse_args()
@@ -94,11 +94,11 @@ def measure(recording: Path | None, rounds: int, scratch: Path) -> Report:
     return Report(f"{training.title}\n  load average at the end {load}", training.shown_facts, 0, 0, [], rows)
 
 
-# ---- how long it takes ----
+# ---- time ----
 
 
 def play(scene: Scene, training: Training, warm: FlatWeights, count: int, scratch: Path) -> tuple[list[Times], int]:
-    """The times of all rounds but the first, and how many versions came of all publishes."""
+    """The times of all rounds but the first, and the number of versions made."""
     bucket, weights = scene.bucket(scratch / "bucket"), training.live.bf16
     base = flat_copy(training.live.bits)
     rounds = []
@@ -131,7 +131,7 @@ def play_round(scene: Scene, training: Training, warm: FlatWeights, publisher: P
 
 
 def train(scene: Scene) -> None:
-    """Lets some time pass, as a trainer does whose work is on a GPU, or on one core of this machine."""
+    """Waits like a trainer that works on a GPU, or keeps one core of this machine busy."""
     until = time.perf_counter() + scene.seconds
     if not scene.busy:
         time.sleep(scene.seconds)
@@ -145,13 +145,13 @@ def scene_rows(scene: Scene, judge: bool, rounds: list[Times], versions: int) ->
     bar = TIMES_MEMCPY if judge and scene.judged else None
     row = ratio_row(rounds, f"{scene.title}: publish() / memcpy", "publish", "memcpy", bar)
     others = Spread.of(rounds, itemgetter(OTHERS))
-    made = f"{versions} versions of {(len(rounds) + 1) * (1 + scene.again)} publishes"
+    made = f"{versions} versions from {(len(rounds) + 1) * (1 + scene.again)} publishes"
     worst = Spread.of(rounds, itemgetter("publish")).high
-    note = f"{row.note}, longest {1000 * worst:.0f} ms; {made}; others kept {others.median:.2f} cores busy"
+    note = f"{row.note}, longest {1000 * worst:.0f} ms; {made}; {others.median:.2f} cores busy with other processes"
     return [replace(row, note=note)]
 
 
-# ---- how much memory it takes ----
+# ---- memory ----
 
 
 def memory_rows(training: Training, judge: bool, scratch: Path) -> list[Row]:

@@ -1,9 +1,9 @@
-"""The other end of a sync, in a process of its own: sync.py starts it, and reads what it prints.
+"""The receiving process of a sync. sync.py starts it and reads its output.
 
-    python benchmarks/receiver.py follow URL INTO BASE      # a follower; says what it did, and when
-    python benchmarks/receiver.py download URL FILE NBYTES  # fetches whole objects, one per line of its input
+    python benchmarks/receiver.py follow URL INTO BASE      # a follower; prints its events
+    python benchmarks/receiver.py download URL FILE NBYTES  # fetches whole objects, one per line on stdin
 
-Prints JSON lines, with times of the clock that all processes of a machine share. Ends with its input.
+Prints JSON lines with wall-clock times. Exits when stdin closes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import mmap
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
@@ -23,115 +22,94 @@ from typing import Any
 import numpy as np
 from recording import read_header
 
-from weightwire.bucket.bucket import Bucket, ObjectInfo
-from weightwire.bucket.registry import open_bucket
+from weightwire.bucket import GET_LIMIT, ForwardingBucket, open_bucket
 from weightwire.follower.follower import Follower
 from weightwire.follower.wakeups import WakeupServer
 from weightwire.telemetry.events import Event
 
 
-def say(**facts: Any) -> None:
+def print_json(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
-class Watched:
-    """A `Bucket` that says when a commit was found, and how long data took."""
+class ReportingBucket(ForwardingBucket):
+    """A `Bucket` that prints when a commit was found and how long a data file took."""
 
-    def __init__(self, inner: Bucket) -> None:
-        self.url, self.strict = inner.url, inner.strict
-        self._inner = inner
-
-    async def get(self, path: str) -> bytes:
+    async def get(self, path: str, limit: int = GET_LIMIT) -> bytes:
         began = time.time()
-        data = await self._inner.get(path)
+        data = await self._inner.get(path, limit)
         if path.startswith("commits/"):
-            say(stage="found", version=int(path[8:28]), began=began, at=time.time())
+            print_json(stage="found", version=int(path[8:28]), began=began, at=time.time())
         return data
 
     async def read_into(self, path: str, buffer: memoryview, start: int = 0) -> None:
         began = time.time()
         await self._inner.read_into(path, buffer, start)
         if path.startswith("deltas/"):
-            say(stage="fetch", version=int(path.split("/")[1]), began=began, at=time.time())
-
-    async def create(self, path: str, data: bytes) -> None:
-        await self._inner.create(path, data)
-
-    async def put(self, path: str, data: Iterable[bytes | memoryview] | bytes, size: int | None = None) -> None:
-        await self._inner.put(path, data, size)
-
-    async def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        return await self._inner.list(prefix)
-
-    async def find(self, path: str) -> ObjectInfo | None:
-        return await self._inner.find(path)
-
-    async def delete(self, path: str) -> None:
-        await self._inner.delete(path)
-
-    async def close(self) -> None:
-        await self._inner.close()
+            print_json(stage="fetch", version=int(path.split("/")[1]), began=began, at=time.time())
 
 
 # ---- a follower ----
 
 
-class Ear:
-    """Follows, and is woken by pushes only while it is told to hear them."""
+class PushSwitch:
+    """Forwards pushes to a follower while it is enabled."""
 
     def __init__(self) -> None:
-        self.hears = False
+        self.is_enabled = False
         self.follower: Follower | None = None
 
     def wake(self) -> None:
-        if self.hears and self.follower is not None:
+        if self.is_enabled and self.follower is not None:
             self.follower.wake()
 
 
 def follow(url: str, into: Path, base: Path) -> None:
-    ear = Ear()
+    pushes = PushSwitch()
     with (
-        WakeupServer("127.0.0.1:0", wake=ear.wake, status=dict, metrics=bytes) as door,
-        Follower(Watched(open_bucket(url)), into=into, base=base, on_event=tell) as follower,
+        WakeupServer("127.0.0.1:0", wake=pushes.wake, status=dict, metrics=bytes) as server,
+        Follower(ReportingBucket(open_bucket(url)), into=into, base=base, on_event=print_event) as follower,
     ):
-        ear.follower = follower
-        say(stage="listening", address=door.address)
+        pushes.follower = follower
+        print_json(stage="listening", address=server.address)
         threading.Thread(target=take_updates, args=(follower,), daemon=True).start()
         for line in sys.stdin:
-            ear.hears = line.strip() == "push"
-            say(stage="told")
-    say(stage="closed", current=str(into / "current"))
+            pushes.is_enabled = line.strip() == "push"
+            print_json(stage="switched")
+    print_json(stage="closed", current=str(into / "current"))
 
 
 def take_updates(follower: Follower) -> None:
-    """As an engine would, but without doing anything with them, until the follower is closed."""
+    """Takes updates as an engine does, and drops them, until the follower is closed."""
     with suppress(CancelledError, RuntimeError):
         for _ in follower.watch():
             pass
 
 
-def tell(event: Event) -> None:
-    say(stage=event.stage, version=event.version, began=event.at - event.seconds, at=event.at, message=event.message)
+def print_event(event: Event) -> None:
+    print_json(
+        stage=event.stage, version=event.version, began=event.at - event.seconds, at=event.at, message=event.message
+    )
 
 
 # ---- whole files ----
 
 
 def download(url: str, path: Path, nbytes: int) -> None:
-    """Into a file that is mapped and warm, then from there into memory that is warm: as fast as a load can be."""
+    """Downloads into a warm mapped file, then copies from there into warm memory: the fastest possible load."""
     bucket = open_bucket(url)
     with path.open("w+b") as file:
         file.truncate(nbytes)
         mapped = mmap.mmap(file.fileno(), nbytes)
     mapped[:] = bytes(nbytes)
     loaded = np.zeros(nbytes, np.uint8)
-    say(stage="ready")
+    print_json(stage="ready")
     for line in sys.stdin:
         began = time.time()
         asyncio.run(bucket.read_into(line.strip(), memoryview(mapped)))
         fetched = time.time()
         load(mapped, loaded)
-        say(stage="downloaded", began=began, fetched=fetched, at=time.time())
+        print_json(stage="downloaded", began=began, fetched=fetched, at=time.time())
 
 
 def load(mapped: mmap.mmap, loaded: np.typing.NDArray[np.uint8]) -> None:

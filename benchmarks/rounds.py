@@ -1,6 +1,6 @@
-"""Times of the same round, and what is made of many rounds: medians, ratios, rows of the table.
+"""Times measured in rounds, and their medians, ratios and table rows.
 
-A shared machine is fast in one second and slow in the next, so only times of the same round are compared.
+The speed of a shared machine varies from second to second, so only times of the same round are compared.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from table import Bar, Row
 
 Result = TypeVar("Result")
 Times = dict[str, float]
-"""Seconds of one round, by what was done; and under OTHERS, how many cores other processes kept busy."""
+"""Seconds of one round by task, and under OTHERS the number of cores busy with other processes."""
 
 OTHERS = "others"
 
 
 class Spread(NamedTuple):
-    """The median over all rounds, and the outermost."""
+    """The median, lowest and highest figure over all rounds."""
 
     median: float
     low: float
@@ -35,7 +35,7 @@ class Spread(NamedTuple):
 
 
 class Round:
-    """Times things by name; of what is done several times in a round, the median counts."""
+    """Times tasks by name. If a task runs several times in a round, the median counts."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, list[float]] = defaultdict(list)

@@ -1,20 +1,19 @@
-"""A bucket at the end of a slow line: every byte takes its time, in either direction. Counts nothing else."""
+"""A bucket behind a slow link: limits bytes per second in both directions, and nothing else."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-from weightwire.bucket.bucket import Bucket, ObjectInfo
+from weightwire.bucket import GET_LIMIT, Bucket, ForwardingBucket
 
 
-class SlowBucket:
-    """A `Bucket` that carries at most so many bytes per second."""
+class SlowBucket(ForwardingBucket):
+    """A `Bucket` that transfers at most `bytes_per_second`."""
 
     def __init__(self, inner: Bucket, bytes_per_second: float) -> None:
-        self.url, self.strict = inner.url, inner.strict
-        self._inner = inner
+        super().__init__(inner)
         self._rate = bytes_per_second
 
     async def create(self, path: str, data: bytes) -> None:
@@ -25,8 +24,8 @@ class SlowBucket:
         whole = [data] if isinstance(data, bytes) else data
         await self._inner.put(path, self._paced(whole), size)
 
-    async def get(self, path: str) -> bytes:
-        data = await self._inner.get(path)
+    async def get(self, path: str, limit: int = GET_LIMIT) -> bytes:
+        data = await self._inner.get(path, limit)
         await self._carry(len(data))
         return data
 
@@ -34,23 +33,11 @@ class SlowBucket:
         await self._inner.read_into(path, buffer, start)
         await self._carry(buffer.nbytes)
 
-    async def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        return await self._inner.list(prefix)
-
-    async def find(self, path: str) -> ObjectInfo | None:
-        return await self._inner.find(path)
-
-    async def delete(self, path: str) -> None:
-        await self._inner.delete(path)
-
-    async def close(self) -> None:
-        await self._inner.close()
-
     async def _carry(self, count: int) -> None:
         await asyncio.sleep(count / self._rate)
 
     def _paced(self, data: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-        """Buckets read what they are to put in a thread, which may sleep."""
+        """Sleeping is fine here: buckets consume this iterator on a thread."""
         for piece in data:
             time.sleep(memoryview(piece).nbytes / self._rate)
             yield piece

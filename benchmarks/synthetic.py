@@ -1,9 +1,8 @@
-"""Weights and changes made from the design's numbers in seconds, where a recording takes minutes.
+"""Synthetic weights and changes, made in seconds; a recording takes minutes.
 
-Knows how an AdamW step at a learning rate of 1e-6 looks in bf16: Gaussian weights, the chance to change by
-exponent that was measured early and late in a run, and updates of the size that those chances imply. Rows,
-columns and tensors are independent of each other, which real training is not: sizes measured here are an
-indication, those of a recording are the claim.
+They imitate an AdamW step at a learning rate of 1e-6 in bf16: Gaussian weights, the chance to change by exponent as
+measured early and late in a run, and updates of the size that these chances imply. Rows, columns and tensors are
+independent of each other, unlike in real training. Sizes measured on them are an indication; claims use recordings.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ BIAS = 127
 ONE = BIAS << 7  # in bf16
 CHANCE_FROM_MINUS_9 = (0.016, 0.031, 0.063, 0.127, 0.255, 0.487, 0.718, 0.857, 0.928)
 
-# A weight anywhere in its rounding interval changes with probability E|u| / ulp, as long as the update u is
-# smaller than the ulp, which for an exponent of -9 is 2^-16; E|u| of a normal distribution is 0.798 sigma.
+# A weight anywhere in its rounding interval changes with probability E|u| / ulp if the update u is smaller than the
+# ulp, which is 2^-16 for an exponent of -9. E|u| of a normal distribution is 0.798 sigma.
 UPDATE_SIGMA = 0.016 * 2.0**-16 / 0.798
-# From this exponent up the ulp is more than six sigmas of the update, and every change one ulp.
+# From this exponent up, the ulp is more than six sigmas of the update, so every change is one ulp.
 ONE_ULP_FROM = -12
 
 
@@ -88,7 +87,7 @@ def synthetic(stage: Stage, shapes: Mapping[str, Shape] = QWEN3_PART, seed: int 
 
 
 def synthetic_steps(stage: Stage, count: int, shapes: Mapping[str, Shape], seed: int = 0) -> Iterator[Bits]:
-    """The bits of all weights at first, and after each of some steps."""
+    """The bits of all weights at the start and after each of `count` steps."""
     chance = chance_by_exponent(stage)
     sources = {name: np.random.default_rng([seed, index]) for index, name in enumerate(shapes)}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -102,7 +101,7 @@ def synthetic_steps(stage: Stage, count: int, shapes: Mapping[str, Shape], seed:
 
 
 def synthetic_dense(shapes: Mapping[str, Shape] = QWEN3_PART, seed: int = 0) -> tuple[Bits, Bits]:
-    """The bits before and after one step at a thousand times the learning rate: most weights change."""
+    """The bits before and after one step at 1000 times the learning rate: most weights change."""
     old, new = {}, {}
     for index, (name, shape) in enumerate(shapes.items()):
         rng = np.random.default_rng([seed, index])
@@ -116,7 +115,7 @@ def chance_by_exponent(stage: Stage) -> NDArray[np.float32]:
     """The chance to change for each of the 256 biased exponents."""
     exponents = np.arange(256) - BIAS
     low = -9 - len(CHANCE_FROM_MINUS_9) + 1
-    # Above the measured range the ulp doubles and the chance halves, below it the chance to stay halves.
+    # Per exponent above the measured range the chance to change halves; below it the chance to stay halves.
     chance = np.where(
         exponents > -9,
         CHANCE_FROM_MINUS_9[0] * 2.0 ** np.minimum(-9 - exponents, 0) if stage == "late" else 0.0,
@@ -127,7 +126,7 @@ def chance_by_exponent(stage: Stage) -> NDArray[np.float32]:
 
 
 def initial_weights(shape: Shape, rng: np.random.Generator) -> NDArray[np.uint16]:
-    """A norm starts as ones, all else at random."""
+    """Ones for a norm, random values for other tensors."""
     return np.full(shape, ONE, np.uint16) if len(shape) == 1 else gaussian_weights(shape, rng)
 
 
@@ -147,9 +146,9 @@ def one_step_later(
 
 
 def changed(old: Array, rng: np.random.Generator) -> NDArray[np.uint16]:
-    """Move every weight by an update, given that the update shows.
+    """Moves every weight by an update that changes its bf16 value.
 
-    The update is drawn again until it does; where that would take long, the outcome is known to be one ulp.
+    Updates are drawn until they do. For large exponents that would take long, but the result is always one ulp.
     """
     new: NDArray[np.uint16] = old + rng.choice(np.array([1, 0xFFFF], np.uint16), old.size)
     pending = np.flatnonzero(biased_exponent(old) < BIAS + ONE_ULP_FROM)
@@ -166,13 +165,13 @@ def biased_exponent(bits: Array) -> Array:
 
 
 def anywhere_in_rounding_interval(bits: Array, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Masters that round to these bits: fp32 bits less than half a bf16 ulp away, upwards only from zero."""
+    """Random masters that round to these bits: less than half a bf16 ulp away, and only upwards from zero."""
     offset = rng.integers(-0x7FFF, 0x8000, bits.size, np.int32)
     offset = np.where(bits & 0x7FFF, offset, np.abs(offset))
     return ((bits.astype(np.uint32) << 16) + offset.view(np.uint32)).view(np.float32)
 
 
 def round_to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round to nearest, ties to even, as torch does; values are finite."""
+    """Rounds to nearest, ties to even, as torch does. Values must be finite."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -1,15 +1,20 @@
-"""The table that codec.py prints: measured figures, the bars they are held against, and the verdicts."""
+"""The tables of the benchmarks: figures, their bars, and the verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+BUSY = "cores busy with other processes"
+"""The measure that says whether timings can be trusted."""
+
+_QUIET = 0.3  # cores
 
 
 @dataclass(frozen=True)
 class Bar:
-    """What a figure must not exceed, or fall below; `aim` is where it would rather be."""
+    """The most that a figure may be, or with `at_least` the least. `aim` is the desired value."""
 
     value: float
     at_least: bool = False
@@ -21,7 +26,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Row:
-    """One measure; `form` is how its figures are written. Without a bar it is told, not judged."""
+    """One figure, formatted with `form`. Without a bar it has no verdict."""
 
     measure: str
     figure: float
@@ -59,7 +64,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Report:
-    """All that was measured on one source; `changed` and `limit` are what its payloads are compared to."""
+    """All figures of one source. Payloads are compared with `changed` and `limit`."""
 
     title: str
     facts: dict[str, Any]
@@ -69,7 +74,7 @@ class Report:
     rows: list[Row]
 
     def to_json(self) -> dict[str, Any]:
-        payloads = [{"format": one.format, "bytes": one.size} for one in self.payloads]
+        payloads = [{"format": payload.format, "bytes": payload.size} for payload in self.payloads]
         rows = [row.to_json() for row in self.rows]
         return {"source": self.title, "facts": self.facts, "payloads": payloads, "rows": rows}
 
@@ -87,7 +92,10 @@ def print_report(report: Report) -> None:
         print(f"  {row.measure:<64} {figure:>9} {row.bar_text:>20}  {row.verdict:<7} {row.note}".rstrip())
 
 
-def print_verdict(reports: Iterable[Report]) -> None:
+def print_verdict(reports: Sequence[Report]) -> None:
     judged = [row for report in reports for row in report.rows if row.bar]
     missed = sum(row.verdict == "MISS" for row in judged)
     print(f"\n{len(judged) - missed} of {len(judged)} bars passed, {missed} missed")
+    busy = max((row.figure for report in reports for row in report.rows if row.measure == BUSY), default=0.0)
+    if missed and busy > _QUIET:
+        print(f"{busy:.1f} cores were busy with other processes, so timings are not reliable")

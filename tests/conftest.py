@@ -1,10 +1,11 @@
-"""What several test files share."""
+"""Shared fixtures and hooks."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,12 +21,19 @@ from weightwire.codec import _kernel, block_codec, numpy_kernel
 WITH_VLLM = {
     "tests/project/test_deploy.py",
     "tests/engines/vllm/test_client.py",
+    "tests/project/test_docs_engines.py",
     "tests/project/test_readme.py",
     "tests/trainers/test_trl_trainer.py",
 }
-WITH_CHROMIUM = "tests/page/test_browser.py"
+# Each needs something that takes long to make: a page in a browser, every error, a kernel with sanitizers.
+IN_ONE_PROCESS = {
+    "tests/fuzz/test_golden_mutations.py",
+    "tests/page/test_browser.py",
+    "tests/project/test_design.py",
+    "tests/project/test_error_catalogue.py",
+}
 SERVERS = {"rclone", "seaweedfs", "vllm", "vllm_split"}
-# The core is tested without torch too (`make core`): there, a test that imports one of these is skipped.
+# `make core` tests the core without torch. A test that imports one of these packages is skipped there.
 BEYOND_THE_CORE = {"peft", "starlette", "torch", "transformers", "trl", "uvicorn", "vllm", "websockets"}
 CORE_ONLY = find_spec("torch") is None
 
@@ -33,27 +41,27 @@ MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30
 
 
 def pytest_configure() -> None:
-    """Temporary directories are in memory where there is room: on a disk, tests mostly wait for it to sync."""
+    """Puts temporary directories into memory if there is space: on a disk, tests mostly wait for syncs."""
     if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever needs a server is slow."""
+    """Marks tests that need a server as slow."""
     for item in items:
         if SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:
-    """Torch computes in one thread where several processes test: else they wait for each other's threads, spinning."""
+    """Limits torch to one thread if several processes test: otherwise their threads spin and wait."""
     if "PYTEST_XDIST_WORKER" in os.environ and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 
 
 def absent(problem: BaseException | None) -> str | None:
-    """The package that only a full environment has and that this exception is about."""
+    """The missing package of this exception, if only the full environment has it."""
     name = (problem.name or "").partition(".")[0] if isinstance(problem, ModuleNotFoundError) else ""
     return name if CORE_ONLY and name in BEYOND_THE_CORE else None
 
@@ -80,21 +88,32 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Of several processes, one runs all that needs vLLM: its servers take half a minute to start."""
+    """Runs all tests that need vLLM in one process, whose servers take half a minute to start, and others by file."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "vllm" if file in WITH_VLLM else file if file == WITH_CHROMIUM else nodeid
+        return "vllm" if file in WITH_VLLM else file if file in IN_ONE_PROCESS else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
-    """Where the slow ones are left out, none needs vLLM, and the usual way is quicker."""
+    """Without slow tests none needs vLLM, and the default scheduler is faster."""
     return None if config.option.markexpr == "not slow" else Scheduling(config, log)
+
+
+@pytest.fixture(autouse=True)
+def closed_publishers_and_followers() -> Iterator[None]:
+    """Fails a test that leaves a publisher or a follower open: its thread would disturb the tests after it."""
+    before = {*threading.enumerate()}
+    yield
+    names = {"weightwire-publisher", "weightwire-follower"}
+    for left in [one for one in threading.enumerate() if one.name in names and one not in before]:
+        left.join(20)  # a close with a timeout leaves it to a request that ends soon
+        assert not left.is_alive()
 
 
 @pytest.fixture(params=["kernel", "spec"])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The C kernel, and then NumPy in its place, as where there was no compiler."""
+    """The C kernel, then NumPy in its place."""
     monkeypatch.setattr(block_codec, "KERNEL", _kernel if request.param == "kernel" else numpy_kernel)
     return str(request.param)
 
@@ -106,7 +125,7 @@ def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
-    """One server for all tests: each uses a prefix of its own, and leaves it running."""
+    """One server for all tests. Each test uses its own prefix."""
     server = SeaweedFS(tmp_path_factory.mktemp("seaweedfs"))
     with running(server):
         yield server
@@ -121,13 +140,13 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rclone]:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint that the servers of vLLM start from. It stays as it is."""
+    """The checkpoint that vLLM servers start from. Tests must not change it."""
     return tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[VLLM]:
-    """One server for all tests: each finds it with whatever weights the one before left in it."""
+    """One server for all tests. It still holds the weights of the test before."""
     server = VLLM(tmp_path_factory.mktemp("vllm"), tiny, options=["--enable-scale-out"])
     with running(server):
         yield server
@@ -135,7 +154,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[VLLM]
 
 @pytest.fixture(scope="session")
 def vllm_split(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[VLLM]:
-    """The same on two workers, which hold half of each layer."""
+    """A server with two workers, which hold half of each layer."""
     server = VLLM(tmp_path_factory.mktemp("vllm-split"), tiny, tensor_parallel=2)
     with running(server):
         yield server

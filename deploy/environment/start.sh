@@ -1,3 +1,4 @@
 #!/bin/sh
-# The Wordle environment, on PORT (7860) of HOST (0.0.0.0). In the place of this shell, so that SIGTERM reaches it.
-exec "${PYTHON:-python}" -u examples/wordle/environment.py --host "${HOST:-0.0.0.0}" --port "${PORT:-7860}"
+# Starts the Wordle environment on HOST (this machine) and PORT (7860). It has no authentication: --insecure says so.
+# `exec` replaces this shell, so SIGTERM reaches Python.
+exec "${PYTHON:-python}" -u examples/wordle/environment.py --host "${HOST:-127.0.0.1}" --port "${PORT:-7860}" --insecure

@@ -1,14 +1,16 @@
-"""A rollout server: vLLM, the follower that keeps its weights up to date, and a proxy through which clients reach it.
+"""A rollout server: vLLM, a follower that updates its weights, and a proxy for clients.
 
-    WEIGHTWIRE_URL    the run to follow; needed
-    MODEL             what vLLM starts from: a directory, or a model of the Hub. Without it: the run itself
-    PORT              where clients come in: 7860
-    HOST              on which address: 0.0.0.0
-    WEIGHTWIRE_NAME   what `weightwire status` shows it under
-    WEIGHTWIRE_DIR    where the replica is kept: ~/weightwire
-    VLLM_OPTIONS      more options for vLLM, as on its command line
+    WEIGHTWIRE_URL    the run to follow; required
+    MODEL             what vLLM starts from: a directory, or a model of the Hub. Default: the run itself
+    PORT              port for clients. Default: 7860
+    HOST              address for clients. Default: 127.0.0.1; in the image: 0.0.0.0
+    VLLM_API_KEY      the token that clients must send, or WEIGHTWIRE_TOKEN. Required unless HOST is this machine
+    WEIGHTWIRE_INSECURE   1: serve other machines without a token
+    WEIGHTWIRE_NAME   name of this replica in `weightwire status`
+    WEIGHTWIRE_DIR    directory of the replica. Default: ~/weightwire
+    VLLM_OPTIONS      more command line options for vLLM
 
-All of it ends together: when one part dies, or on SIGTERM. Knows processes, and where a model comes from; no weights.
+If one part dies, or on SIGTERM, all parts stop. Knows processes and the source of the model. Knows nothing of weights.
 """
 
 from __future__ import annotations
@@ -35,11 +37,12 @@ from weightwire import Follower
 from weightwire.chain.reader import read_run
 from weightwire.cli.shared.bucket_command import with_bucket
 from weightwire.cli.shared.terminal import fail, say
-from weightwire.errors import NoRun, WeightwireError
+from weightwire.errors import CannotListen, NoRun, WeightwireError
+from weightwire.system import Access, Guard, read_token, resolve
 
-_LOOK = 5.0  # seconds between two looks for a run
-_GRACE = 8.0  # seconds for all to end, before Docker's ten are over
-# What a model is made of that vLLM, or a follower, reads.
+_LOOK = 5.0  # seconds between checks for a run
+_GRACE = 8.0  # seconds for all parts to stop: Docker kills after ten
+# The files of a model that vLLM or a follower reads.
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.py", "*.tiktoken", "*.txt"]
 
 
@@ -52,26 +55,32 @@ class Settings:
     name: str
     directory: Path
     options: tuple[str, ...]
+    access: Access
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Self:
         url, port = variables.get("WEIGHTWIRE_URL", "").strip(), variables.get("PORT", "7860")
         if not url:
-            fail("WEIGHTWIRE_URL is not set", "set it to the run to follow: s3://BUCKET/PREFIX, hf://buckets/...")
+            fail(
+                "WEIGHTWIRE_URL is not set",
+                "set it to the URL of a run: s3://BUCKET/PREFIX, hf://buckets/OWNER/NAME/PREFIX",
+            )
         if not (port.isdecimal() and 0 < int(port) < 65536):
-            fail(f"PORT is {port!r}, which is no port", "leave it at 7860, or name one from 1 to 65535")
+            fail(f"PORT is {port!r}, which is not a port", "unset it for 7860, or use a number from 1 to 65535")
         try:
             options = tuple(shlex.split(variables.get("VLLM_OPTIONS", "")))
         except ValueError as problem:
-            fail(f"VLLM_OPTIONS cannot be read ({problem})", "quote it as in a shell")
+            fail(f"cannot parse VLLM_OPTIONS ({problem})", "quote it as in a shell")
         return cls(
             url,
             variables.get("MODEL", "").strip(),
-            variables.get("HOST", "0.0.0.0"),
+            variables.get("HOST") or "127.0.0.1",
             int(port),
             variables.get("WEIGHTWIRE_NAME", ""),
             Path(variables.get("WEIGHTWIRE_DIR") or Path.home() / "weightwire").absolute(),
             options,
+            # vLLM checks its key only under /v1; the proxy checks it everywhere.
+            Access(variables.get("VLLM_API_KEY") or read_token(), variables.get("WEIGHTWIRE_INSECURE") == "1"),
         )
 
     @property
@@ -80,31 +89,47 @@ class Settings:
 
 
 def main() -> None:
-    settings = Settings.read(os.environ)
+    try:
+        settings = Settings.read(os.environ)
+        guard = _guard(settings)
+    except WeightwireError as problem:
+        fail(problem.message, problem.hint, problem.code)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
     try:
-        # Now, and not when vLLM has started: that takes minutes.
+        # Bind the port first: vLLM takes minutes to start.
         outside = _take_port(settings.host, settings.port)
         model = _model_of_hub(settings) if settings.model else _model_of_run(settings)
     except WeightwireError as problem:
-        fail(problem.message, problem.hint)
-    sys.exit(asyncio.run(_serve(settings, outside, model)))
+        fail(problem.message, problem.hint, problem.code)
+    sys.exit(asyncio.run(_serve(settings, outside, model, guard)))
+
+
+def _guard(settings: Settings) -> Guard:
+    """Fails if the address needs a token that is not there."""
+    try:
+        return Guard(settings.access, settings.host, resolve(settings.host, settings.port)[1][0])
+    except OSError as problem:
+        fail(f"{settings.host}: not an address ({problem})", "set HOST to an address of this machine")
+    except CannotListen as problem:
+        fail(
+            problem.message, "set VLLM_API_KEY or WEIGHTWIRE_TOKEN; WEIGHTWIRE_INSECURE=1 admits everyone", problem.code
+        )
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """It was told to. By an exception, so that files half written are removed on the way out."""
+    """Exits by an exception, so that partly written files are removed."""
     sys.exit(0)
 
 
 def _take_port(host: str, port: int) -> socket.socket:
-    """Ours from now on; nobody is let in yet."""
+    """Reserves the port. It does not accept connections yet."""
     outside = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     outside.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         outside.bind((host, port))
     except OSError as problem:
-        fail(f"{host}:{port}: cannot be listened on ({problem.strerror})", "set PORT to another one, or free it")
+        fail(f"{host}:{port}: cannot listen ({problem.strerror})", "set PORT to a free port")
     return outside
 
 
@@ -112,9 +137,9 @@ def _take_port(host: str, port: int) -> socket.socket:
 
 
 def _model_of_run(settings: Settings) -> Path:
-    """A whole checkpoint, from the run itself; waits for one that is still to come.
+    """A checkpoint of the newest version of the run. Waits for the first version.
 
-    A copy by hard links: the follower replaces `replica/current` while vLLM may still be reading what it was told to.
+    It is a copy by hard links: the follower replaces `replica/current` while vLLM may still be reading.
     """
     while not _is_there(settings.url):
         say(f"waiting for a run at {settings.url}, since MODEL is not set")
@@ -125,36 +150,38 @@ def _model_of_run(settings: Settings) -> Path:
         while version is None:
             try:
                 version = follower.once()
-            except NoRun:  # begun, and without weights yet
+            except NoRun:  # the run has no weights yet
                 time.sleep(_LOOK)
         found, model = follower.checkpoint(), settings.directory / "model"
         if not (found / "config.json").is_file():
             fail(
-                f"{settings.url}: has no config.json",
-                "publish with files=, or set MODEL to where config and tokenizer are",
+                f"{settings.url}: the run has no config.json",
+                "publish with files=, or set MODEL to a directory with config and tokenizer",
             )
         shutil.rmtree(model, ignore_errors=True)
         shutil.copytree(found, model, copy_function=os.link)
-    say(f"starting from version {version}")
+    say(f"starting vLLM with version {version}")
     return model
 
 
 def _model_of_hub(settings: Settings) -> Path:
-    """On this machine: the follower may need it too, where the run starts from it and has no anchor."""
-    _is_there(settings.url)  # what is wrong with the URL is said before anything is downloaded
+    """Downloads the model: the follower also needs it if the run starts from this base and has no anchor."""
+    _is_there(settings.url)  # report a wrong URL before the download
     if Path(settings.model).is_dir():
         return Path(settings.model)
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(settings.model, allow_patterns=_FILES))
-    except Exception as problem:  # its errors have nothing in common
+    except Exception as problem:  # its errors have no common base
         reason = str(problem).partition("\n")[0][:200]
-        fail(f"MODEL is {settings.model!r}, which cannot be had ({reason})", "name a directory, or a model of the Hub")
+        fail(
+            f"cannot download MODEL {settings.model!r} ({reason})", "set MODEL to a directory or to a model of the Hub"
+        )
 
 
 def _is_there(url: str) -> bool:
-    """Whether there is a run. What is wrong with the URL, or with the rights to it, is raised."""
+    """Whether the URL has a run. Raises if the URL is wrong or access is denied."""
     try:
         with_bucket(url, read_run)
     except NoRun:
@@ -165,8 +192,8 @@ def _is_there(url: str) -> bool:
 # --- the processes -----------------------------------------------------------------------------------------------
 
 
-async def _serve(settings: Settings, outside: socket.socket, model: Path) -> int:
-    """Until it is told to stop, which is 0, or one of them has ended, which is 1."""
+async def _serve(settings: Settings, outside: socket.socket, model: Path, guard: Guard) -> int:
+    """Serves until a signal (returns 0) or until a part dies (returns 1)."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -175,7 +202,7 @@ async def _serve(settings: Settings, outside: socket.socket, model: Path) -> int
         vllm = await stack.enter_async_context(Child("vLLM", _vllm(settings, model, server), VLLM_SERVER_DEV_MODE="1"))
         if await _first(_healthy(server), stop.wait(), vllm.ended()) == 0:
             follower = await stack.enter_async_context(Child("the follower", _follow(settings, model, server)))
-            proxy = FilteringProxy(outside, server)
+            proxy = FilteringProxy(outside, server, guard)
             stack.push_async_callback(proxy.close)
             await proxy.open()
             say(f"serving on http://{settings.host}:{settings.port}")
@@ -184,12 +211,12 @@ async def _serve(settings: Settings, outside: socket.socket, model: Path) -> int
 
 
 def _vllm(settings: Settings, model: Path, server: str) -> list[str]:
-    # `vllm serve` is not there in all builds of vLLM.
+    # Some builds of vLLM have no `vllm serve`.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *settings.options]
-    # After what the user wants: of two the last one counts, and where vLLM listens is no matter of taste.
+    # After the user's options: the last one wins, and vLLM must listen on localhost.
     command += ["--host", "127.0.0.1", "--port", server.rpartition(":")[2], "--model", str(model)]
     command += ["--served-model-name", settings.model or "model"]
-    # With /inference/v1/generate, which says of every token which version it came from.
+    # --enable-scale-out adds /inference/v1/generate, which reports the version of every token.
     return [*command, "--weight-transfer-config", '{"backend": "weightwire"}', "--enable-scale-out"]
 
 
@@ -201,7 +228,7 @@ def _follow(settings: Settings, model: Path, server: str) -> list[str]:
 
 
 class Child:
-    """A process and all that it starts: none of them is left when the block is over."""
+    """A process. The end of the block stops it and all of its children."""
 
     def __init__(self, name: str, command: Sequence[str], **variables: str) -> None:
         self.name = name
@@ -219,11 +246,11 @@ class Child:
         return self
 
     async def ended(self) -> None:
-        """Returns once it has, and says so."""
+        """Waits for the end of the process and logs it."""
         assert self._process is not None
         code = await self._process.wait()
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-        say(f"error: {self.name} ended {how}, and everything with it")
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        say(f"error: {self.name} {how}; stopping the server")
 
     async def __aexit__(self, *_: object) -> None:
         assert self._process is not None
@@ -237,7 +264,7 @@ class Child:
 
 
 async def _first(*work: Coroutine[Any, Any, object]) -> int:
-    """Which of them is done first. The others are given up."""
+    """Returns the index of the coroutine that ends first, and cancels the others."""
     tasks = [asyncio.create_task(one) for one in work]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     first = next(number for number, task in enumerate(tasks) if task.done())
@@ -248,7 +275,7 @@ async def _first(*work: Coroutine[Any, Any, object]) -> int:
 
 
 async def _healthy(server: str) -> None:
-    """Returns once it answers."""
+    """Waits until the server responds."""
     async with ClientSession(timeout=ClientTimeout(total=5)) as session:
         while True:
             with suppress(ClientError, TimeoutError):
@@ -272,5 +299,5 @@ if __name__ == "__main__":
         code = left.code
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not Python's own way out: threads of the object store's client may still report to it, and would abort.
+    # Skip Python's shutdown: threads of the object store's client may still call into it, and would abort.
     os._exit(code if isinstance(code, int) else 1)

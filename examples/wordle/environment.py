@@ -1,16 +1,16 @@
-"""A Wordle server: any number of games at once, on the wire as OpenEnv has it (openenv-core 0.3): its clients work.
+"""A Wordle server for any number of games at once. It speaks the protocol of OpenEnv (openenv-core 0.3).
 
     python examples/wordle/environment.py --port 8100
 
-    /ws                          a WebSocket is a session, for one game after the other, by messages such as
+    /ws                          a WebSocket is a session: one game after the other. Messages:
                                  {"type": "reset", "data": {"seed": 7}}, {"type": "step", "data": {"guess": "crane"}},
                                  {"type": "state"} and {"type": "close"}
-    POST /reset, /step           the same without a session: {"seed": 7}, then {"action": {"guess": "crane"}}. With
-                                 several games `episode_id` in both says which; else it is the one reset last
+    POST /reset, /step           without a session: {"seed": 7}, then {"action": {"guess": "crane"}}. `episode_id`
+                                 selects the game; the default is the one that was reset last
     GET /state, /health, /schema
 
-Knows HTTP, WebSockets and whose game is whose; the rules are in `game.py`. The reward comes with the last guess of a
-game, and is 0 before. Needs starlette, uvicorn and websockets.
+The rules are in `game.py`. The reward comes with the last guess of a game, and is 0 before. There is
+no authentication: it listens on this machine; `--insecure` lets others play. Needs starlette, uvicorn and websockets.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any, TypeGuard
 
 import uvicorn
@@ -40,12 +41,13 @@ from game import LETTERS, TURNS, Game, answer_for
 __all__ = ["Refused", "Session", "application", "main"]
 
 _LARGEST = 1 << 20  # bytes of a message or body
-_LONGEST = 255  # characters of a text in it
-_MOST_GAMES = 4096  # that are kept for those who come without a WebSocket; the oldest go first
+_LONGEST = 255  # characters of a string in it
+_MOST_CONNECTIONS = 1024
+_MOST_GAMES = 4096  # kept for clients without a WebSocket; the oldest are dropped first
 
 
 class Refused(Exception):
-    """A request that makes no sense, with OpenEnv's code for it."""
+    """An invalid request, with OpenEnv's error code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -62,9 +64,9 @@ class Session:
     def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
         seed, episode = data.get("seed"), data.get("episode_id")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise Refused("VALIDATION_ERROR", f"seed: is a whole number from 0 on, not {seed!r}")
+            raise Refused("VALIDATION_ERROR", f"seed: must be an integer from 0 on, not {seed!r}")
         if episode is not None and not _is_text(episode):
-            raise Refused("VALIDATION_ERROR", f"episode_id: is a text of at most {_LONGEST} characters")
+            raise Refused("VALIDATION_ERROR", f"episode_id: must be a string of at most {_LONGEST} characters")
         self.episode = episode or uuid.uuid4().hex
         self.game = Game(answer_for(random.getrandbits(32) if seed is None else seed))
         return self._observation(self.game, reward=None)
@@ -72,9 +74,13 @@ class Session:
     def step(self, action: Any) -> dict[str, Any]:
         guess = action.get("guess") if isinstance(action, Mapping) else None
         if not _is_text(guess):
-            raise Refused("VALIDATION_ERROR", f'an action is {{"guess": "crane"}}, at most {_LONGEST} characters')
+            raise Refused(
+                "VALIDATION_ERROR", f'an action must be {{"guess": "crane"}}, with at most {_LONGEST} characters'
+            )
         if self.game is None or self.game.done:
-            raise Refused("EXECUTION_ERROR", "no game: reset starts one" if self.game is None else "this game is over")
+            raise Refused(
+                "EXECUTION_ERROR", "no game: send a reset first" if self.game is None else "this game is over"
+            )
         self.game = self.game.guess(guess)
         return self._observation(self.game, reward=self.game.reward)
 
@@ -97,7 +103,7 @@ class Session:
 
 
 async def converse(socket: WebSocket) -> None:
-    """A session: every message gets one answer, and what makes no sense gets an error and ends nothing."""
+    """Runs a session. Every message gets one answer; an invalid one gets an error and does not end the session."""
     await socket.accept()
     session = Session()
     with suppress(WebSocketDisconnect):
@@ -109,14 +115,14 @@ async def converse(socket: WebSocket) -> None:
 
 
 def _answer(session: Session, text: str | None) -> dict[str, Any] | None:
-    """None ends the session. What is no text came as bytes."""
+    """The answer to a message; None ends the session. `text` is None for a binary message."""
     try:
         if text is None:
-            raise Refused("INVALID_JSON", "Invalid JSON: a message is text, not bytes")
+            raise Refused("INVALID_JSON", "Invalid JSON: a message must be text, not bytes")
         message = _object(text)
         data = message.get("data", {})
         if not isinstance(data, dict):
-            raise Refused("VALIDATION_ERROR", "data: is an object")
+            raise Refused("VALIDATION_ERROR", "data: must be an object")
         match message.get("type"):
             case "reset":
                 return {"type": "observation", "data": session.reset(data)}
@@ -133,7 +139,7 @@ def _answer(session: Session, text: str | None) -> dict[str, Any] | None:
 
 
 class Visits:
-    """Games of those who come without a WebSocket, by episode."""
+    """Games of clients without a WebSocket, by episode."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -168,7 +174,7 @@ class Visits:
             return next(reversed(self._sessions.values()), Session())
         session = self._sessions.get(episode) if isinstance(episode, str) else None
         if session is None:
-            raise Refused("SESSION_ERROR", f"episode {episode!r}: there is none")
+            raise Refused("SESSION_ERROR", f"episode {episode!r}: not found")
         return session
 
 
@@ -199,7 +205,7 @@ async def _schema(request: Request) -> JSONResponse:
         "observation": {
             "episode_id": text,
             "guess": maybe,
-            "marks": {**maybe, "description": "+ in its place, ? elsewhere, - absent, all ! for what is no word"},
+            "marks": {**maybe, "description": "+ in place, ? elsewhere, - absent, all ! if not a known word"},
             "turns_left": whole,
             "solved": flag,
             "answer": {**maybe, "description": "once the game is over"},
@@ -219,12 +225,12 @@ async def _body(request: Request) -> str:
     async for part in request.stream():
         body += part
         if len(body) > _LARGEST:
-            raise Refused("VALIDATION_ERROR", f"a body has at most {_LARGEST:,} bytes")
+            raise Refused("VALIDATION_ERROR", f"the body is larger than {_LARGEST:,} bytes")
     return body.decode()
 
 
 def _is_text(value: Any) -> TypeGuard[str]:
-    """One that can be told again: JSON can spell halves of characters, which no answer can hold."""
+    """Whether a value is a string that can be sent back: JSON can encode lone surrogates, which UTF-8 cannot."""
     return isinstance(value, str) and len(value) <= _LONGEST and not any("\ud800" <= one <= "\udfff" for one in value)
 
 
@@ -234,44 +240,53 @@ def _object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as problem:
         raise Refused("INVALID_JSON", f"Invalid JSON: {problem}") from None
     if not isinstance(value, dict):
-        raise Refused("VALIDATION_ERROR", "a message is an object")
+        raise Refused("VALIDATION_ERROR", "a message must be an object")
     return value
 
 
 def _refusal(problem: Refused | UnicodeDecodeError) -> JSONResponse:
-    """As OpenEnv's server words it."""
+    """An error response in OpenEnv's format."""
     detail = problem.data if isinstance(problem, Refused) else {"code": "INVALID_JSON", "message": str(problem)}
     return JSONResponse({"detail": detail}, status_code=409 if detail["code"] == "EXECUTION_ERROR" else 422)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Serve games of Wordle, in the wire shape of OpenEnv.")
+    parser = argparse.ArgumentParser(description="Serve games of Wordle with the protocol of OpenEnv.")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8100, help="8100; 0 for any that is free")
+    parser.add_argument("--port", type=int, default=8100, help="default 8100; 0 picks a free port")
+    parser.add_argument("--insecure", action="store_true", help="allow a host that other machines can reach")
     arguments = parser.parse_args()
-    listener = _listen(arguments.host, arguments.port)
+    listener = _listen(arguments.host, arguments.port, arguments.insecure)
     host, port = listener.getsockname()[:2]
     print(f"wordle: http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)
-    # Sessions are left open by those who are gone: nobody waits for them.
+    # Clients leave sessions open: do not wait for them at shutdown.
     config = uvicorn.Config(
-        application(), log_level="error", access_log=False, timeout_graceful_shutdown=1, ws_max_size=_LARGEST
+        application(),
+        log_level="error",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        ws_max_size=_LARGEST,
+        http="h11",  # which limits the size of headers
+        limit_concurrency=_MOST_CONNECTIONS,
     )
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket of our own: a port that is taken is one clear line."""
+def _listen(host: str, port: int, insecure: bool) -> socket.socket:
+    """Binds the socket here, so that a port in use is reported in one clear line."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if not (insecure or ip_address(place[0]).is_loopback):
+            sys.exit(f"error: {host}: anyone who reaches this address could play\nhint: use 127.0.0.1, or --insecure")
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
         listener.listen(2048)
     except (OSError, OverflowError, UnicodeError) as problem:
         taken = isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE
-        reason = "another program listens there already" if taken else f"cannot be listened on ({problem})"
-        sys.exit(f"error: {host}:{port}: {reason}\nhint: choose another port, or 0 for any")
+        reason = "the port is in use by another program" if taken else f"cannot listen ({problem})"
+        sys.exit(f"error: {host}:{port}: {reason}\nhint: choose another port, or 0 for a free one")
     return listener
 
 

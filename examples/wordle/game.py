@@ -1,13 +1,11 @@
-"""The rules of Wordle, pure: which marks a guess gets, when a game is over, and what it is worth.
+"""The rules of Wordle: the marks of a guess, the end of a game, and its reward. Pure.
 
-A guess is five letters and costs a turn, of which there are six. Each of its letters gets a mark:
+A guess has five letters and costs one of six turns. Each letter gets a mark:
 
-    +   right, and in the right place
-    ?   in the answer, at another place
-    -   not in the answer, or not as often
-    !   all five of them: this is none of the words
-
-Knows the list of words beside it. Knows nothing of models, prompts or servers.
+    +   correct and in the right place
+    ?   in the answer, but in another place
+    -   not in the answer, or not that often
+    !   on all five letters: not a word of the list
 """
 
 from __future__ import annotations
@@ -26,17 +24,16 @@ UNKNOWN = "!" * LETTERS
 WORDS = tuple(Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split())
 
 _KNOWN = frozenset(WORDS)
-_PER_TURN = 0.1  # what each turn before the last one takes from the reward of a game that is won
+_PER_TURN = 0.1  # subtracted from the reward of a won game for each turn before the last
 
 
 def answer_for(seed: int) -> str:
-    """The same seed, the same word."""
+    """The same seed always gives the same word."""
     return random.Random(seed).choice(WORDS)
 
 
 def marks_for(guess: str, answer: str) -> str:
-    """A letter that the guess has more often than the answer is marked as often as the answer has it: first where it is
-    in its place, then from the left."""
+    """Marks a letter at most as often as the answer contains it: correct places first, then from the left."""
     marks = ["+" if mine == its else "-" for mine, its in zip(guess, answer, strict=True)]
     left = Counter(its for mine, its in zip(guess, answer, strict=True) if mine != its)
     for place, letter in enumerate(guess):
@@ -48,7 +45,7 @@ def marks_for(guess: str, answer: str) -> str:
 
 @dataclass(frozen=True)
 class Turn:
-    """A guess and the marks that it got."""
+    """A guess and its marks."""
 
     guess: str
     marks: str
@@ -56,7 +53,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Game:
-    """A game as far as it was played. To guess makes a new one."""
+    """The state of a game. A guess returns a new state."""
 
     answer: str
     turns: tuple[Turn, ...] = ()
@@ -75,5 +72,5 @@ class Game:
 
     @property
     def reward(self) -> float:
-        """Of a game: 1 if the first guess was right, a tenth less for each one more; 0 as long as none was."""
+        """1 if the first guess is correct, 0.1 less for each further guess, 0 until the game is won."""
         return 1 - _PER_TURN * (len(self.turns) - 1) if self.solved else 0.0

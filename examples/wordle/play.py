@@ -1,11 +1,10 @@
 """Plays many games at once: guesses from rollout servers, marks and rewards from the environment.
 
-At the table of each rollout server sit several groups of games, all of a group with the same answer. A turn is one
-request to the server, with the games of the table that still go on, and one message per game to the environment. A
-server that fails costs the games at its table; it is looked for again every second or two, while the others play on.
+Each rollout server plays several groups of games at once; all games of a group have the same answer. A turn is one
+request to the server with all unfinished games, and one message per game to the environment. If a server fails, its
+games are dropped and it is retried every 1.5 seconds, while the other servers play on.
 
-Knows both servers' wires, and where each token came from: its log-probability and the version of the weights. Knows
-nothing of learning. HTTP by httpx2, and websockets.
+Records the log-probability and the version of each token. Needs httpx2 and websockets.
 """
 
 from __future__ import annotations
@@ -31,24 +30,25 @@ from weightwire.errors import WeightwireError
 
 __all__ = ["EnvironmentGone", "Group", "Player", "Sample", "playing"]
 
-_PATIENCE = 60.0  # seconds, with a rollout server that does not answer
-_PAUSE = 1.5  # seconds, until one that failed is looked for again
+_TIMEOUT = 60.0  # seconds for a request to a rollout server
+_PAUSE = 1.5  # seconds before a failed server is retried
 
 
 class EnvironmentGone(WeightwireError):
-    """The environment does not answer, or not as one."""
+    """The environment does not answer, or sends an error."""
 
 
 class _RolloutGone(Exception):
-    """A rollout server does not answer, or not as one."""
+    """A rollout server does not answer, or not with completions."""
 
 
 @dataclass
 class Sample:
-    """A game: all of its tokens, and of those that the policy wrote, how likely they were to it.
+    """A game as tokens.
 
-    - `written`: which ones those are.
-    - `versions`: for each guess, the oldest that wrote any of it; 0 for weights that are of no version.
+    - `written`: marks the tokens that the policy wrote.
+    - `logprobs`: their log-probabilities at that time; 0 for all others.
+    - `versions`: for each guess, the oldest version that wrote any of it; 0 for weights without a version.
     """
 
     tokens: list[int] = field(default_factory=lambda: list(OPENING))
@@ -62,7 +62,7 @@ class Sample:
         self._extend(tokens, logprobs, written=True)
         self.versions.append(version or 0)
 
-    def was_told(self, tokens: Sequence[int]) -> None:
+    def received(self, tokens: Sequence[int]) -> None:
         self._extend(tokens, [0.0] * len(tokens), written=False)
 
     def _extend(self, tokens: Sequence[int], logprobs: Sequence[float], *, written: bool) -> None:
@@ -75,11 +75,11 @@ Group = list[Sample]  # games with the same answer
 
 
 class Player:
-    """Plays until it is cancelled, and hands over each group when its games are over.
+    """Plays until it is cancelled, and hands over each group when its games are finished.
 
-    - `seeds`: one for each group; they choose the answers.
-    - `take`: whom to hand a group. It may wait, which makes the table of this group wait.
-    - `say`: whom to tell that a server is gone, or back.
+    - `seeds`: one per group; they choose the answers.
+    - `take`: called with each finished group. While it waits, the games on the same server wait.
+    - `say`: called with a message when a server fails or returns.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class Player:
         missed = False
         while not rollout.there and not await rollout.look():
             if not missed:
-                self._say(f"{rollout.url}: no answer yet; it is looked for again and again")
+                self._say(f"{rollout.url}: no answer yet; retrying")
             missed = True
             await asyncio.sleep(_PAUSE)
         if missed:
-            self._say(f"{rollout.url}: is there")
+            self._say(f"{rollout.url}: connected")
 
     async def _play_once(self, rollout: _Rollout, chairs: Sequence[_Chair]) -> list[Group]:
-        """A game on each chair, to its end."""
+        """Plays one game per chair to its end."""
         seeds = [seed for _ in range(self._groups) for seed in [next(self._seeds)] * self._games]
         await asyncio.gather(*(chair.reset(seed) for chair, seed in zip(chairs, seeds, strict=True)))
         playing = list(chairs)
@@ -148,14 +148,14 @@ class Player:
 def playing(
     environment: str, rollouts: Sequence[str], *, groups: int, games: int, seed: int, say: Callable[[str], None]
 ) -> Iterator[Callable[[], Group | None]]:
-    """Plays in a thread meanwhile. Yields whom to ask for the next group; None if there is none yet.
+    """Plays in a background thread. Yields a function that returns the next group, or None if there is none yet.
 
-    - `groups`: how many of them are asked for at a time; each has so many `games`.
+    - `groups`: how many groups a training step takes; each has `games` games.
     """
     finished: queue.Queue[Group] = queue.Queue()
 
     async def take(group: Group) -> None:
-        # What waits here grows stale: no more of it than will be asked for next.
+        # Waiting games grow stale: keep no more than the next step takes.
         while finished.qsize() >= groups:
             await asyncio.sleep(0.02)
         finished.put(group)
@@ -190,27 +190,27 @@ def playing(
         thread.join()
         loop.close()
         if not task.cancelled():
-            task.exception()  # nobody asks any more
+            task.exception()  # retrieved, so that asyncio does not log it
 
 
 def _cause(problem: BaseException | None) -> BaseException:
-    """The first of several that came together."""
+    """The first exception of a group."""
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
-    return problem or RuntimeError("nobody plays any more")
+    return problem or RuntimeError("the games have stopped")
 
 
 class _Rollout:
-    """A server of completions: `weightwire serve`, or vLLM."""
+    """A completion server: `weightwire serve` or vLLM."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.there = False
-        self._stamps = False  # that it says of every token which version it is from
-        self._client = httpx2.AsyncClient(base_url=url, timeout=_PATIENCE, trust_env=False)
+        self._stamps = False  # it reports the version of every token
+        self._client = httpx2.AsyncClient(base_url=url, timeout=_TIMEOUT, trust_env=False)
 
     async def look(self) -> bool:
-        """Whether it is there, and of which kind it is."""
+        """Checks whether it is up and reports versions."""
         try:
             self.there = (await self._client.get("/health")).status_code == 200
             self._stamps = self.there and (await self._client.get("/weights")).status_code == 200
@@ -219,7 +219,7 @@ class _Rollout:
         return self.there
 
     async def guess(self, samples: Sequence[Sample]) -> None:
-        """Five more tokens for each, as the policy draws them."""
+        """Samples five more tokens for each game."""
         ask = {
             "prompt": [sample.tokens for sample in samples],
             "max_tokens": LETTERS,
@@ -228,7 +228,7 @@ class _Rollout:
             "return_token_ids": True,
         }
         try:
-            # Whoever stamps nothing is asked before: it may be newer by the time, never older.
+            # Without stamps, ask for the version first: the tokens may come from a newer one, never an older one.
             before = None if self._stamps else await asyncio.to_thread(served_version, self.url)
             reply = await self._client.post("/v1/completions", json=ask)
             reply.raise_for_status()
@@ -239,14 +239,14 @@ class _Rollout:
         except (httpx2.HTTPError, WeightwireError) as problem:
             raise _RolloutGone(str(problem) or type(problem).__name__) from problem
         except (ValueError, KeyError, TypeError) as problem:
-            raise _RolloutGone(f"does not answer as a server of completions ({problem!r})") from problem
+            raise _RolloutGone(f"is not a completion server ({problem!r})") from problem
 
     async def close(self) -> None:
         await self._client.aclose()
 
 
 class _Chair:
-    """A session with the environment, in which one game is played after the other."""
+    """A session with the environment: one game after the other."""
 
     def __init__(self, environment: str) -> None:
         self.sample = Sample()
@@ -258,7 +258,7 @@ class _Chair:
         await self._ask({"type": "reset", "data": {"seed": seed}})
 
     async def step(self) -> bool:
-        """Makes the guess that was written last. True if that was the end of the game."""
+        """Submits the last guess. Returns whether the game is over."""
         sample = self.sample
         first = len(sample.written) - sample.written[::-1].index(False)
         guess = guess_of(sample.tokens[first:])
@@ -266,7 +266,7 @@ class _Chair:
         if told["done"]:
             sample.reward, sample.solved = float(told["reward"]), bool(told["observation"]["solved"])
         else:
-            sample.was_told(marked(guess, told["observation"]["marks"]))
+            sample.received(marked(guess, told["observation"]["marks"]))
         return bool(told["done"])
 
     async def _ask(self, message: dict[str, Any]) -> dict[str, Any]:

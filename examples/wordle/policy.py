@@ -1,12 +1,10 @@
-"""The policy: a small Qwen3, its tokens, and how a game is written in them.
+"""The policy: a small Qwen3, its tokens, and how a game is encoded.
 
-    >cranec-r?a-n-e+>fiver      the policy wrote crane, and after its marks fiver
+    >cranec-r?a-n-e+>fiver      the policy wrote crane, got its marks, and wrote fiver
 
-A letter is a token, and so is a letter with the mark that it got. `>` asks for a guess, five letters are one, and the
-same five come back with their marks; of what is no word, five `!` come back. So a game is one text, to which every turn
-only adds: eleven tokens, of which the policy writes five.
-
-Knows torch, transformers and the marks of `game.py`; nothing of learning.
+A letter is a token, and so is a letter with its mark. `>` asks for a guess. The policy writes five letters, and the
+same letters follow with their marks, or five `!` if the guess is not a known word. Each turn appends eleven tokens, of
+which the policy writes five.
 """
 
 from __future__ import annotations
@@ -29,23 +27,23 @@ LONGEST = TURNS * (1 + 2 * LETTERS)  # tokens
 
 
 def guess_of(tokens: Sequence[int]) -> str:
-    """What the policy wrote, as text: five letters, if it plays by the rules."""
+    """Decodes what the policy wrote: five letters, if it plays by the rules."""
     return "".join(TOKENS[number] for number in tokens)
 
 
 def spelled(guess: str) -> list[int]:
-    """The other way round."""
+    """Encodes a guess."""
     return [_NUMBERS[letter] for letter in guess]
 
 
 def marked(guess: str, marks: str) -> list[int]:
-    """What a guess brings, and the question for the next."""
+    """Encodes the marks of a guess, and the prompt for the next guess."""
     answer = list(marks) if marks == UNKNOWN else [letter + mark for letter, mark in zip(guess, marks, strict=True)]
     return [_NUMBERS[token] for token in (*answer, _ASK)]
 
 
 def tokenizer() -> Any:
-    """The same tokens for those who send text: servers, and people with curl."""
+    """A tokenizer for clients that send text, such as curl."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -56,9 +54,9 @@ def tokenizer() -> Any:
 
 
 def new_policy() -> Any:
-    """Untaught, in float32; torch's seed decides which.
+    """An untrained policy in float32, initialized from torch's seed.
 
-    Wide and shallow: where many weights pull in the same direction, it takes only a small step of each to learn.
+    Wide and shallow: when many weights pull in the same direction, a small step of each is enough to learn.
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -82,6 +80,6 @@ def new_policy() -> Any:
 
 
 def save_policy(policy: Any, directory: Path) -> None:
-    """A checkpoint in bfloat16, with all that a server needs. The policy is then in bfloat16 too."""
+    """Writes a bfloat16 checkpoint with the tokenizer. Converts the policy itself to bfloat16."""
     policy.bfloat16().save_pretrained(directory)
     tokenizer().save_pretrained(directory)

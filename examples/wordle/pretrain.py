@@ -1,13 +1,12 @@
-"""Teaches the policy to play badly, by imitation. The checkpoint in the repository was made by
+"""Trains the initial policy by imitation: it plays badly. The checkpoint in the repository was made by
 
     python examples/wordle/pretrain.py examples/wordle/policy
 
-It watches two kinds of players. The careful open with one of a few words, and then guess only what fits all marks so
-far; the careless guess any word. First it watches mostly the careful, to learn how they do it, and at last mostly the
-careless: then it plays as most of them, badly. What it knows of the others is for the trainer to find and to amplify.
+The policy imitates two kinds of players. Careful players open with one of a few words and then guess only words that
+fit all marks so far. Careless players guess any word. At first most games are careful, so that the policy learns that
+style. At the end most are careless, so that it mostly plays badly. The trainer then amplifies the careful style.
 
-Knows both kinds, and how to learn from them; nothing of rewards, servers or buckets. The same seed gives the same
-games, and with the same number of threads the same bits.
+The same seed gives the same games, and with the same number of threads the same bits.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _ASKED = torch.tensor([turn * _STRIDE + place for turn in range(TURNS) for place
 
 @dataclass(frozen=True)
 class Games:
-    """Side by side, as the policy sees them: tokens, and which turns there were before the game was over."""
+    """Tokens of many games side by side, and which turns were played before each game ended."""
 
     tokens: torch.Tensor
     played: torch.Tensor
 
 
 class Teachers:
-    """Players of both kinds. They know all words, and the marks of any for any other."""
+    """Players of both kinds. They know the marks of every word for every answer."""
 
     def __init__(self) -> None:
         marks = [[marks_for(guess, answer) for answer in WORDS] for guess in WORDS]
@@ -55,7 +54,7 @@ class Teachers:
         self._openers = torch.tensor([word in OPENERS for word in WORDS])
 
     def play(self, count: int, careful: float) -> Games:
-        """So many games, some of them by careful players."""
+        """Plays `count` games; `careful` is the share of careful players."""
         kind = (torch.rand(count) < careful)[:, None]
         answer = torch.randint(len(WORDS), (count,))
         fits = torch.ones(count, len(WORDS), dtype=torch.bool)
@@ -72,7 +71,7 @@ class Teachers:
 
 
 def imitate(policy: Any, games: Games) -> torch.Tensor:
-    """The loss: how unlikely each guess was to the policy, in nats."""
+    """The loss: the negative log-likelihood of the guesses, in nats per guess."""
     hidden = policy.model(games.tokens[:, : int(_ASKED[-1]) + 1]).last_hidden_state
     logits = policy.lm_head(hidden[:, _ASKED])
     unlikely = cross_entropy(logits.flatten(0, 1), games.tokens[:, _ASKED + 1].flatten(), reduction="none")
@@ -106,13 +105,13 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Teach a new policy to play Wordle, badly, by imitation.",
+        description="Train a new policy to play Wordle badly, by imitation.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("out", type=Path, help="directory for the checkpoint")
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--games", type=int, default=64, help="games in a step")
-    parser.add_argument("--lr", type=float, default=1e-3, help="AdamW's learning rate, at first")
+    parser.add_argument("--games", type=int, default=64, help="games per step")
+    parser.add_argument("--lr", type=float, default=1e-3, help="initial learning rate of AdamW")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()

@@ -4,11 +4,11 @@
     weightwire serve examples/wordle/policy --follow /tmp/run
     python examples/wordle/train.py --bucket /tmp/run --environment http://127.0.0.1:8100 --rollout http://127.0.0.1:8000
 
-Games are played all the time, in a thread (`play.py`), with whatever version the rollout servers hold at the moment.
-Here they are learnt from: a step takes a batch of them, leaves out what is too stale, and publishes what it made of the
-weights. The trainer does not talk to the servers about weights: those travel through the bucket, and no step waits.
+A thread plays games all the time (`play.py`), with whatever version the rollout servers serve at the moment. Each step
+here takes a batch of games, drops those that are too stale, trains on the rest and publishes the new weights. Weights
+travel through the bucket: the trainer never sends any to a server, and no step waits for one.
 
-Knows the loss and the loop; not how games are played, nor how weights travel. Needs torch and transformers.
+A restarted trainer continues from the newest version of its run. Needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from policy import save_policy
 
 __all__ = ["Batch", "advantages_of", "batch_of", "loss_of", "main"]
 
-_MOST_RATIO = 2.0  # what a token counts at most, if the policy has come to like it since it was written
+_MAX_RATIO = 2.0  # upper bound of the importance weight of a token
 
 
 def main() -> None:
@@ -56,28 +57,27 @@ def say(text: str) -> None:
 
 def train(arguments: argparse.Namespace, stop: threading.Event) -> None:
     if not (arguments.model / "config.json").is_file():
-        raise weightwire.CheckpointError(f"{arguments.model}: is no checkpoint", hint="--model is a directory of one")
+        raise weightwire.CheckpointError(
+            f"{arguments.model}: not a checkpoint directory", hint="pass --model DIR with a config.json in DIR"
+        )
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(arguments.threads)
-    # The masters are float32; what is published of them is bfloat16, as the rollout servers hold it.
-    policy = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
-    # Adam moves every weight by about its learning rate, whether that helps or not; this moves those that matter. So it
-    # learns as much while fewer bfloat16 weights change.
+    policy, done = load_policy(arguments)
+    # Adam moves every weight by about its learning rate. SGD moves those with large gradients, so it learns as much
+    # while fewer bfloat16 weights change.
     optimizer = torch.optim.SGD(policy.parameters(), lr=arguments.lr, momentum=0.9)
 
     with weightwire.Publisher(arguments.bucket, files=arguments.model) as publisher:
-        if publisher.version:
-            say(f"note: this run has versions up to {publisher.version}; training begins anew from {arguments.model}")
-        publisher.publish(policy, step=0).wait()
+        publisher.publish(policy, step=done).wait()
         with playing(
             arguments.environment,
             arguments.rollout,
             groups=arguments.groups,
             games=arguments.games,
-            seed=arguments.seed,
+            seed=arguments.seed + done,  # a restart plays other games
             say=say,
         ) as games:
-            for step in range(1, arguments.steps + 1):
+            for step in range(done + 1, arguments.steps + 1):
                 groups, staleness = fresh(games, arguments, publisher, stop)
                 if stop.is_set():
                     break
@@ -92,14 +92,39 @@ def train(arguments: argparse.Namespace, stop: threading.Event) -> None:
         save_policy(policy, arguments.save)
 
 
+def load_policy(arguments: argparse.Namespace) -> tuple[Any, int]:
+    """The policy in float32, and how many steps it was trained: the newest version of the run, or --model.
+
+    The run holds the published bfloat16 weights only. A real trainer also saves its float32 masters and its optimizer
+    state, and resumes from those.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        weightwire.Follower(arguments.bucket, into=Path(folder) / "newest", name="trainer") as follower,
+    ):
+        try:
+            version = follower.once()
+        except weightwire.NoRun:
+            return _load(arguments.model), 0
+        newest = follower.take()
+        step = (newest.step if newest else None) or 0
+        say(f"continuing from version {version} (step {step})")
+        return _load(follower.checkpoint()), step
+
+
+def _load(directory: Path) -> Any:
+    # The masters are float32. They are published as bfloat16, which the rollout servers serve.
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Games side by side, padded on the right. `written` marks what the policy wrote: only that is learnt from."""
+    """Games side by side, padded on the right. `written` marks the tokens of the policy: it learns from those only."""
 
     tokens: torch.Tensor
     written: torch.Tensor
-    logprobs: torch.Tensor  # when it was written
-    advantages: torch.Tensor  # one for each game
+    logprobs: torch.Tensor  # at the time of writing
+    advantages: torch.Tensor  # one per game
 
 
 def batch_of(groups: Sequence[Group]) -> Batch:
@@ -113,23 +138,23 @@ def batch_of(groups: Sequence[Group]) -> Batch:
 
 
 def advantages_of(groups: Sequence[Group]) -> torch.Tensor:
-    """How much better a game went than the others with the same answer, in standard deviations of all of them."""
+    """How much better a game went than the others with the same answer, in standard deviations over all games."""
     rewards = torch.tensor([[sample.reward for sample in group] for group in groups])
     better = rewards - rewards.mean(dim=1, keepdim=True)
     return (better / (better.std() + 1e-3)).flatten()
 
 
 def loss_of(policy: Any, batch: Batch) -> torch.Tensor:
-    """The policy gradient, of games that older versions played.
+    """The policy gradient, off-policy: older versions played these games.
 
-    So a token counts by how much likelier it is now than when it was written, up to a bound.
+    Each token is weighted by how much likelier it is now than when it was written, up to a bound.
     """
     rows, places = batch.written.nonzero(as_tuple=True)
     hidden = policy.model(batch.tokens).last_hidden_state
-    # The logits of a token are where the one before it is.
+    # The logits of a token are at the position before it.
     logprobs = policy.lm_head(hidden[rows, places - 1]).log_softmax(-1)
     logprobs = logprobs.gather(1, batch.tokens[rows, places, None]).squeeze(1)
-    ratio = (logprobs.detach() - batch.logprobs[rows, places]).exp().clamp(max=_MOST_RATIO)
+    ratio = (logprobs.detach() - batch.logprobs[rows, places]).exp().clamp(max=_MAX_RATIO)
     return -(ratio * batch.advantages[rows] * logprobs).mean()
 
 
@@ -139,7 +164,7 @@ def fresh(
     publisher: weightwire.Publisher,
     stop: threading.Event,
 ) -> tuple[list[Group], float]:
-    """As many groups as a step takes, and how many versions old they are on average."""
+    """The groups of one step, and how many versions old they are on average."""
     groups: list[Group] = []
     stale: list[float] = []
     while len(groups) < arguments.groups and not stop.is_set():
@@ -169,7 +194,7 @@ def _padded(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> torch.Tensor:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Teach the policy Wordle by asynchronous GRPO, and publish its weights after every step.",
+        description="Teach the policy Wordle by asynchronous GRPO and publish its weights after every step.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     here = Path(__file__).parent
@@ -179,16 +204,16 @@ def parse_arguments() -> argparse.Namespace:
         "--rollout", action="append", required=True, metavar="URL", help="a rollout server; may be repeated"
     )
     parser.add_argument(
-        "--model", type=Path, default=here / "policy", metavar="DIR", help="the checkpoint to start from"
+        "--model", type=Path, default=here / "policy", metavar="DIR", help="the checkpoint to start a new run from"
     )
     parser.add_argument("--steps", type=int, default=45)
-    parser.add_argument("--groups", type=int, default=8, help="answers in a step")
-    parser.add_argument("--games", type=int, default=16, help="games with the same answer, that are compared")
-    parser.add_argument("--lr", type=float, default=6e-3, help="learning rate, of SGD with momentum")
-    parser.add_argument("--max-staleness", type=int, default=4, metavar="N", help="versions that a game may be old")
+    parser.add_argument("--groups", type=int, default=8, help="answers per step")
+    parser.add_argument("--games", type=int, default=16, help="games per answer")
+    parser.add_argument("--lr", type=float, default=6e-3, help="learning rate of SGD with momentum")
+    parser.add_argument("--max-staleness", type=int, default=4, metavar="N", help="maximum age of a game in versions")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) // 2), metavar="N")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="write the checkpoint there in the end")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write the final checkpoint there")
     return parser.parse_args()
 
 

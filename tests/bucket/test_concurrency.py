@@ -1,4 +1,4 @@
-"""Waiting: for threads that cannot be stopped, and for several transfers of which one fails."""
+"""Threads and parallel transfers: cancellation, errors and limits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from weightwire.testing import in_loop
 
 
 @in_loop
-async def test_a_thread_gives_its_result_or_its_error() -> None:
+async def test_work_in_a_thread_returns_its_result_or_raises_its_error() -> None:
     assert await in_thread(lambda: 1 + 1) == 2
     with pytest.raises(ZeroDivisionError):
         await in_thread(lambda: 1 // 0)
 
 
 @in_loop
-async def test_whoever_cancels_waits_for_the_thread() -> None:
+async def test_cancelling_waits_for_the_thread() -> None:
     stop, ended = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -34,7 +34,7 @@ async def test_whoever_cancels_waits_for_the_thread() -> None:
     await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.sleep(0.01)
-    # Again, while it waits.
+    # Cancel again while it waits.
     task.cancel()
 
     with pytest.raises(asyncio.CancelledError):
@@ -43,7 +43,7 @@ async def test_whoever_cancels_waits_for_the_thread() -> None:
 
 
 @in_loop
-async def test_each_runs_so_many_at_a_time() -> None:
+async def test_transfers_are_limited_in_concurrency() -> None:
     done: list[int] = []
     running = most = 0
 
@@ -62,7 +62,7 @@ async def test_each_runs_so_many_at_a_time() -> None:
 
 
 @in_loop
-async def test_the_first_error_ends_the_others() -> None:
+async def test_first_error_cancels_the_others() -> None:
     started, ended = 0, 0
 
     async def transfer(item: int) -> None:
@@ -80,7 +80,7 @@ async def test_the_first_error_ends_the_others() -> None:
 
 
 @in_loop
-async def test_several_errors_are_one() -> None:
+async def test_several_errors_raise_one() -> None:
     async def transfer(item: int) -> None:
         raise ZeroDivisionError(item)
 
@@ -89,7 +89,7 @@ async def test_several_errors_are_one() -> None:
 
 
 @in_loop
-async def test_whoever_cancels_waits_for_all_lanes() -> None:
+async def test_cancelling_waits_for_all_transfers() -> None:
     ended = 0
 
     async def transfer(item: int) -> None:
@@ -108,7 +108,7 @@ async def test_whoever_cancels_waits_for_all_lanes() -> None:
     assert ended == 4
 
 
-def test_pieces_are_flat_and_small() -> None:
+def test_pieces_are_flat_and_bounded() -> None:
     data = bytes(40 << 20)
 
     views = list(pieces(data, "a", len(data), threading.Event()))
@@ -117,11 +117,11 @@ def test_pieces_are_flat_and_small() -> None:
     assert all(view.format == "B" and view.obj is data for view in views)
 
 
-def test_pieces_end_when_they_are_told_to() -> None:
+def test_pieces_raise_after_stop() -> None:
     stop = threading.Event()
     views = pieces([b"1", b"2"], "a", None, stop)
     next(views)
     stop.set()
 
-    with pytest.raises(BucketError, match="stopped"):
+    with pytest.raises(BucketError, match="cancelled"):
         next(views)

@@ -1,4 +1,4 @@
-"""A directory as a bucket: the contract, and what only files can do wrong."""
+"""A directory as a bucket: the contract, and problems that only file systems have."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+from support.special_files import fifo_at, in_time
 from weightwire.bucket.bucket import Bucket, ObjectInfo
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Unavailable
@@ -51,7 +53,7 @@ def failing(number: int) -> Callable[..., Any]:
 
 
 @in_loop
-async def test_an_object_is_a_file(bucket: Bucket, root: Path) -> None:
+async def test_objects_are_files(bucket: Bucket, root: Path) -> None:
     await bucket.create("commits/1.json", b"one")
     await bucket.put("deltas/1/a", [b"x", b"y"])
 
@@ -60,7 +62,7 @@ async def test_an_object_is_a_file(bucket: Bucket, root: Path) -> None:
 
 
 @in_loop
-async def test_reading_makes_nothing(bucket: Bucket, root: Path) -> None:
+async def test_reading_creates_no_directory(bucket: Bucket, root: Path) -> None:
     assert await bucket.list("") == []
     assert await bucket.list("a/") == []
     assert await bucket.find("a") is None
@@ -72,7 +74,7 @@ async def test_reading_makes_nothing(bucket: Bucket, root: Path) -> None:
 
 
 @in_loop
-async def test_folders_go_with_their_last_object(bucket: Bucket, root: Path) -> None:
+async def test_deleting_the_last_object_removes_its_folder(bucket: Bucket, root: Path) -> None:
     await bucket.put("deltas/1/a", b"")
     await bucket.put("deltas/2/a", b"")
 
@@ -84,7 +86,7 @@ async def test_folders_go_with_their_last_object(bucket: Bucket, root: Path) -> 
 
 
 @in_loop
-async def test_folders_that_come_and_go_disturb_nobody(root: Path) -> None:
+async def test_concurrent_create_and_delete_in_one_folder(root: Path) -> None:
     async def come_and_go(number: int) -> None:
         bucket = open_bucket(root)
         for _ in range(50):
@@ -96,11 +98,11 @@ async def test_folders_that_come_and_go_disturb_nobody(root: Path) -> None:
 
 
 @in_loop
-async def test_a_file_where_a_folder_should_be(bucket: Bucket) -> None:
+async def test_file_in_place_of_a_folder_is_an_error(bucket: Bucket) -> None:
     await bucket.put("a", b"")
 
     for verb in (bucket.create, bucket.put):
-        with pytest.raises(BucketError, match="another file is in the way"):
+        with pytest.raises(BucketError, match="another file has this name"):
             await verb("a/b", b"")
     with pytest.raises(NotFound):
         await bucket.get("a/b")
@@ -108,17 +110,17 @@ async def test_a_file_where_a_folder_should_be(bucket: Bucket) -> None:
 
 
 @in_loop
-async def test_a_folder_where_an_object_should_be(bucket: Bucket) -> None:
+async def test_folder_in_place_of_an_object_is_an_error(bucket: Bucket) -> None:
     await bucket.put("a/b", b"")
 
     with pytest.raises(AlreadyExists):
         await bucket.create("a", b"")
-    with pytest.raises(BucketError, match="another file is in the way"):
+    with pytest.raises(BucketError, match="another file has this name"):
         await bucket.put("a", b"")
 
 
 @in_loop
-async def test_foreign_files_are_not_listed(bucket: Bucket, root: Path) -> None:
+async def test_other_files_are_not_listed(bucket: Bucket, root: Path) -> None:
     await bucket.put("a", b"")
     Path(os.fsdecode(bytes(root) + b"/\xff")).touch()
     (root / "b\\c").touch()
@@ -129,9 +131,81 @@ async def test_foreign_files_are_not_listed(bucket: Bucket, root: Path) -> None:
     assert await bucket.find("fifo") is None
 
 
+@pytest.fixture
+def _removed(root: Path) -> Iterator[None]:
+    """Removes nested folders at the end: shutil.rmtree, which pytest uses, is recursive."""
+    yield
+    subprocess.run(["rm", "-rf", root], check=True)
+
+
+@pytest.mark.usefixtures("_removed")
+@pytest.mark.parametrize("depth", [1500, 3000])
+def test_folders_nested_without_end_do_not_stop_a_listing(bucket: Bucket, root: Path, depth: int) -> None:
+    """Deeper than Python's stack, and deeper than any path can name."""
+    asyncio.run(bucket.put("a", b""))
+    asyncio.run(bucket.put("b/c", b""))
+    here = os.getcwd()
+    os.chdir(root)
+    try:
+        for _ in range(depth):
+            os.mkdir("d")
+            os.chdir("d")
+        Path("e").touch()
+    finally:
+        os.chdir(here)
+
+    found = [entry.path for entry in asyncio.run(bucket.list(""))]
+    assert found[:2] == ["a", "b/c"]
+    assert len(found) == (3 if depth == 1500 else 2)
+
+
+@pytest.mark.usefixtures("_removed")
 @in_loop
-async def test_links_lead_nowhere(bucket: Bucket, root: Path, tmp_path: Path) -> None:
-    """Whoever deletes what is in a bucket must not delete anything else."""
+async def test_an_object_in_deeply_nested_folders_is_written_and_listed(bucket: Bucket, root: Path) -> None:
+    path = "d/" * 1500 + "e"
+    await bucket.put(path, b"1")
+
+    assert [entry.path for entry in await bucket.list("d/")] == [path]
+    assert await bucket.get(path) == b"1"
+    await bucket.delete(path)
+    assert not list(root.iterdir())
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return asyncio.run(work())
+
+
+def test_a_fifo_in_place_of_an_object_is_not_found_at_once(bucket: Bucket, root: Path) -> None:
+    asyncio.run(bucket.put("a", b"1234"))
+    buffer = memoryview(bytearray(4))
+    with fifo_at(root / "a"):
+        for read in (partial(bucket.get, "a"), partial(bucket.read_into, "a", buffer)):
+            found = in_time(partial(_run, read))
+            assert isinstance(found, NotFound)
+            assert "not a regular file" in found.message
+
+    asyncio.run(bucket.read_into("a", buffer))
+    assert bytes(buffer) == b"1234"
+
+
+@in_loop
+async def test_a_link_that_appears_after_the_check_is_not_followed(
+    bucket: Bucket, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root.mkdir(parents=True)
+    (tmp_path / "secret").write_bytes(b"1234")
+    (root / "a").symlink_to(tmp_path / "secret")
+    monkeypatch.setattr(os.path, "realpath", lambda path: os.fspath(path))  # as it was before the link
+
+    with pytest.raises(BucketError):
+        await bucket.get("a")
+    with pytest.raises(BucketError):
+        await bucket.read_into("a", memoryview(bytearray(4)))
+
+
+@in_loop
+async def test_symbolic_links_are_rejected(bucket: Bucket, root: Path, tmp_path: Path) -> None:
+    """Deleting objects of a bucket must not delete files outside it."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "a").write_bytes(b"precious")
     root.mkdir(parents=True)
@@ -146,11 +220,11 @@ async def test_links_lead_nowhere(bucket: Bucket, root: Path, tmp_path: Path) ->
     assert (tmp_path / "elsewhere" / "a").read_bytes() == b"precious"
 
 
-# What is not finished
+# Unfinished writes
 
 
 @in_loop
-async def test_what_is_not_finished_is_not_seen(bucket: Bucket, root: Path) -> None:
+async def test_unfinished_writes_are_invisible(bucket: Bucket, root: Path) -> None:
     seen: list[Sequence[ObjectInfo]] = []
 
     def data() -> Iterator[bytes]:
@@ -177,7 +251,7 @@ asyncio.run(open_bucket(sys.argv[1]).put("a", data()))
 """
 
 
-def test_who_is_killed_leaves_no_object(root: Path) -> None:
+def test_killed_writer_leaves_no_object(root: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER, str(root)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout
         assert writer.stdout.readline() == b"written\n"
@@ -196,7 +270,7 @@ def test_who_is_killed_leaves_no_object(root: Path) -> None:
 
 
 @in_loop
-async def test_all_is_synced_before_it_is_said_to_be_there(
+async def test_create_syncs_file_and_folders_before_it_returns(
     bucket: Bucket, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
@@ -206,7 +280,7 @@ async def test_all_is_synced_before_it_is_said_to_be_there(
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
         is_file = path.is_file()
         synced.append("file" if is_file else path.relative_to(root.parent.parent).as_posix())
-        # The file before its name, so that no name is ever of a file without its bytes.
+        # The file is synced before it gets its name: a name must never point to a file without its bytes.
         assert not (is_file and path.stat().st_nlink > 1)
         real(descriptor)
 
@@ -220,22 +294,22 @@ async def test_all_is_synced_before_it_is_said_to_be_there(
     assert synced == ["file", "some/bucket/a/b"]
 
 
-# What file systems say
+# File system errors
 
 
 @pytest.mark.parametrize(
     ("number", "error", "hint"),
     [
-        (errno.ENOSPC, Unavailable, "free some space"),
-        (errno.EDQUOT, Unavailable, "free some space"),
-        (errno.EACCES, PermissionDenied, "who may write there"),
-        (errno.EROFS, PermissionDenied, "who may write there"),
-        (errno.EIO, Unavailable, "is it mounted and healthy?"),
-        (errno.ESTALE, Unavailable, "is it mounted and healthy?"),
+        (errno.ENOSPC, Unavailable, "free space"),
+        (errno.EDQUOT, Unavailable, "free space"),
+        (errno.EACCES, PermissionDenied, "owner and the permissions"),
+        (errno.EROFS, PermissionDenied, "owner and the permissions"),
+        (errno.EIO, Unavailable, "mounted and healthy"),
+        (errno.ESTALE, Unavailable, "mounted and healthy"),
     ],
 )
 @in_loop
-async def test_a_write_that_fails(
+async def test_failed_write_leaves_no_file(
     number: int, error: type[BucketError], hint: str, bucket: Bucket, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bucket.put("a", b"before")
@@ -245,7 +319,7 @@ async def test_a_write_that_fails(
         with pytest.raises(error, match=hint) as caught:
             await verb("b", b"after")
         assert type(caught.value) is error
-        assert caught.value.message == f"{root.as_uri()}/b: {os.strerror(number)}"
+        assert caught.value.message == f"{root}/b: {os.strerror(number)}"
 
     monkeypatch.undo()
     assert files(root) == ["a"]
@@ -253,19 +327,19 @@ async def test_a_write_that_fails(
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
 @in_loop
-async def test_a_file_system_without_links(
+async def test_file_system_without_hard_links_is_rejected(
     number: int, bucket: Bucket, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "link", failing(number))
 
-    with pytest.raises(BucketError, match="has no hard links") as caught:
+    with pytest.raises(BucketError, match="does not support hard links") as caught:
         await bucket.create("a", b"1")
     assert type(caught.value) is BucketError
     assert files(root) == []
 
 
 @in_loop
-async def test_a_file_system_that_cannot_sync_folders(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_file_system_without_folder_sync_works(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
@@ -279,9 +353,9 @@ async def test_a_file_system_that_cannot_sync_folders(bucket: Bucket, monkeypatc
     assert await bucket.get("a/b") == b"1"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root has all permissions")
 @in_loop
-async def test_a_directory_of_someone_else(bucket: Bucket, root: Path) -> None:
+async def test_read_only_directory_is_permission_denied(bucket: Bucket, root: Path) -> None:
     await bucket.put("a", b"")
     root.chmod(0o500)
     try:
@@ -294,7 +368,7 @@ async def test_a_directory_of_someone_else(bucket: Bucket, root: Path) -> None:
 
 
 @in_loop
-async def test_a_name_that_is_too_long(bucket: Bucket, root: Path) -> None:
+async def test_too_long_name_is_an_error(bucket: Bucket, root: Path) -> None:
     with pytest.raises(BucketError, match="too long"):
         await bucket.create("x" * 300, b"")
     with pytest.raises(BucketError, match="too long"):
@@ -302,17 +376,26 @@ async def test_a_name_that_is_too_long(bucket: Bucket, root: Path) -> None:
 
 
 @in_loop
-async def test_a_root_that_is_a_file(tmp_path: Path) -> None:
+async def test_root_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     bucket = open_bucket(tmp_path / "file")
 
-    with pytest.raises(BucketError, match="in the way"):
+    with pytest.raises(BucketError, match=r"file: not a directory"):
         await bucket.create("a", b"")
     assert await bucket.list("") == []
 
 
 @in_loop
-async def test_a_root_that_leads_nowhere(tmp_path: Path) -> None:
+async def test_root_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for root in (Path("/proc/foo"), tmp_path / "file" / "run"):
+        with pytest.raises(BucketError) as caught:
+            await open_bucket(root).create("probe/a", b"")
+        assert caught.value.message.startswith(f"cannot create {root}: ")
+
+
+@in_loop
+async def test_root_that_is_a_dangling_link_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
 
     with pytest.raises(Unavailable, match="No such file"):

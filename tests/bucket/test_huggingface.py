@@ -1,4 +1,4 @@
-"""Buckets of the Hub: the real client, against a hub that is not."""
+"""Buckets of the Hub: the real client against a fake hub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ fresh = itertools.count()
 @pytest.fixture(scope="module")
 def shared_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeHub]:
     with pytest.MonkeyPatch.context() as patch, FakeHub(tmp_path_factory.mktemp("xet")).running() as hub:
-        # Where hf_xet keeps its logs.
+        # hf_xet writes its logs there.
         patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("home")))
         yield hub
 
@@ -37,7 +37,7 @@ def hub(shared_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 
 class TestHub(BucketContract):
-    # Each takes six requests.
+    # Each name takes six requests.
     odd_names = ODD_NAMES[::4]
 
     @pytest.fixture
@@ -58,7 +58,7 @@ def bucket(name: str) -> Bucket:
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client waits for up to 23 seconds before it gives up, and tells of it."""
+    """Without this the client retries for up to 23 seconds and logs every retry."""
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     monkeypatch.setattr("huggingface_hub.utils._http.logger.warning", lambda *args: None)
 
@@ -89,7 +89,7 @@ async def all_fail(bucket: Bucket, error: type[BucketError], what: str, *, but: 
 
 
 @in_loop
-async def test_the_first_write_makes_a_private_bucket(hub: FakeHub, name: str, bucket: Bucket) -> None:
+async def test_first_write_creates_a_private_bucket(hub: FakeHub, name: str, bucket: Bucket) -> None:
     await bucket.create("a", b"1")
     await bucket.put("b", b"2")
 
@@ -99,7 +99,7 @@ async def test_the_first_write_makes_a_private_bucket(hub: FakeHub, name: str, b
 
 
 @in_loop
-async def test_reading_makes_none(hub: FakeHub, name: str, bucket: Bucket) -> None:
+async def test_reading_creates_no_bucket(hub: FakeHub, name: str, bucket: Bucket) -> None:
     assert await bucket.list("") == []
     assert await bucket.find("a") is None
     await bucket.delete("a")
@@ -109,17 +109,17 @@ async def test_reading_makes_none(hub: FakeHub, name: str, bucket: Bucket) -> No
 
 
 @in_loop
-async def test_it_is_for_one_writer_and_says_so(hub: FakeHub, bucket: Bucket) -> None:
+async def test_bucket_is_not_strict_and_is_not_probed(hub: FakeHub, bucket: Bucket) -> None:
     assert not bucket.strict
     await probe_bucket(bucket, "token")
     assert not [request for request in hub.requests if "/buckets/" in request]
 
 
-# What others do meanwhile
+# Concurrent writers
 
 
 @in_loop
-async def test_another_writer_at_the_same_time_is_noticed(hub: FakeHub, name: str, bucket: Bucket) -> None:
+async def test_concurrent_writer_is_detected(hub: FakeHub, name: str, bucket: Bucket) -> None:
     await bucket.put("other", b"theirs")
 
     def overwrite() -> None:
@@ -127,26 +127,26 @@ async def test_another_writer_at_the_same_time_is_noticed(hub: FakeHub, name: st
         files["run/a"] = {**files["run/other"], "path": "run/a"}
 
     hub.after_batch = overwrite
-    # The size tells, and where it is the same, the bytes.
-    with pytest.raises(Unavailable, match="4 bytes were sent, 6 are there"):
+    # By the size, and by the bytes if the size is the same.
+    with pytest.raises(Unavailable, match="4 bytes were sent, 6 were stored"):
         await bucket.create("a", b"mine")
     hub.buckets[name].pop("run/a")
-    with pytest.raises(AlreadyExists, match="only one publisher may use an hf:// bucket"):
+    with pytest.raises(AlreadyExists, match="run only one publisher on an hf:// bucket"):
         await bucket.create("a", b"mine!!")
 
 
 @in_loop
-async def test_a_write_that_did_not_arrive_is_noticed(hub: FakeHub, name: str, bucket: Bucket) -> None:
+async def test_lost_write_is_detected(hub: FakeHub, name: str, bucket: Bucket) -> None:
     hub.after_batch = lambda: hub.buckets[name].clear()
 
-    with pytest.raises(Unavailable, match="was sent, but is not there"):
+    with pytest.raises(Unavailable, match="not found after the upload"):
         await bucket.put("a", b"1")
-    with pytest.raises(Unavailable, match="was sent, but is not there"):
+    with pytest.raises(Unavailable, match="not found after the upload"):
         await bucket.create("a", b"1")
 
 
 @in_loop
-async def test_what_is_deleted_meanwhile_is_deleted(hub: FakeHub, name: str, bucket: Bucket) -> None:
+async def test_delete_succeeds_if_another_process_deleted_first(hub: FakeHub, name: str, bucket: Bucket) -> None:
     await bucket.put("a", b"1")
     look = bucket._look  # type: ignore[attr-defined]
 
@@ -164,7 +164,7 @@ async def test_what_is_deleted_meanwhile_is_deleted(hub: FakeHub, name: str, buc
 
 
 @in_loop
-async def test_parts_of_a_file_are_one_download(hub: FakeHub, bucket: Bucket) -> None:
+async def test_reading_parts_downloads_the_file_once(hub: FakeHub, bucket: Bucket) -> None:
     data = bytes(range(256)) * 1000
     await bucket.put("a", data)
     hub.requests.clear()
@@ -185,18 +185,18 @@ async def test_parts_of_a_file_are_one_download(hub: FakeHub, bucket: Bucket) ->
     await bucket.close()
 
 
-# What the Hub says
+# Errors of the Hub
 
 
 @in_loop
-async def test_a_wrong_token(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wrong_token_is_permission_denied(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
 
     await all_fail(bucket, PermissionDenied, "the Hub answered 401\nhint: set HF_TOKEN")
 
 
 @in_loop
-async def test_a_token_that_may_not(hub: FakeHub, bucket: Bucket) -> None:
+async def test_token_without_rights_is_permission_denied(hub: FakeHub, bucket: Bucket) -> None:
     hub.status = 403
 
     await all_fail(bucket, PermissionDenied, "the Hub answered 403\nhint: set HF_TOKEN")
@@ -204,17 +204,17 @@ async def test_a_token_that_may_not(hub: FakeHub, bucket: Bucket) -> None:
 
 @pytest.mark.usefixtures("_impatient")
 @in_loop
-async def test_a_hub_that_fails(hub: FakeHub, bucket: Bucket) -> None:
+async def test_server_error_is_unavailable(hub: FakeHub, bucket: Bucket) -> None:
     await bucket.put("a", b"1")
     hub.status = 503
 
-    # hf_xet would try again for minutes.
+    # A put would retry for minutes inside hf_xet.
     await all_fail(bucket, Unavailable, "the Hub answered 503", but="put")
 
 
 @pytest.mark.usefixtures("_impatient")
 @in_loop
-async def test_a_hub_that_has_had_enough(hub: FakeHub, bucket: Bucket) -> None:
+async def test_rate_limit_is_unavailable(hub: FakeHub, bucket: Bucket) -> None:
     await bucket.put("a", b"1")
     hub.status = 429
 
@@ -223,14 +223,14 @@ async def test_a_hub_that_has_had_enough(hub: FakeHub, bucket: Bucket) -> None:
 
 @pytest.mark.usefixtures("_impatient")
 @in_loop
-async def test_a_hub_that_is_not_there(hub: FakeHub, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_hub_is_unavailable(hub: FakeHub, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
 
     await all_fail(open_bucket(f"hf://buckets/{name}"), Unavailable, "Connection refused")
 
 
 @in_loop
-async def test_a_name_that_the_hub_does_not_take(hub: FakeHub) -> None:
+async def test_invalid_name_is_an_error(hub: FakeHub) -> None:
     with pytest.raises(BucketError) as caught:
         await open_bucket("hf://buckets/a b/c--d/run").create("a", b"")
     assert caught.value.hint

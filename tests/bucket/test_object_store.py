@@ -1,4 +1,4 @@
-"""Object stores: the contract, in memory and on SeaweedFS; and what is said when something is wrong."""
+"""Object stores: the contract, in memory and on SeaweedFS, and the errors."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import ClassVar
 
+import obstore
 import pytest
 
 from support.stores import NOWHERE, Lossy, SeaweedFS, environment, running, use
 from weightwire.bucket import object_store
 from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.registry import open_bucket
-from weightwire.errors import AlreadyExists, BucketError, NoBucket, NotFound, PermissionDenied, Unavailable
+from weightwire.errors import AlreadyExists, BucketError, NoBucket, NotFound, PermissionDenied, TooLarge, Unavailable
 from weightwire.testing import BucketContract, Opener, in_loop
 
 fresh = itertools.count()
@@ -32,7 +34,7 @@ class TestMemory(BucketContract):
 
 
 class TestSeaweedFS(BucketContract):
-    # Losers wait for a second or more there.
+    # A losing create takes a second or more there.
     races = 1
 
     @pytest.fixture
@@ -49,7 +51,7 @@ def bucket(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 
 
 async def all_fail(bucket: Bucket, error: type[BucketError], *, but: str = "") -> BucketError:
-    """Every verb raises this error, which names the object and gives nothing away. Returns the last one."""
+    """Every operation raises this error, with the object's name and without secrets. Returns the last error."""
     memory = memoryview(bytearray(20_000_000))
     verbs: dict[str, Callable[[], Awaitable[object]]] = {
         "get": lambda: bucket.get("a"),
@@ -77,7 +79,7 @@ async def all_fail(bucket: Bucket, error: type[BucketError], *, but: str = "") -
 
 
 def assert_harmless(problem: BaseException) -> None:
-    """One line and a hint, and no secret: not even in a traceback."""
+    """One line and a hint, without secrets, even in a traceback."""
     assert len(str(problem).splitlines()) == 2
     assert len(str(problem)) < 600
     text = "".join(traceback.format_exception(problem))
@@ -90,7 +92,9 @@ def assert_harmless(problem: BaseException) -> None:
 
 
 @in_loop
-async def test_a_wrong_secret(seaweedfs: SeaweedFS, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wrong_secret_is_permission_denied(
+    seaweedfs: SeaweedFS, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(monkeypatch, environment(seaweedfs.endpoint, "admin-key", "wrong-secret"))
 
     problem = await all_fail(open_bucket(bucket.url), PermissionDenied)
@@ -102,14 +106,18 @@ async def test_a_wrong_secret(seaweedfs: SeaweedFS, bucket: Bucket, monkeypatch:
 
 
 @in_loop
-async def test_an_unknown_key(seaweedfs: SeaweedFS, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_key_is_permission_denied(
+    seaweedfs: SeaweedFS, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(monkeypatch, environment(seaweedfs.endpoint, "nobody-key", "nobody-secret"))
 
     await all_fail(open_bucket(bucket.url), PermissionDenied)
 
 
 @in_loop
-async def test_a_key_that_may_only_read(seaweedfs: SeaweedFS, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_only_key_can_read_and_list(
+    seaweedfs: SeaweedFS, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await bucket.put("a", bytes(20_000_000))
     use(monkeypatch, seaweedfs.env_of("reader"))
     reader = open_bucket(bucket.url)
@@ -122,7 +130,9 @@ async def test_a_key_that_may_only_read(seaweedfs: SeaweedFS, bucket: Bucket, mo
 
 
 @in_loop
-async def test_a_key_that_may_not_list(seaweedfs: SeaweedFS, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_key_without_list_permission_can_read(
+    seaweedfs: SeaweedFS, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await bucket.put("a", b"1")
     use(monkeypatch, seaweedfs.env_of("blind"))
     blind = open_bucket(bucket.url)
@@ -133,16 +143,18 @@ async def test_a_key_that_may_not_list(seaweedfs: SeaweedFS, bucket: Bucket, mon
 
 
 @in_loop
-async def test_no_credentials_at_all(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_missing_credentials_are_permission_denied(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    # Where a machine in the cloud would ask: nobody is there.
+    # The metadata address of a cloud machine. Nothing listens there.
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://169.254.169.254:1")
     monkeypatch.setattr(object_store, "_RETRIES", {"max_retries": 0})
     monkeypatch.setattr(object_store, "_FOR_RECORDS", {"connect_timeout": timedelta(milliseconds=200)})
 
-    with pytest.raises(PermissionDenied, match="there are no credentials") as caught:
+    with pytest.raises(PermissionDenied, match="no credentials found") as caught:
         await open_bucket(bucket.url).get("a")
     assert caught.value.hint
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
@@ -153,21 +165,21 @@ async def test_no_credentials_at_all(bucket: Bucket, monkeypatch: pytest.MonkeyP
 
 
 @in_loop
-async def test_a_bucket_that_is_not_there(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_bucket_is_no_bucket(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, seaweedfs.env)
     missing = open_bucket("s3://no-such-bucket/run")
 
-    # Whether an object or its bucket is missing, the answer to a question without a body does not say.
+    # A reply to HEAD or DELETE has no body, so it cannot tell a missing bucket from a missing object.
     assert await missing.find("a") is None
     await missing.delete("a")
     problem = await all_fail(missing, NoBucket, but="find delete")
     assert problem.hint
-    assert "create the bucket first" in problem.hint
+    assert "create the bucket" in problem.hint
     assert "NoSuchBucket" in problem.message
 
 
 @in_loop
-async def test_prefixes_do_not_see_each_other(seaweedfs: SeaweedFS, bucket: Bucket) -> None:
+async def test_prefixes_are_separate(seaweedfs: SeaweedFS, bucket: Bucket) -> None:
     inner, beside = open_bucket(f"{bucket.url}/a"), open_bucket(f"{bucket.url}-2")
     await inner.put("b", b"1")
     await beside.put("c", b"2")
@@ -180,7 +192,7 @@ async def test_prefixes_do_not_see_each_other(seaweedfs: SeaweedFS, bucket: Buck
 
 
 @in_loop
-async def test_memory_is_shared_by_name() -> None:
+async def test_memory_buckets_of_one_name_share_objects() -> None:
     await open_bucket("memory://shared/a").put("b", b"1")
 
     assert await open_bucket("memory://shared").get("a/b") == b"1"
@@ -188,18 +200,18 @@ async def test_memory_is_shared_by_name() -> None:
 
 
 @in_loop
-async def test_long_listings_come_in_pages(bucket: Bucket) -> None:
+async def test_list_reads_all_pages(bucket: Bucket) -> None:
     names = [f"commits/{number:020}.json" for number in range(1001)]
     await asyncio.gather(*(bucket.put(name, b"") for name in names))
 
     assert [entry.path for entry in await bucket.list("commits/")] == names
 
 
-# Roads
+# The network
 
 
 @in_loop
-async def test_an_endpoint_where_nobody_is(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_connection_is_unavailable(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, environment(NOWHERE, "admin-key", "admin-secret"))
     start = time.monotonic()
 
@@ -210,7 +222,7 @@ async def test_an_endpoint_where_nobody_is(bucket: Bucket, monkeypatch: pytest.M
 
 
 @in_loop
-async def test_a_name_that_nobody_knows(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_host_is_unavailable(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, environment("http://nowhere.invalid", "admin-key", "admin-secret"))
 
     with pytest.raises(Unavailable, match=r"\(nowhere\.invalid\)") as caught:
@@ -219,7 +231,7 @@ async def test_a_name_that_nobody_knows(bucket: Bucket, monkeypatch: pytest.Monk
 
 
 @in_loop
-async def test_a_server_that_is_silent(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_server_times_out(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "_RETRIES", {"max_retries": 0})
     monkeypatch.setattr(object_store, "_FOR_RECORDS", {"timeout": timedelta(milliseconds=200)})
 
@@ -233,26 +245,44 @@ async def test_a_server_that_is_silent(bucket: Bucket, monkeypatch: pytest.Monke
                 await verb()
 
 
+@in_loop
+async def test_writing_a_record_can_be_cancelled_while_the_server_is_silent(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower that is stopped must not wait for a store that hangs."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        use(monkeypatch, environment(f"http://127.0.0.1:{port}", "admin-key", "admin-secret"))
+        hanging = open_bucket(bucket.url)
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await hanging.put("replicas/gpu-0.json", b"{}")
+        assert time.monotonic() - began < 5.0
+
+
 @pytest.fixture
 def lossy(seaweedfs: SeaweedFS) -> Lossy:
     return Lossy(seaweedfs.endpoint)
 
 
 @in_loop
-async def test_a_lost_reply_is_a_conflict_with_oneself(
+async def test_create_reports_a_conflict_after_a_lost_reply(
     lossy: Lossy, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with lossy:
         use(monkeypatch, environment(lossy.endpoint, "admin-key", "admin-secret"))
         far = open_bucket(bucket.url)
         lossy.drop = 1
-        with pytest.raises(AlreadyExists, match="it may be one's own"):
+        with pytest.raises(AlreadyExists, match="after a lost reply it may be your own"):
             await far.create("a", b"mine")
     assert await bucket.get("a") == b"mine"
 
 
 @in_loop
-async def test_lost_replies_are_asked_for_again(lossy: Lossy, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_are_retried_after_lost_replies(
+    lossy: Lossy, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = os.urandom(20_000_000)
     with lossy:
         use(monkeypatch, environment(lossy.endpoint, "admin-key", "admin-secret"))
@@ -267,7 +297,7 @@ async def test_lost_replies_are_asked_for_again(lossy: Lossy, bucket: Bucket, mo
 
 
 @in_loop
-async def test_a_download_that_is_cut_goes_on_or_fails(
+async def test_interrupted_download_resumes_or_fails(
     lossy: Lossy, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, memory = os.urandom(20_000_000), bytearray(20_000_000)
@@ -287,7 +317,7 @@ async def test_a_download_that_is_cut_goes_on_or_fails(
 
 @pytest.mark.slow
 @in_loop
-async def test_a_server_that_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_works_again_after_a_server_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = SeaweedFS(tmp_path)
     use(monkeypatch, server.env)
     with running(server):
@@ -322,7 +352,7 @@ async def test_a_server_that_comes_back(tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )
 @pytest.mark.parametrize("kind", [bytes, bytearray])
-def test_parts_are_of_equal_size(sizes: list[int], parts: list[int], kind: Callable[[bytes], bytes]) -> None:
+def test_parts_have_equal_size(sizes: list[int], parts: list[int], kind: Callable[[bytes], bytes]) -> None:
     data = os.urandom(sum(sizes))
     ends = list(itertools.accumulate(sizes))
     views = [memoryview(kind(data[end - size : end])) for size, end in zip(sizes, ends, strict=True)]
@@ -333,7 +363,7 @@ def test_parts_are_of_equal_size(sizes: list[int], parts: list[int], kind: Calla
     assert b"".join(found) == data
 
 
-def test_parts_of_what_cannot_change_are_not_copied() -> None:
+def test_parts_of_immutable_data_are_not_copied() -> None:
     data = bytes(100)
 
     assert all(
@@ -341,7 +371,7 @@ def test_parts_of_what_cannot_change_are_not_copied() -> None:
     )
 
 
-def test_parts_of_a_huge_object_are_few_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huge_object_stays_below_the_part_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     monkeypatch.setattr(object_store.ObjectStoreBucket, "_upload", lambda self, key, parts, size: sizes.append(size))
 
@@ -351,3 +381,25 @@ def test_parts_of_a_huge_object_are_few_enough(monkeypatch: pytest.MonkeyPatch) 
     assert sizes[0] == sizes[1] == 8 << 20
     assert all(-(-size // part) < 10_000 for size, part in zip((500 << 30, 5 << 40), sizes[2:], strict=False))
     assert sizes[4] < 32 << 20
+
+
+@in_loop
+async def test_a_store_that_lies_about_the_size_is_not_read_past_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = 0
+
+    class Endless:
+        meta: ClassVar[dict[str, int]] = {"size": 5}
+
+        async def stream(self, min_chunk_size: int) -> AsyncIterator[bytes]:
+            nonlocal sent
+            while True:
+                sent += 1
+                yield bytes(1000)
+
+    async def get(*_: object) -> Endless:
+        return Endless()
+
+    monkeypatch.setattr(obstore, "get_async", get)
+    with pytest.raises(TooLarge, match=r"run\.json: has more than 9,000 bytes"):
+        await open_bucket("memory://lies/run").get("run.json", 9000)
+    assert sent == 10

@@ -1,4 +1,4 @@
-"""The probe: which buckets pass, and which are found out."""
+"""The probe accepts safe buckets and rejects unsafe ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.stores import Rclone, SeaweedFS, use
-from weightwire.bucket.bucket import Bucket
+from weightwire.bucket.bucket import GET_LIMIT, Bucket
 from weightwire.bucket.object_store import ObjectStoreBucket, open_object_store
 from weightwire.bucket.probe import probe_bucket
 from weightwire.bucket.registry import open_bucket
@@ -17,14 +17,14 @@ from weightwire.testing import in_loop
 
 
 class Store(ObjectStoreBucket):
-    """Memory with manners that tests can spoil."""
+    """A memory bucket with operations that tests override."""
 
     def __init__(self, name: str) -> None:
         proper = open_object_store("memory", f"probe-{name}", "")
         super().__init__(proper.url, "", "memory", proper._records, proper._data)
 
 
-async def refused(bucket: Bucket, why: str) -> None:
+async def check_rejected(bucket: Bucket, why: str) -> None:
     with pytest.raises(UnsafeBucket, match=why) as caught:
         await probe_bucket(bucket, "token")
     assert bucket.url in caught.value.message
@@ -32,11 +32,11 @@ async def refused(bucket: Bucket, why: str) -> None:
     assert not await bucket.list("")
 
 
-# Those that pass
+# Safe buckets
 
 
 @in_loop
-async def test_a_directory_passes(tmp_path: Path) -> None:
+async def test_directory_passes(tmp_path: Path) -> None:
     bucket = open_bucket(tmp_path)
     for attempt in range(10):
         await probe_bucket(bucket, f"token-{attempt}")
@@ -59,7 +59,7 @@ async def test_seaweedfs_passes(seaweedfs: SeaweedFS, monkeypatch: pytest.Monkey
 
 
 @in_loop
-async def test_clients_that_report_their_own_write_as_a_conflict_pass() -> None:
+async def test_client_that_reports_its_own_write_as_a_conflict_passes() -> None:
     class Forgetful(Store):
         async def create(self, path: str, data: bytes) -> None:
             await super().create(path, data)
@@ -69,27 +69,27 @@ async def test_clients_that_report_their_own_write_as_a_conflict_pass() -> None:
 
 
 @in_loop
-async def test_a_single_writer_is_not_asked() -> None:
+async def test_single_writer_bucket_is_not_probed() -> None:
     class Single(Store):
         strict = False
 
         async def create(self, path: str, data: bytes) -> None:
-            pytest.fail("it was")
+            pytest.fail("probed")
 
     await probe_bucket(Single("single"), "token")
 
 
-# Those that do not
+# Unsafe buckets
 
 
 @in_loop
-async def test_rclone_is_refused(rclone: Rclone, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rclone_is_rejected(rclone: Rclone, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, rclone.env)
-    await refused(open_bucket(rclone.url("run")), "an object that was there was created again")
+    await check_rejected(open_bucket(rclone.url("run")), "an existing object was created again")
 
 
 @in_loop
-async def test_who_looks_first_and_writes_then_is_refused() -> None:
+async def test_check_then_write_is_rejected() -> None:
     class Slow(Store):
         async def create(self, path: str, data: bytes) -> None:
             if await self.find(path) is not None:
@@ -97,11 +97,11 @@ async def test_who_looks_first_and_writes_then_is_refused() -> None:
             await asyncio.sleep(0.01)
             await self.put(path, data)
 
-    await refused(Slow("slow"), "8 of 8 who created an object at the same time")
+    await check_rejected(Slow("slow"), "8 of 8 concurrent creates of one object succeeded")
 
 
 @in_loop
-async def test_who_replaces_what_he_refuses_is_refused() -> None:
+async def test_conflict_that_overwrites_is_rejected() -> None:
     class Liar(Store):
         async def create(self, path: str, data: bytes) -> None:
             is_there = await self.find(path) is not None
@@ -109,11 +109,11 @@ async def test_who_replaces_what_he_refuses_is_refused() -> None:
             if is_there:
                 raise AlreadyExists(path)
 
-    await refused(Liar("liar"), "has replaced an object")
+    await check_rejected(Liar("liar"), "a rejected create replaced the object")
 
 
 @in_loop
-async def test_who_keeps_another_than_the_winner_is_refused() -> None:
+async def test_store_that_keeps_a_loser_is_rejected() -> None:
     class Swapping(Store):
         async def create(self, path: str, data: bytes) -> None:
             try:
@@ -123,24 +123,24 @@ async def test_who_keeps_another_than_the_winner_is_refused() -> None:
                     await self.put(path, data)
                 raise
 
-    await refused(Swapping("swapping"), "does not hold what its creator wrote")
+    await check_rejected(Swapping("swapping"), "does not hold what its creator wrote")
 
 
 @in_loop
-async def test_who_forgets_is_refused() -> None:
+async def test_store_that_loses_objects_is_rejected() -> None:
     class Blank(Store):
-        async def get(self, path: str) -> bytes:
+        async def get(self, path: str, limit: int = GET_LIMIT) -> bytes:
             raise NotFound(path)
 
-    await refused(Blank("blank"), "is not there")
+    await check_rejected(Blank("blank"), "not found")
 
 
-# Those that cannot be asked
+# Buckets that fail for other reasons
 
 
 @in_loop
 @pytest.mark.parametrize("error", [Unavailable, PermissionDenied])
-async def test_what_cannot_be_asked_is_not_called_unsafe(error: type[Exception]) -> None:
+async def test_other_errors_are_raised_unchanged(error: type[Exception]) -> None:
     class Failing(Store):
         async def create(self, path: str, data: bytes) -> None:
             if data == b"racer 5":
@@ -154,7 +154,7 @@ async def test_what_cannot_be_asked_is_not_called_unsafe(error: type[Exception])
 
 
 @in_loop
-async def test_who_may_not_delete_is_not_unsafe() -> None:
+async def test_store_without_delete_permission_passes() -> None:
     class Keeping(Store):
         async def delete(self, path: str) -> None:
             raise PermissionDenied(path)

@@ -1,4 +1,4 @@
-"""Publisher and follower over a real object store: keys that may not do everything, a server that goes away, size."""
+"""Publisher and follower on a real object store: keys with few permissions, outages, large objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from faults.actors import bits_at, weights_at
-from faults.kills import read_commits
+from faults.promises import read_commits
 from faults.proxy import Proxy, deny_missing, lose_request
 from support.small_run import bits_of
 from support.stores import SeaweedFS, environment, running, use
@@ -31,7 +31,7 @@ SEED = 5
 fresh = itertools.count()
 
 
-class Ears:
+class Recorder:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
@@ -44,15 +44,15 @@ class Ears:
 
 
 class Opener:
-    """Opens one prefix with any key, by any road."""
+    """Opens one prefix with any key, through any endpoint."""
 
     def __init__(self, server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
         self._server = server
         self._monkeypatch = monkeypatch
         self.url = server.url(f"seaweedfs-{next(fresh)}")
 
-    def __call__(self, who: str = "admin", endpoint: str | None = None) -> Bucket:
-        use(self._monkeypatch, environment(endpoint or self._server.endpoint, f"{who}-key", f"{who}-secret"))
+    def __call__(self, key: str = "admin", endpoint: str | None = None) -> Bucket:
+        use(self._monkeypatch, environment(endpoint or self._server.endpoint, f"{key}-key", f"{key}-secret"))
         return open_bucket(self.url)
 
 
@@ -68,7 +68,7 @@ def publish(publisher: Publisher, step: int) -> int:
 def until(done: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not done():
-        assert time.monotonic() < end, "it never happened"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.02)
 
 
@@ -83,11 +83,11 @@ def heartbeats(bucket: Bucket) -> list[str]:
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_follower_that_may_only_read(opened: Opener, tmp_path: Path) -> None:
-    ears = Ears()
+def test_follower_with_a_read_only_key_follows(opened: Opener, tmp_path: Path) -> None:
+    recorder = Recorder()
     with (
-        Publisher(opened(), on_event=Ears()) as publisher,
-        Follower(opened("reader"), into=tmp_path, on_event=ears) as follower,
+        Publisher(opened(), on_event=Recorder()) as publisher,
+        Follower(opened("reader"), into=tmp_path, on_event=recorder) as follower,
     ):
         publish(publisher, 0)
         follower.start()
@@ -97,16 +97,16 @@ def test_a_follower_that_may_only_read(opened: Opener, tmp_path: Path) -> None:
         assert_holds(follower, 3)
         assert follower.trouble == ""
 
-    assert [warning for warning in ears.warnings if "may not write" in warning] == [
-        "this key may not write, so nobody sees how far this follower is"
+    assert [warning for warning in recorder.warnings if "write permission" in warning] == [
+        "this key has no write permission, so this follower writes no heartbeats"
     ]
     assert heartbeats(opened()) == []
 
 
-def test_a_follower_that_may_write_is_seen(opened: Opener, tmp_path: Path) -> None:
+def test_follower_with_a_writing_key_writes_heartbeats(opened: Opener, tmp_path: Path) -> None:
     with (
-        Publisher(opened(), on_event=Ears()) as publisher,
-        Follower(opened(), into=tmp_path, name="one", on_event=Ears()) as follower,
+        Publisher(opened(), on_event=Recorder()) as publisher,
+        Follower(opened(), into=tmp_path, name="one", on_event=Recorder()) as follower,
     ):
         follower.start()
         publish(publisher, 0)
@@ -116,9 +116,9 @@ def test_a_follower_that_may_write_is_seen(opened: Opener, tmp_path: Path) -> No
     assert heartbeats(opened()) == ["replicas/one.json"]
 
 
-def test_a_publisher_that_may_not_write_is_told_at_once(opened: Opener) -> None:
+def test_publisher_with_a_read_only_key_fails_at_start(opened: Opener) -> None:
     with pytest.raises(PermissionDenied) as caught:
-        Publisher(opened("reader"), on_event=Ears())
+        Publisher(opened("reader"), on_event=Recorder())
 
     assert caught.value.hint
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
@@ -126,7 +126,7 @@ def test_a_publisher_that_may_not_write_is_told_at_once(opened: Opener) -> None:
 
 @pytest.fixture
 def s3_without_listing(seaweedfs: SeaweedFS) -> Iterator[str]:
-    """SeaweedFS tells a key that may not list what is not there; S3 says 403."""
+    """Answers 403 for missing objects to a key without list permission, as S3 does. SeaweedFS answers 404."""
     with Proxy(seaweedfs.endpoint) as proxy:
         for method in ("GET", "HEAD"):
             proxy.trouble(method, "", deny_missing, float("inf"))
@@ -134,11 +134,13 @@ def s3_without_listing(seaweedfs: SeaweedFS) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("versions", [1, 7])
-def test_a_follower_that_may_not_list(opened: Opener, s3_without_listing: str, tmp_path: Path, versions: int) -> None:
-    ears = Ears()
+def test_follower_with_a_key_without_list_permission_follows(
+    opened: Opener, s3_without_listing: str, tmp_path: Path, versions: int
+) -> None:
+    recorder = Recorder()
     with (
-        Publisher(opened(), anchor_every=3, on_event=Ears()) as publisher,
-        Follower(opened("blind", s3_without_listing), into=tmp_path, on_event=ears) as follower,
+        Publisher(opened(), anchor_every=3, on_event=Recorder()) as publisher,
+        Follower(opened("blind", s3_without_listing), into=tmp_path, on_event=recorder) as follower,
     ):
         for step in range(versions):
             publish(publisher, step)
@@ -150,27 +152,27 @@ def test_a_follower_that_may_not_list(opened: Opener, s3_without_listing: str, t
         assert_holds(follower, versions + 1)
         until(lambda: follower.trouble == "")
 
-    assert not [warning for warning in ears.warnings if "may not write" not in warning]
+    assert not [warning for warning in recorder.warnings if "write permission" not in warning]
 
 
-def test_a_wrong_key_is_not_taken_for_a_run_without_news(
+def test_wrong_key_is_permission_denied_and_not_an_idle_run(
     opened: Opener, s3_without_listing: str, tmp_path: Path
 ) -> None:
-    with Publisher(opened(), on_event=Ears()) as publisher:
+    with Publisher(opened(), on_event=Recorder()) as publisher:
         publish(publisher, 0)
     for endpoint in (None, s3_without_listing):
         with (
-            Follower(opened("nobody", endpoint), into=tmp_path, on_event=Ears()) as follower,
+            Follower(opened("nobody", endpoint), into=tmp_path, on_event=Recorder()) as follower,
             pytest.raises(PermissionDenied),
         ):
             follower.once()
 
 
-# --- a server that goes away ------------------------------------------------------------------------------------------
+# --- outages ---------------------------------------------------------------------------------------------------------
 
 
 class Moody(SeaweedFS):
-    """One whose keys can be changed while it runs."""
+    """SeaweedFS with keys that change while it runs."""
 
     def swap_secret(self, old: str, new: str) -> None:
         config = self.root / "s3.json"
@@ -187,12 +189,14 @@ def moody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moody]:
 
 
 @pytest.mark.slow
-def test_a_secret_that_is_wrong_for_a_while(moody: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publisher_and_follower_recover_from_a_wrong_secret(
+    moody: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = Opener(moody, monkeypatch)
-    told, heard = Ears(), Ears()
+    events = Recorder()
     with (
-        Publisher(opened(), on_event=told) as publisher,
-        Follower(opened(), into=tmp_path, name="one", on_event=heard) as follower,
+        Publisher(opened(), on_event=Recorder()) as publisher,
+        Follower(opened(), into=tmp_path, name="one", on_event=events) as follower,
     ):
         publish(publisher, 0)
         follower.start()
@@ -203,25 +207,27 @@ def test_a_secret_that_is_wrong_for_a_while(moody: Moody, tmp_path: Path, monkey
         with pytest.raises(PermissionDenied):
             publish(publisher, 1)
         assert_holds(follower, 0)
-        follower._background.call(follower._work.beat())  # as it does now and then
+        follower._background.call(follower._work.beat())  # as it does periodically
 
         moody.swap_secret("other-secret", "admin-secret")
         until(lambda: follower.trouble == "")
         assert publish(publisher, 2) == 2
         until(lambda: follower.version == 2)
         assert_holds(follower, 2)
-        # It is heard of again: whoever waits for followers must not wait for ever.
+        # Its heartbeats resume, or wait() would block forever.
         assert publisher.wait(replicas=1, timeout=30) == 2
 
-    assert len([warning for warning in heard.warnings if "SignatureDoesNotMatch" in warning]) <= 3
+    assert len([warning for warning in events.warnings if "SignatureDoesNotMatch" in warning]) <= 3
 
 
 @pytest.mark.slow
-def test_a_server_that_is_gone_for_a_while(moody: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publisher_and_follower_recover_from_a_restart_of_the_server(
+    moody: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = Opener(moody, monkeypatch)
     with (
-        Publisher(opened(), on_event=Ears()) as publisher,
-        Follower(opened(), into=tmp_path, on_event=Ears()) as follower,
+        Publisher(opened(), on_event=Recorder()) as publisher,
+        Follower(opened(), into=tmp_path, on_event=Recorder()) as follower,
     ):
         publish(publisher, 0)
         follower.start()
@@ -230,7 +236,7 @@ def test_a_server_that_is_gone_for_a_while(moody: Moody, tmp_path: Path, monkeyp
         moody.kill()
         began = time.monotonic()
         publications = [publisher.publish(weights_at(SEED, step), step=step) for step in range(1, 6)]
-        assert time.monotonic() - began < 5  # the trainer does not notice
+        assert time.monotonic() - began < 5  # the trainer is not blocked
         until(lambda: follower.trouble)
         assert_holds(follower, 0)
         with pytest.raises(TimeoutError):
@@ -244,16 +250,18 @@ def test_a_server_that_is_gone_for_a_while(moody: Moody, tmp_path: Path, monkeyp
 
     commits = read_commits(opened())
     assert [commit.step for commit in commits.values()][-1] == 5
-    assert 3 <= len(commits) <= 4  # all that came meanwhile are one
+    assert 3 <= len(commits) <= 4  # one commit covers all steps of the outage
 
 
 @pytest.mark.slow
-def test_a_server_that_is_silent_for_a_while(moody: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has all connections, and answers nothing."""
+def test_publisher_and_follower_recover_from_a_silent_server(
+    moody: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connections stay open, but nothing is answered."""
     opened = Opener(moody, monkeypatch)
     with (
-        Publisher(opened(), on_event=Ears()) as publisher,
-        Follower(opened(), into=tmp_path, on_event=Ears()) as follower,
+        Publisher(opened(), on_event=Recorder()) as publisher,
+        Follower(opened(), into=tmp_path, on_event=Recorder()) as follower,
     ):
         publish(publisher, 0)
         follower.start()
@@ -270,24 +278,24 @@ def test_a_server_that_is_silent_for_a_while(moody: Moody, tmp_path: Path, monke
         assert_holds(follower, 1)
 
 
-def test_a_publisher_without_a_server_says_so(opened: Opener) -> None:
+def test_publisher_fails_if_the_server_is_unreachable(opened: Opener) -> None:
     with pytest.raises(Unavailable, match="Connection refused"):
-        Publisher(opened(endpoint="http://127.0.0.1:1"), on_event=Ears())
+        Publisher(opened(endpoint="http://127.0.0.1:1"), on_event=Recorder())
 
 
 # --- size -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_an_anchor_that_goes_in_parts(seaweedfs: SeaweedFS, opened: Opener, tmp_path: Path) -> None:
-    """Larger than what is held in memory, and some of its parts get lost on the way."""
+def test_large_anchor_is_uploaded_in_parts(seaweedfs: SeaweedFS, opened: Opener, tmp_path: Path) -> None:
+    """It is larger than the memory limit, and some of its parts are lost on the way."""
     rng = np.random.default_rng(SEED)
     count = 35_000_000
     bits = rng.integers(0, 1 << 16, count, np.uint16)
     weights = {"layer": Tensor(DTYPES["BF16"], (count // 1000, 1000), bits)}
     with Proxy(seaweedfs.endpoint) as proxy:
         proxy.trouble("PUT", "partNumber=3&", lose_request, 2)
-        with Publisher(opened(endpoint=proxy.endpoint), on_event=Ears()) as publisher:
+        with Publisher(opened(endpoint=proxy.endpoint), on_event=Recorder()) as publisher:
             assert publisher.publish(weights, step=0).wait(60) == 1
             bits[::1000] ^= 1
             assert publisher.publish(weights, step=1).wait(60) == 2
@@ -296,6 +304,6 @@ def test_an_anchor_that_goes_in_parts(seaweedfs: SeaweedFS, opened: Opener, tmp_
     commits = read_commits(opened())
     assert commits[1].nbytes > 64 << 20
     assert commits[2].after == digest(weights).hex
-    with Follower(opened(), into=tmp_path, on_event=Ears()) as follower:
+    with Follower(opened(), into=tmp_path, on_event=Recorder()) as follower:
         assert follower.once() == 2
         assert bits_of(follower.checkpoint()) == bits_of(weights)

@@ -1,4 +1,4 @@
-"""What stores answer, as their documentation or their servers have it, and what becomes of it."""
+"""Replies of real stores, and the error that each becomes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from weightwire.bucket.store_errors import explain
+from weightwire.bucket.store_errors import StoreRequest, explain
 from weightwire.errors import AlreadyExists, BucketError, NoBucket, NotFound, PermissionDenied, Truncated, Unavailable
 
 WHERE = "s3://bucket/run/a"
 
 
 def answer(status: str, code: str = "", message: str = "", more: str = "") -> str:
-    """An error of obstore, around what an S3 server has sent."""
+    """An obstore error that wraps the reply of an S3 server."""
     body = (
         f'<?xml version="1.0"?>\n<Error><Code>{code}</Code><Message>{message}</Message>{more}</Error>' if code else ""
     )
@@ -62,10 +62,10 @@ CASES = [
         "SignatureDoesNotMatch, No match",
     ),
     (GenericError, "Generic S3 error: DeleteObjects failed: no (code: AccessDenied)", PermissionDenied, "AccessDenied"),
-    (FileNotFoundError, answer("404 Not Found", "NoSuchKey", "No such key"), NotFound, "is not there"),
-    (FileNotFoundError, answer("404 Not Found"), NotFound, "is not there"),
+    (FileNotFoundError, answer("404 Not Found", "NoSuchKey", "No such key"), NotFound, "not found"),
+    (FileNotFoundError, answer("404 Not Found"), NotFound, "not found"),
     (FileNotFoundError, answer("404 Not Found", "NoSuchBucket", "No such bucket"), NoBucket, "NoSuchBucket"),
-    (GenericError, answer("404 Not Found", "NoSuchBucket", "No such bucket"), NoBucket, "create the bucket first"),
+    (GenericError, answer("404 Not Found", "NoSuchBucket", "No such bucket"), NoBucket, "create the bucket"),
     (AlreadyExistsError, answer("412 Precondition Failed"), AlreadyExists, "exists"),
     (PreconditionError, answer("412 Precondition Failed"), AlreadyExists, "exists"),
     (GenericError, answer("503 Slow Down", "SlowDown", "Reduce your request rate."), Unavailable, "SlowDown, Reduce"),
@@ -77,7 +77,7 @@ CASES = [
     (GenericError, answer("409 Conflict", "OperationAborted", "Again."), Unavailable, "OperationAborted"),
     (GenericError, answer("501 Not Implemented", "NotImplemented", "A header"), BucketError, "If-None-Match"),
     (NotImplementedError, "Operation `put` not yet implemented by `HTTP`.", BucketError, "If-None-Match"),
-    (GenericError, answer("416 Range Not Satisfiable", "InvalidRange", "No"), Truncated, "shorter than expected"),
+    (GenericError, answer("416 Range Not Satisfiable", "InvalidRange", "No"), Truncated, "weightwire verify"),
     (GenericError, answer("400 Bad Request", "KeyTooLongError", "Too long"), BucketError, "KeyTooLongError"),
     (GenericError, answer("301 Moved Permanently", "PermanentRedirect", "There"), BucketError, "set AWS_REGION"),
     (
@@ -87,7 +87,7 @@ CASES = [
         "set AWS_REGION",
     ),
     (PermissionDeniedError, answer("403 Forbidden", "RequestTimeTooSkewed", "Late"), PermissionDenied, "the clock"),
-    # On the way
+    # Network
     (
         GenericError,
         lost("Connect", 'Os { message: "Connection refused" }'),
@@ -104,12 +104,12 @@ CASES = [
     ),
     (GenericError, "Generic S3 error: at https://s3.example.com/?sig=SECRET", Unavailable, "at an address"),
     (GenericError, "", Unavailable, WHERE),
-    # Credentials that a cloud would hand out
+    # Cloud metadata servers
     (
         GenericError,
         lost("Connect", "TimedOut").replace("s3.example.com/bucket", "169.254.169.254/latest"),
         PermissionDenied,
-        "there are no credentials",
+        "no credentials found",
     ),
     (
         GenericError,
@@ -124,14 +124,14 @@ CASES = [
         PermissionDenied,
         "AuthenticationFailed, Failed",
     ),
-    (FileNotFoundError, answer("404 Not Found", "ContainerNotFound", "No"), NoBucket, "create the bucket first"),
+    (FileNotFoundError, answer("404 Not Found", "ContainerNotFound", "No"), NoBucket, "create the bucket"),
     (GenericError, answer("503 Busy", "ServerBusy", "Busy"), Unavailable, "ServerBusy"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "text", "error", "what"), CASES)
-def test_what_an_answer_means(kind: type[Exception], text: str, error: type[BucketError], what: str) -> None:
-    found = explain(kind(text), "s3", WHERE)
+def test_reply_becomes_a_typed_error(kind: type[Exception], text: str, error: type[BucketError], what: str) -> None:
+    found = explain(kind(text), "s3", WHERE, "get")
 
     assert type(found) is error
     assert found.message.startswith(f"{WHERE}: ")
@@ -149,10 +149,35 @@ def test_what_an_answer_means(kind: type[Exception], text: str, error: type[Buck
         ("az", "AZURE_STORAGE_ACCOUNT_KEY"),
     ],
 )
-def test_each_cloud_has_its_own_variables(kind: str, variable: str) -> None:
+def test_hint_names_the_variables_of_the_cloud(kind: str, variable: str) -> None:
     for text in (answer("403 Forbidden"), lost("Connect", "169.254.169.254")):
-        found = explain(PermissionDeniedError(text), kind, f"{kind}://bucket/a")
+        found = explain(PermissionDeniedError(text), kind, f"{kind}://bucket/a", "get")
 
         assert found.hint
         assert variable in found.hint
         assert ("s3:ListBucket" in found.hint) == (kind == "s3" and "403" in text)
+
+
+@pytest.mark.parametrize(
+    ("request_kind", "permission"),
+    [("get", "s3:GetObject"), ("list", "s3:ListBucket"), ("put", "s3:PutObject"), ("delete", "s3:DeleteObject")],
+)
+@pytest.mark.parametrize("text", [answer("403 Forbidden", "AccessDenied", "Access Denied"), answer("403 Forbidden")])
+def test_denied_request_names_the_missing_permission_and_the_policy_command(
+    request_kind: StoreRequest, permission: str, text: str
+) -> None:
+    found = explain(PermissionDeniedError(text), "s3", WHERE, request_kind)
+
+    assert found.message.endswith(f"(needs {permission})")
+    assert found.hint
+    assert found.hint.startswith("run `weightwire policy ROLE URL`")
+
+
+@pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"])
+def test_wrong_key_does_not_look_like_a_missing_permission(code: str) -> None:
+    found = explain(PermissionDeniedError(answer("403 Forbidden", code, "No.")), "s3", WHERE, "put")
+
+    assert isinstance(found, PermissionDenied)
+    assert "needs" not in found.message
+    assert found.hint
+    assert "policy" not in found.hint

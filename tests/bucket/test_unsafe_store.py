@@ -1,4 +1,4 @@
-"""A store that ignores the condition of a create: refused by a publisher, unless the user insists."""
+"""A publisher rejects a store that ignores the condition of a create, unless the user passes `insist`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ fresh = itertools.count()
 
 @pytest.fixture
 def bucket(rclone: Rclone, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """One whose only fault is this: rclone's replies for parts of an object, which obstore refuses, are mended."""
+    """rclone with no other fault: the proxy repairs its replies to range reads, which obstore would reject."""
     with Proxy(rclone.env["AWS_ENDPOINT_URL"]) as proxy:
         proxy.trouble("GET", "", mark_parts, float("inf"))
         use(monkeypatch, environment(proxy.endpoint, "rclone-key", "rclone-secret"))
         yield open_bucket(rclone.url(f"unsafe-{next(fresh)}"))
 
 
-def test_a_publisher_refuses_it_before_it_writes_anything(bucket: Bucket) -> None:
+def test_publisher_rejects_the_store_and_writes_nothing(bucket: Bucket) -> None:
     with pytest.raises(UnsafeBucket, match="two trainers could both publish here") as caught:
         Publisher(bucket)
 
@@ -43,8 +43,8 @@ def test_a_publisher_refuses_it_before_it_writes_anything(bucket: Bucket) -> Non
     assert not asyncio.run(bucket.list(""))
 
 
-def test_who_insists_publishes_alone(bucket: Bucket, tmp_path: Path) -> None:
-    for step in range(3):  # each takes over from the one before
+def test_insist_publishes_in_single_writer_mode(bucket: Bucket, tmp_path: Path) -> None:
+    for step in range(3):
         with Publisher(bucket, insist=True) as publisher:
             publisher.publish(WEIGHTS | {"norm": np.full(7, step, np.float32)}, step=step)
 
@@ -54,7 +54,7 @@ def test_who_insists_publishes_alone(bucket: Bucket, tmp_path: Path) -> None:
         assert bits_of(follower.checkpoint()) == bits_of(WEIGHTS | {"norm": np.full(7, 2, np.float32)})
 
 
-def test_one_who_does_not_insist_is_refused_there_too(bucket: Bucket) -> None:
+def test_publisher_without_insist_is_rejected_by_a_single_writer_run(bucket: Bucket) -> None:
     with Publisher(bucket, insist=True) as publisher:
         publisher.publish(WEIGHTS)
 
@@ -63,7 +63,7 @@ def test_one_who_does_not_insist_is_refused_there_too(bucket: Bucket) -> None:
 
 
 @in_loop
-async def test_a_safe_store_is_strict_unless_one_insists(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_safe_store_is_strict_without_insist(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, seaweedfs.env)
     for insist, mode in ((False, "strict"), (True, "single-writer")):
         bucket = open_bucket(seaweedfs.url(f"unsafe-{mode}"))

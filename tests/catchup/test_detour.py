@@ -1,4 +1,4 @@
-"""The loop around lost data: it tries until a way is whole, learns from every failure, and ends."""
+"""The loop around lost data: it retries, records a lost file at every failure, and ends."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from support.failing_bucket import in_memory
 from weightwire.catchup.detour import around_lost_data
 from weightwire.catchup.fetch import Fetcher
-from weightwire.catchup.plan import NoWay
-from weightwire.chain.records import DataFile, data_path
+from weightwire.catchup.plan import NEED_ANCHOR, NoPath
+from weightwire.chain.record_paths import data_path
+from weightwire.chain.records import DataFile
 from weightwire.errors import (
     BucketError,
     CorruptDelta,
@@ -30,8 +31,8 @@ def file_of(version: int) -> DataFile:
     return DataFile(data_path("delta", version, 1, 0, sha256), 10, sha256, 0)
 
 
-class Ways:
-    """An attempt that fails in one way after the other, each time because of another file; then it succeeds, or not."""
+class Attempts:
+    """Attempts that fail, each because of another lost file, before one succeeds or none is left."""
 
     def __init__(self, failures: Iterable[WeightwireError], end: Callable[[], str] = lambda: "there") -> None:
         self.fetcher = Fetcher(in_memory(), Runtime())
@@ -52,28 +53,28 @@ class Ways:
 
 def blocked(by: str) -> Callable[[], str]:
     def end() -> str:
-        raise NoWay("no anchor leads to version 9", hint="publish one", blocked_by=by)
+        raise NoPath("no anchor leads to version 9", hint="publish one", blocked_by=by)
 
     return end
 
 
-def test_the_first_way_may_be_whole() -> None:
-    ways = Ways([])
+def test_the_first_attempt_may_succeed() -> None:
+    ways = Attempts([])
     assert ways.run() == "there"
     assert not ways.warnings
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])
-def test_it_tries_as_long_as_it_learns_and_tells_what_was_lost(count: int) -> None:
-    ways = Ways([(NotFound, Truncated, CorruptDelta)[i % 3](f"file {i} is lost") for i in range(count)])
+def test_detour_retries_and_warns_about_each_lost_file(count: int) -> None:
+    ways = Attempts([(NotFound, Truncated, CorruptDelta)[i % 3](f"file {i} is lost") for i in range(count)])
     assert ways.run() == "there"
-    assert ways.warnings == [f"file {i} is lost; there was another way" for i in range(count)]
+    assert ways.warnings == [f"file {i} is lost; took another path" for i in range(count)]
     assert set(ways.fetcher.lost) == {file_of(i).path for i in range(count)}
 
 
 @pytest.mark.parametrize("kind", [NotFound, Truncated, CorruptDelta])
-def test_it_ends_when_nothing_was_learnt(kind: type[WeightwireError]) -> None:
-    """What failed is not a file that a way leads over, such as a side file."""
+def test_detour_raises_if_an_attempt_adds_no_lost_file(kind: type[WeightwireError]) -> None:
+    """The failed file is not part of a path: a side file, for example."""
     tries = []
 
     async def attempt() -> None:
@@ -87,7 +88,7 @@ def test_it_ends_when_nothing_was_learnt(kind: type[WeightwireError]) -> None:
 
 @pytest.mark.parametrize("problem", [Unavailable("later"), BucketError("no"), NoBucket("no such bucket")])
 def test_a_bucket_that_fails_does_not_count_as_lost_data(problem: WeightwireError) -> None:
-    ways = Ways([problem])
+    ways = Attempts([problem])
     with pytest.raises(type(problem)):
         ways.run()
     assert not ways.fetcher.lost
@@ -96,17 +97,17 @@ def test_a_bucket_that_fails_does_not_count_as_lost_data(problem: WeightwireErro
 @pytest.mark.parametrize(
     ("lost", "raised"), [(NotFound, DataGone), (Truncated, Truncated), (CorruptDelta, CorruptDelta)]
 )
-def test_where_no_way_is_left_it_names_the_file_that_blocks_it(
+def test_error_without_a_path_names_the_file_that_blocks_it(
     lost: type[WeightwireError], raised: type[WeightwireError]
 ) -> None:
-    ways = Ways([Truncated("an anchor"), lost("a delta"), Truncated("another anchor")], blocked(file_of(1).path))
+    ways = Attempts([Truncated("an anchor"), lost("a delta"), Truncated("another anchor")], blocked(file_of(1).path))
     with pytest.raises(raised, match="a delta, and no anchor leads past it") as caught:
         ways.run()
-    assert "publish a new anchor" in str(caught.value.hint)
+    assert NEED_ANCHOR in str(caught.value.hint)
     assert not ways.warnings
 
 
-def test_where_there_never_was_a_way_it_says_so() -> None:
+def test_detour_without_any_lost_file_raises_data_gone() -> None:
     with pytest.raises(DataGone, match="no anchor leads to version 9") as caught:
-        Ways([], blocked("")).run()
+        Attempts([], blocked("")).run()
     assert caught.value.hint == "publish one"

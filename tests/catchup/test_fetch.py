@@ -1,4 +1,4 @@
-"""Files from the bucket: every one is what was published or is refused, in memory or on disk, in turn and ahead."""
+"""Files from the bucket: each has the published bytes or is refused, in memory or on disk, in order and ahead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from support.records import grow
 from weightwire import Delta, anchor, diff, digest, patch
 from weightwire.catchup import fetch
 from weightwire.catchup.fetch import Fetcher
-from weightwire.chain.records import Commit, DataFile, Sealed, data_path
+from weightwire.chain.record_paths import data_path
+from weightwire.chain.records import Commit, DataFile, Sealed
 from weightwire.errors import (
     BucketError,
     CorruptDelta,
@@ -49,7 +50,7 @@ async def uploaded(bucket: Troubled, kind: str, version: int, made: Delta, rank:
 
 
 async def chain_in(bucket: Troubled, versions: Iterable[int]) -> list[Sealed[Commit]]:
-    """Commits of deltas that are in the bucket, from version 2 on."""
+    """Writes deltas to the bucket, from version 2 on, and returns their commits."""
     commits: list[Sealed[Commit]] = []
     grow(commits, "fence")
     grow(commits, "base")
@@ -60,7 +61,7 @@ async def chain_in(bucket: Troubled, versions: Iterable[int]) -> list[Sealed[Com
 
 @pytest.fixture(params=["in memory", "on disk"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where files are kept: as if all of them were too large for memory, too."""
+    """Runs the test twice: with files in memory, and with all files on disk."""
     if request.param == "on disk":
         monkeypatch.setattr(fetch, "_IN_MEMORY", 0)
         monkeypatch.setattr(fetch, "_PIECE", 100)
@@ -68,8 +69,8 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 @pytest.mark.usefixtures("place")
-class TestAFile:
-    def test_is_the_delta_that_was_published(self) -> None:
+class TestFile:
+    def test_fetched_file_is_the_published_delta(self) -> None:
         async def scene() -> tuple[Arrays, int, int]:
             bucket = in_memory()
             file = await uploaded(bucket, "delta", 2, delta_to(2))
@@ -82,7 +83,7 @@ class TestAFile:
         assert digest(after) == digest(weights(2))
         assert nbytes == size
 
-    def test_that_changed_is_refused(self) -> None:
+    def test_changed_file_is_refused(self) -> None:
         async def scene(place: int) -> None:
             bucket = in_memory()
             file = await uploaded(bucket, "delta", 2, delta_to(2))
@@ -92,20 +93,20 @@ class TestAFile:
             await Fetcher(bucket, Runtime()).fetch([file])
 
         for place in (0, 100, -1):
-            with pytest.raises(CorruptDelta, match=r"memory://.*: its bytes are not those"):
+            with pytest.raises(CorruptDelta, match=r"memory://.*: corrupt: its hash"):
                 asyncio.run(scene(place))
 
-    def test_that_was_cut_off_is_refused(self) -> None:
+    def test_truncated_file_is_refused(self) -> None:
         async def scene() -> None:
             bucket = in_memory()
             file = await uploaded(bucket, "delta", 2, delta_to(2))
             await bucket.inner.put(file.path, (await bucket.inner.get(file.path))[:-1])
             await Fetcher(bucket, Runtime()).fetch([file])
 
-        with pytest.raises(BucketError, match="cut off"):
+        with pytest.raises(BucketError, match="truncated"):
             asyncio.run(scene())
 
-    def test_that_is_gone_is_remembered(self) -> None:
+    def test_missing_file_is_added_to_lost(self) -> None:
         async def scene() -> set[str]:
             bucket = in_memory()
             here = await uploaded(bucket, "delta", 2, delta_to(2))
@@ -120,7 +121,7 @@ class TestAFile:
         assert len(asyncio.run(scene())) == 1
 
     @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:-1] + b"?"])
-    def test_that_is_damaged_is_remembered(self, change: Callable[[bytes], bytes]) -> None:
+    def test_damaged_file_is_added_to_lost(self, change: Callable[[bytes], bytes]) -> None:
         async def scene() -> None:
             bucket = in_memory()
             file = await uploaded(bucket, "delta", 2, delta_to(2))
@@ -132,8 +133,8 @@ class TestAFile:
 
         asyncio.run(scene())
 
-    def test_that_is_denied_is_gone_where_run_json_can_be_read(self) -> None:
-        """S3 says so of a missing object, to a key without list permission."""
+    def test_denied_file_counts_as_missing_if_run_json_can_be_read(self) -> None:
+        """S3 denies access to a missing object if the key has no list permission."""
 
         async def scene() -> None:
             bucket = in_memory()
@@ -141,7 +142,7 @@ class TestAFile:
             bucket.trouble("read_into", "", denied)
             fetcher = Fetcher(bucket, Runtime())
             await bucket.inner.put("run.json", b"{}")
-            with pytest.raises(NotFound, match="is not there"):
+            with pytest.raises(NotFound, match="not found"):
                 await fetcher.fetch([file])
             assert set(fetcher.lost) == {file.path}
             bucket.trouble("read_into get", "", denied, times=2)
@@ -152,9 +153,9 @@ class TestAFile:
 
         asyncio.run(scene())
 
-    def test_in_a_bucket_that_is_gone_is_not_lost(self) -> None:
+    def test_file_in_a_missing_bucket_is_not_lost(self) -> None:
         async def missing(act: Act) -> Any:
-            raise NoBucket("there is no such bucket")
+            raise NoBucket("the bucket does not exist")
 
         async def scene() -> set[str]:
             bucket = in_memory()
@@ -167,7 +168,7 @@ class TestAFile:
 
         assert not asyncio.run(scene())
 
-    def test_that_cannot_be_reached_is_not_lost(self) -> None:
+    def test_file_in_an_unreachable_bucket_is_not_lost(self) -> None:
         async def scene() -> set[str]:
             bucket = in_memory()
             file = await uploaded(bucket, "delta", 2, delta_to(2))
@@ -180,7 +181,7 @@ class TestAFile:
 
         assert not asyncio.run(scene())
 
-    def test_parts_of_several_ranks(self) -> None:
+    def test_version_may_have_a_file_per_rank(self) -> None:
         async def scene() -> list[int]:
             bucket = in_memory()
             files = [await uploaded(bucket, "anchor", 1, anchor({"w": np.full(5, rank)}), rank) for rank in range(3)]
@@ -189,7 +190,7 @@ class TestAFile:
 
         assert asyncio.run(scene()) == [0, 1, 2]
 
-    def test_none(self) -> None:
+    def test_a_version_may_have_no_files(self) -> None:
         async def scene() -> tuple[int, int]:
             fetched = await Fetcher(in_memory(), Runtime()).fetch([])
             return len(fetched.deltas), fetched.nbytes
@@ -198,7 +199,7 @@ class TestAFile:
 
 
 class TestBuffers:
-    def test_are_used_again(self) -> None:
+    def test_released_buffers_are_reused(self) -> None:
         async def scene() -> tuple[int, int]:
             bucket = in_memory()
             file = await uploaded(bucket, "delta", 2, delta_to(2))
@@ -213,7 +214,7 @@ class TestBuffers:
 
         assert asyncio.run(scene()) == (1, delta_to(2).nbytes)
 
-    def test_are_not_used_before_they_are_released(self) -> None:
+    def test_buffers_are_not_reused_before_they_are_released(self) -> None:
         async def scene() -> list[bytes]:
             bucket = in_memory()
             files = [await uploaded(bucket, "delta", version, delta_to(version)) for version in (2, 3)]
@@ -223,7 +224,7 @@ class TestBuffers:
 
         assert asyncio.run(scene()) == [delta_to(2).to_bytes(), delta_to(3).to_bytes()]
 
-    def test_a_larger_one_holds_a_smaller_file(self) -> None:
+    def test_a_large_buffer_is_reused_for_a_smaller_file(self) -> None:
         async def scene() -> None:
             bucket = in_memory()
             large = await uploaded(bucket, "anchor", 1, anchor(weights(1)))
@@ -243,7 +244,7 @@ class TestOnDisk:
     def _large(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fetch, "_IN_MEMORY", 0)
 
-    def test_leaves_nothing_behind(self, tmp_path: Path) -> None:
+    def test_fetch_to_disk_leaves_no_file_behind(self, tmp_path: Path) -> None:
         async def scene() -> None:
             bucket = in_memory()
             file = await uploaded(bucket, "delta", 2, delta_to(2))
@@ -255,19 +256,19 @@ class TestOnDisk:
         asyncio.run(scene())
         assert not [*tmp_path.iterdir()]
 
-    def test_without_a_place_to_keep_it(self, tmp_path: Path) -> None:
+    def test_fetch_to_disk_fails_without_a_temporary_directory(self, tmp_path: Path) -> None:
         async def scene() -> None:
             bucket = in_memory()
             file = await uploaded(bucket, "delta", 2, delta_to(2))
             await Fetcher(bucket, Runtime(), tmp_path / "gone").fetch([file])
 
-        with pytest.raises(OutputError, match=r"cannot be kept in a temporary file \(No such file"):
+        with pytest.raises(OutputError, match=r"cannot be written to a temporary file \(No such file"):
             asyncio.run(scene())
 
 
 @pytest.mark.usefixtures("place")
-class TestInTurn:
-    def test_comes_in_order(self) -> None:
+class TestSeveralVersions:
+    def test_versions_arrive_in_order(self) -> None:
         async def scene() -> tuple[list[int], Arrays]:
             bucket = in_memory()
             commits = await chain_in(bucket, range(2, 20))
@@ -282,7 +283,7 @@ class TestInTurn:
         assert seen == list(range(2, 20))
         assert digest(held) == digest(weights(19))
 
-    def test_versions_without_files(self) -> None:
+    def test_versions_without_files_are_returned(self) -> None:
         async def scene() -> list[tuple[int, int]]:
             commits: list[Sealed[Commit]] = []
             for kind in ("fence", "base", "fence", "fence"):
@@ -292,7 +293,7 @@ class TestInTurn:
 
         assert asyncio.run(scene()) == [(0, 0), (1, 0), (2, 0), (3, 0)]
 
-    def test_those_before_a_lost_one_still_come(self) -> None:
+    def test_versions_before_a_lost_file_still_arrive(self) -> None:
         async def scene() -> list[int]:
             bucket = in_memory()
             commits = await chain_in(bucket, range(2, 10))
@@ -309,7 +310,7 @@ class TestInTurn:
 
         assert asyncio.run(scene()) == [2, 3, 4, 5]
 
-    def test_nothing_goes_on_when_it_is_left(self) -> None:
+    def test_closed_fetch_leaves_no_task_behind(self) -> None:
         async def scene() -> int:
             bucket = in_memory()
             commits = await chain_in(bucket, range(2, 10))
@@ -322,8 +323,8 @@ class TestInTurn:
         assert asyncio.run(scene()) == 1
 
 
-class TestAhead:
-    def test_the_next_are_fetched_meanwhile(self) -> None:
+class TestPrefetch:
+    def test_the_next_versions_are_fetched_ahead(self) -> None:
         async def scene() -> int:
             bucket = in_memory()
             commits = await chain_in(bucket, range(2, 20))
@@ -344,7 +345,7 @@ class TestAhead:
 
         assert asyncio.run(scene()) == 4
 
-    def test_but_not_what_is_too_large_for_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_large_versions_are_not_fetched_ahead(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fetch, "_IN_MEMORY", 0)
 
         async def scene() -> int:

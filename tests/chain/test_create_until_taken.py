@@ -1,4 +1,4 @@
-"""Creating an object and making sure of it: whatever becomes of requests and replies, it is known what lies there."""
+"""create_until_taken knows what is stored in the end, even if requests or replies are lost."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from typing import Any
 
 import pytest
 
-from support.failing_bucket import Act, Quick, Troubled, conflicting, denied, failed, in_memory, lost, quickly
+from support.failing_bucket import Act, Quick, Troubled, conflicting, denied, failed, in_memory, lost, missing, quickly
 from support.records import Warnings, a_run, token
-from weightwire.chain.records import RUN, Run
+from weightwire.chain.record_paths import RUN
+from weightwire.chain.records import Run
 from weightwire.chain.writer import backoff, begin_run, create_until_taken
-from weightwire.errors import AlreadyExists, BucketError, PermissionDenied, Unavailable
+from weightwire.errors import AlreadyExists, BrokenChain, BucketError, NotFound, PermissionDenied, Unavailable
 
 
 class TestCreateUntilTaken:
     async def create(self, bucket: Troubled, data: bytes = b"mine", **given: Any) -> bytes:
         return await create_until_taken(bucket, "commits/x", data, Quick(), Warnings(), **given)
 
-    def test_creates(self) -> None:
+    def test_create_stores_an_object(self) -> None:
         bucket = in_memory()
         assert quickly(self.create(bucket)) == b"mine"
         assert bucket.asked == [("create", "commits/x")]
 
     @pytest.mark.parametrize("what", [lost, conflicting])
-    def test_ones_own_bytes_are_success(self, what: Any) -> None:
+    def test_own_bytes_at_the_path_are_a_success(self, what: Any) -> None:
         bucket = in_memory()
         bucket.trouble("create", "", what)
         assert quickly(self.create(bucket)) == b"mine"
         assert [verb for verb, _ in bucket.asked] == ["create", "get"]
 
     @pytest.mark.parametrize("what", [lost, conflicting, failed])
-    def test_anothers_bytes_are_returned(self, what: Any) -> None:
+    def test_bytes_of_another_writer_are_returned(self, what: Any) -> None:
         async def another_was_first() -> bytes:
             bucket = in_memory()
             await bucket.inner.create("commits/x", b"another's")
@@ -41,14 +42,14 @@ class TestCreateUntilTaken:
 
         assert quickly(another_was_first()) == b"another's"
 
-    def test_the_same_bytes_are_sent_again(self) -> None:
+    def test_a_retry_sends_the_same_bytes(self) -> None:
         bucket = in_memory()
         bucket.trouble("create", "", failed, times=3)
         assert quickly(self.create(bucket)) == b"mine"
         assert bucket.count("create") == 4
 
-    def test_one_that_arrives_late_is_recognised(self) -> None:
-        """The first is still under way when the second is sent."""
+    def test_a_request_that_arrives_late_is_recognized(self) -> None:
+        """The first request is still in flight when the second is sent."""
 
         async def late() -> tuple[bytes, int]:
             bucket = in_memory()
@@ -72,35 +73,53 @@ class TestCreateUntilTaken:
         assert data == b"mine"
         assert sent > 1
 
-    def test_it_is_read_back_until_it_can_be(self) -> None:
+    def test_reading_back_is_retried(self) -> None:
         bucket = in_memory()
         bucket.trouble("create", "", lost)
         bucket.trouble("get", "", failed, times=5)
         assert quickly(self.create(bucket)) == b"mine"
 
     @pytest.mark.parametrize("what", [failed, denied])
-    def test_it_is_never_given_up(self, what: Any) -> None:
-        """However it fails: what was sent may still arrive."""
+    def test_create_never_gives_up_by_default(self, what: Any) -> None:
+        """A request that failed may still arrive."""
         bucket = in_memory()
         bucket.trouble("create get", "", what, times=20)
         assert quickly(self.create(bucket)) == b"mine"
         assert len(bucket.asked) > 20
 
-    def test_it_is_given_up_where_nothing_depends_on_it(self) -> None:
+    def test_create_gives_up_after_the_given_tries(self) -> None:
         bucket = in_memory()
         bucket.trouble("create", "", failed, times=100)
         with pytest.raises(Unavailable):
             quickly(self.create(bucket, tries=5))
         assert bucket.count("create") == 5
 
-    def test_it_is_given_up_at_once_where_it_is_forbidden(self) -> None:
+    def test_create_gives_up_at_once_without_permission(self) -> None:
         bucket = in_memory()
         bucket.trouble("create", "", denied, times=100)
         with pytest.raises(PermissionDenied):
             quickly(self.create(bucket, tries=5))
         assert bucket.count("create") == 1
 
-    def test_it_says_what_it_waits_for(self) -> None:
+    def test_a_store_that_contradicts_itself_is_not_asked_without_a_pause(self) -> None:
+        """A folder or a FIFO in place of a commit: it exists, and it cannot be read."""
+        bucket = in_memory()
+        bucket.trouble("create", "", conflicting, times=1e9)
+        bucket.trouble("get", "", missing, times=1e9)
+        with pytest.raises(NotFound):
+            quickly(self.create(bucket, tries=5))
+        assert bucket.count("create") == 5
+
+    def test_something_that_exists_and_cannot_be_read_has_taken_the_place(self) -> None:
+        bucket = in_memory()
+        bucket.trouble("create", "", conflicting, times=1e9)
+        bucket.trouble("get", "", missing, times=1e9)
+        with pytest.raises(BrokenChain, match="exists, but cannot be read") as caught:
+            quickly(self.create(bucket))
+        assert caught.value.hint
+        assert bucket.count("create") == 20
+
+    def test_create_warns_while_it_retries(self) -> None:
         bucket, warnings = in_memory(), Warnings()
         bucket.trouble("create", "", failed, times=2)
         quickly(create_until_taken(bucket, "commits/x", b"", Quick(), warnings))
@@ -108,18 +127,18 @@ class TestCreateUntilTaken:
 
 
 class TestBackoff:
-    def test_grows_and_ends_somewhere(self) -> None:
+    def test_backoff_grows_up_to_a_limit(self) -> None:
         waits = [[backoff(Quick(), tries) for _ in range(50)] for tries in range(1, 30)]
         assert 0.1 <= min(waits[0]) <= max(waits[0]) <= 0.3
         assert max(waits[1]) <= 0.6
         assert 7.5 <= min(waits[28]) <= max(waits[28]) <= 22.5
 
-    def test_is_never_the_same_for_two(self) -> None:
+    def test_backoff_is_random(self) -> None:
         assert len({backoff(Quick(), 3) for _ in range(50)}) == 50
 
 
 class TestBeginRun:
-    def test_the_first_counts(self) -> None:
+    def test_the_first_run_record_counts(self) -> None:
         async def two() -> tuple[Run, Run]:
             bucket = in_memory()
             runs = [a_run(run=token(name)) for name in ("one", "two")]
@@ -128,20 +147,20 @@ class TestBeginRun:
         first, second = quickly(two())
         assert first == second == a_run(run=token("one"))
 
-    def test_ones_own_after_a_lost_reply(self) -> None:
+    def test_a_lost_reply_is_a_success(self) -> None:
         bucket = in_memory()
         bucket.trouble("create", RUN, lost)
         assert quickly(begin_run(bucket, a_run(), Quick(), Warnings())) == a_run()
 
-    def test_a_bucket_that_may_not_be_written(self) -> None:
+    def test_a_key_without_write_permission_cannot_begin_a_run(self) -> None:
         bucket = in_memory()
         bucket.trouble("create", "", denied, times=100)
         with pytest.raises(PermissionDenied):
             quickly(begin_run(bucket, a_run(), Quick(), Warnings()))
 
 
-def test_the_troubles_are_what_they_say() -> None:
-    """The tests above stand on them."""
+def test_the_failing_bucket_fails_as_described() -> None:
+    """The tests above rely on it."""
 
     async def outcome(what: Any) -> tuple[type[BaseException] | None, bool]:
         bucket = in_memory()

@@ -1,4 +1,4 @@
-"""What status and page both ask a chain for: the newest commits, the newest epoch and the newest gc record."""
+"""The newest commits, the newest epoch and the newest gc record, which status and page show."""
 
 from __future__ import annotations
 
@@ -6,17 +6,8 @@ import pytest
 
 from support.clocked_bucket import Clocked, clocked, first_weights, publish, run
 from weightwire.chain.reader import ChainReader, read_run
-from weightwire.chain.records import (
-    Epoch,
-    Gc,
-    commit_path,
-    epoch_path,
-    gc_path,
-    heartbeat_path,
-    number_of,
-    seal,
-    version_of,
-)
+from weightwire.chain.record_paths import commit_path, epoch_path, gc_path, heartbeat_path, number_of, version_of
+from weightwire.chain.records import Epoch, Gc, seal
 from weightwire.errors import BrokenChain
 
 
@@ -38,14 +29,14 @@ def claim(chain: ChainReader, epoch: int) -> bytes:
 
 
 class TestNewestEpoch:
-    def test_goes_by_number_and_not_by_text(self, bucket: Clocked, chain: ChainReader) -> None:
+    def test_newest_epoch_is_chosen_by_number_and_not_by_text(self, bucket: Clocked, chain: ChainReader) -> None:
         for epoch in (99_999_999, 100_000_000):  # the second sorts before the first as text
             bucket.write(epoch_path(epoch), claim(chain, epoch))
         found = run(chain.newest_epoch(run(bucket.list("epochs/"))))
         assert found is not None
         assert found.epoch == 100_000_000
 
-    def test_skips_records_that_are_not_valid(self, bucket: Clocked, chain: ChainReader) -> None:
+    def test_newest_epoch_skips_invalid_records(self, bucket: Clocked, chain: ChainReader) -> None:
         bucket.write(epoch_path(7), claim(chain, 7))
         bucket.write(epoch_path(8), b"nonsense")
         bucket.write(epoch_path(9), claim(chain, 10))
@@ -54,11 +45,11 @@ class TestNewestEpoch:
         assert found is not None
         assert found.epoch == 7
 
-    def test_is_none_without_any(self, chain: ChainReader) -> None:
+    def test_newest_epoch_is_none_without_records(self, chain: ChainReader) -> None:
         assert run(chain.newest_epoch([])) is None
 
 
-def test_newest_gc_record_of_this_run(bucket: Clocked, chain: ChainReader) -> None:
+def test_newest_gc_record_is_of_this_run(bucket: Clocked, chain: ChainReader) -> None:
     for below, name in ((2, chain.run.run), (4, chain.run.run), (6, "0" * 32)):
         bucket.write(gc_path(below), seal(Gc(run=name, below=below)).data)
     found = run(chain.newest_gc(run(bucket.list("gc/"))))
@@ -68,22 +59,22 @@ def test_newest_gc_record_of_this_run(bucket: Clocked, chain: ChainReader) -> No
 
 class TestNewestCommits:
     @pytest.mark.parametrize(("most", "first"), [(1, 6), (3, 4), (7, 0), (100, 0)])
-    def test_are_in_order_up_to_the_head(self, chain: ChainReader, most: int, first: int) -> None:
+    def test_newest_commits_are_in_order_up_to_the_head(self, chain: ChainReader, most: int, first: int) -> None:
         assert [one.record.version for one in run(chain.read_newest(most))] == list(range(first, 7))
 
-    def test_are_none_if_none_is_asked_for(self, chain: ChainReader) -> None:
+    def test_most_0_reads_nothing(self, chain: ChainReader) -> None:
         assert run(chain.read_newest(0)) == []
 
-    def test_must_all_be_there(self, bucket: Clocked, chain: ChainReader) -> None:
+    def test_a_missing_commit_among_the_newest_is_an_error(self, bucket: Clocked, chain: ChainReader) -> None:
         run(bucket.inner.delete(commit_path(4)))
-        with pytest.raises(BrokenChain, match="is missing, though later versions are there"):
+        with pytest.raises(BrokenChain, match="missing, although later versions exist"):
             run(chain.read_newest(4))
 
 
 class TestPaths:
     @pytest.mark.parametrize("path_of", [commit_path, epoch_path, gc_path])
     @pytest.mark.parametrize("number", [0, 7, 10**8, 10**19])
-    def test_number_of_a_record(self, path_of: object, number: int) -> None:
+    def test_record_path_has_a_number(self, path_of: object, number: int) -> None:
         assert callable(path_of)
         assert number_of(path_of(number)) == number
 
@@ -93,6 +84,6 @@ class TestPaths:
     def test_other_paths_have_no_number(self, path: str) -> None:
         assert number_of(path) is None
 
-    def test_version_of_data(self) -> None:
+    def test_data_path_has_a_version(self) -> None:
         paths = ["deltas/3/x", "anchors/12/y/z", "shortcuts/0/anchor-1.json", "deltas/3", "files/3/x", "anchors/x/y"]
         assert [version_of(path) for path in paths] == [3, 12, 0, None, None, None]

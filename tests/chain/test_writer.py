@@ -1,10 +1,11 @@
-"""One publisher's hold on a run: whatever becomes of its requests, a commit is its own, or it is fenced off."""
+"""ChainWriter: even if requests or replies are lost, every commit is its own, or the writer is fenced off."""
 
 from __future__ import annotations
 
 import asyncio
 import platform
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ import pytest
 from support.failing_bucket import Act, Quick, Troubled, conflicting, denied, failed, in_memory, lost, quickly
 from support.records import RUN_ID, Warnings, a_run, chain_of, state, store, token
 from weightwire.chain.reader import ChainReader
-from weightwire.chain.records import HEAD, Commit, Epoch, commit_path, epoch_path, seal, unseal
+from weightwire.chain.record_paths import HEAD, RUN, commit_path, epoch_path
+from weightwire.chain.records import Commit, Epoch, seal, unseal
 from weightwire.chain.writer import ChainWriter
-from weightwire.errors import BrokenChain, Fenced, ForeignRun, PermissionDenied, Unavailable
+from weightwire.errors import AlreadyExists, BrokenChain, Fenced, ForeignRun, PermissionDenied, Unavailable
 
 FENCE, FIRST = commit_path(0), commit_path(1)
 
@@ -26,8 +28,15 @@ def writer(bucket: Troubled, warnings: Warnings | None = None) -> ChainWriter:
 async def started(bucket: Troubled) -> ChainWriter:
     """A writer that has taken over."""
     made = writer(bucket)
-    await made.take_over()
+    await take_over(made)
     return made
+
+
+async def take_over(one: ChainWriter) -> None:
+    """Takes over a run, which is created if it does not exist."""
+    with suppress(AlreadyExists):
+        await one.bucket.inner.create(RUN, seal(a_run()).data)  # type: ignore[attr-defined]
+    await one.take_over()
 
 
 async def publish(one: ChainWriter) -> None:
@@ -38,7 +47,7 @@ async def publish(one: ChainWriter) -> None:
 
 
 async def history(bucket: Troubled) -> list[Commit]:
-    """All commits, checked as any reader would."""
+    """All commits, checked as a reader does."""
     chain = ChainReader(bucket.inner, a_run())
     found: list[Any] = []
     while more := await chain.read_after(found[-1] if found else None):
@@ -51,7 +60,7 @@ def kinds(commits: list[Commit]) -> list[tuple[str, int]]:
 
 
 class TestTakeOver:
-    def test_of_an_empty_run(self) -> None:
+    def test_takeover_of_an_empty_run_writes_the_first_fence(self) -> None:
         async def begin() -> tuple[ChainWriter, list[Commit], Epoch]:
             bucket = in_memory()
             one = await started(bucket)
@@ -63,7 +72,7 @@ class TestTakeOver:
         assert kinds(commits) == [("fence", 1)]
         assert (claim.epoch, claim.host) == (1, platform.node())
 
-    def test_of_a_run_that_has_versions(self) -> None:
+    def test_takeover_of_a_run_with_versions_adds_a_fence(self) -> None:
         async def go_on() -> tuple[ChainWriter, list[Commit]]:
             bucket = in_memory()
             await store(bucket.inner, chain_of(7))
@@ -78,7 +87,7 @@ class TestTakeOver:
         assert kinds(commits)[6:] == [("delta", 1), ("fence", 2)]
         assert commits[7].after == commits[6].after == state(6)
 
-    def test_epochs_are_unique(self) -> None:
+    def test_epochs_of_concurrent_writers_are_unique(self) -> None:
         async def many() -> list[ChainWriter | BaseException]:
             bucket = in_memory()
             return list(await asyncio.gather(*(started(bucket) for _ in range(8)), return_exceptions=True))
@@ -89,8 +98,8 @@ class TestTakeOver:
         assert len({one.epoch for one in writers}) == len(writers)
         assert {type(one) for one in results} <= {ChainWriter, Fenced}
 
-    def test_the_last_of_many_is_the_only_one_left(self) -> None:
-        """Each fence is one that the next one stands on; whoever is not the newest fails with its next commit."""
+    def test_only_the_newest_of_many_writers_can_commit(self) -> None:
+        """Each fence follows the previous one. Every other writer fails at its next commit."""
 
         async def many() -> tuple[list[ChainWriter], list[Any]]:
             bucket = in_memory()
@@ -106,7 +115,7 @@ class TestTakeOver:
             assert outcome is None if one is newest else isinstance(outcome, Fenced)
 
     @pytest.mark.parametrize("what", [lost, conflicting, failed])
-    def test_replies_that_are_lost(self, what: Any) -> None:
+    def test_takeover_survives_lost_replies(self, what: Any) -> None:
         async def take_over() -> tuple[int, list[Commit]]:
             bucket = in_memory()
             bucket.trouble("create", "epochs/", what)
@@ -117,8 +126,8 @@ class TestTakeOver:
         assert epoch == 1
         assert kinds(commits) == [("fence", 1)]
 
-    def test_an_older_epochs_commit_lands_first(self) -> None:
-        """The old publisher had sent it before it was replaced: it counts, and the fence goes behind it."""
+    def test_a_late_commit_of_an_older_epoch_counts(self) -> None:
+        """The old publisher sent it before it was fenced off. The fence goes after it."""
 
         async def race() -> tuple[ChainWriter, list[Commit], BaseException | None]:
             bucket = in_memory()
@@ -139,7 +148,7 @@ class TestTakeOver:
         assert (new.epoch, new.next_version) == (2, 4)
         assert isinstance(zombie, Fenced)
 
-    def test_many_of_an_older_epochs_commits_land_first(self) -> None:
+    def test_many_late_commits_of_an_older_epoch_count(self) -> None:
         async def race() -> list[Commit]:
             bucket = in_memory()
             old = await started(bucket)
@@ -156,7 +165,7 @@ class TestTakeOver:
 
         assert kinds(quickly(race()))[-2:] == [("delta", 1), ("fence", 2)]
 
-    def test_a_newer_epochs_fence_lands_first(self) -> None:
+    def test_a_fence_of_a_newer_epoch_wins(self) -> None:
         async def race() -> tuple[list[Commit], str]:
             bucket = in_memory()
             await publish(await started(bucket))
@@ -175,7 +184,7 @@ class TestTakeOver:
         assert kinds(commits) == [("fence", 1), ("base", 1), ("fence", 3)]
         assert "another publisher (epoch 3) started at the same time" in message
 
-    def test_a_newer_epoch_is_there_already(self) -> None:
+    def test_takeover_fails_if_a_newer_epoch_exists(self) -> None:
         async def late() -> None:
             bucket = in_memory()
 
@@ -195,7 +204,7 @@ class TestTakeOver:
         with pytest.raises(Fenced, match="epoch 2"):
             quickly(late())
 
-    def test_epochs_that_were_claimed_and_never_used(self) -> None:
+    def test_unused_epochs_are_skipped(self) -> None:
         async def skip() -> tuple[int, list[Commit]]:
             bucket = in_memory()
             bucket.trouble("create", "commits/", denied, times=1e9)
@@ -212,13 +221,13 @@ class TestTakeOver:
         assert epoch == 4
         assert kinds(commits) == [("fence", 4)]
 
-    def test_a_key_that_may_not_write(self) -> None:
+    def test_a_key_without_write_permission_cannot_take_over(self) -> None:
         bucket = in_memory()
         bucket.trouble("create put", "", denied, times=1e9)
         with pytest.raises(PermissionDenied):
             quickly(started(bucket))
 
-    def test_a_chain_that_is_broken(self) -> None:
+    def test_takeover_of_a_broken_chain_is_refused(self) -> None:
         async def go_on() -> None:
             bucket = in_memory()
             await store(bucket.inner, chain_of(6), [(commit_path(4), chain_of(3)[2].data)])
@@ -227,7 +236,7 @@ class TestTakeOver:
         with pytest.raises(BrokenChain):
             quickly(go_on())
 
-    def test_a_fence_of_another_run(self) -> None:
+    def test_takeover_of_another_run_is_refused(self) -> None:
         async def go_on() -> None:
             bucket = in_memory()
             foreign = Commit(run=token("x"), version=0, epoch=1, write_id=token("y"), kind="fence", parent="")
@@ -240,7 +249,7 @@ class TestTakeOver:
 
 class TestCommits:
     def run(self, scene: Callable[[Troubled, ChainWriter], Awaitable[None]]) -> list[Commit]:
-        """A scene with a writer that has taken over; the history after it."""
+        """Runs a scene with a writer that has taken over. Returns the commits afterwards."""
 
         async def play() -> list[Commit]:
             bucket = in_memory()
@@ -249,7 +258,7 @@ class TestCommits:
 
         return quickly(play())
 
-    def test_follow_each_other(self) -> None:
+    def test_commits_follow_each_other(self) -> None:
         async def scene(bucket: Troubled, one: ChainWriter) -> None:
             for version in range(1, 20):
                 assert one.next_version == version
@@ -259,7 +268,7 @@ class TestCommits:
         assert len(commits) == 20
         assert len({commit.write_id for commit in commits}) == 20
 
-    def test_begin_where_the_last_ended(self) -> None:
+    def test_prepared_commit_starts_from_the_last_state(self) -> None:
         async def scene(bucket: Troubled, one: ChainWriter) -> None:
             await publish(one)
             prepared = (await one.prepare(kind="delta", step=7, metrics={"loss": 0.5})).record
@@ -267,10 +276,10 @@ class TestCommits:
             assert prepared.before == prepared.after == state(1)
             assert (prepared.step, prepared.metrics) == (7, {"loss": 0.5})
 
-        assert len(self.run(scene)) == 2  # what was only prepared has not happened
+        assert len(self.run(scene)) == 2  # prepared commits were not sent
 
     @pytest.mark.parametrize("what", [lost, conflicting])
-    def test_a_lost_reply_is_success(self, what: Any) -> None:
+    def test_a_commit_whose_reply_is_lost_is_a_success(self, what: Any) -> None:
         async def scene(bucket: Troubled, one: ChainWriter) -> None:
             bucket.trouble("create", "commits/", what)
             await publish(one)
@@ -297,7 +306,7 @@ class TestCommits:
         assert len(sent) == 20
         assert len(set(sent)) == 1
 
-    def test_anothers_in_its_place(self) -> None:
+    def test_a_commit_of_another_publisher_at_the_path_fences_the_writer(self) -> None:
         messages = []
 
         async def scene(bucket: Troubled, one: ChainWriter) -> None:
@@ -309,10 +318,10 @@ class TestCommits:
 
         assert kinds(self.run(scene)) == [("fence", 1), ("base", 1), ("fence", 2)]
         assert f"another publisher (epoch 2, on {platform.node()}) has taken over this run from epoch 1" in messages[0]
-        assert "hint: only one publisher may write a run" in messages[0]
+        assert "hint: only one publisher may write to a run" in messages[0]
 
     @pytest.mark.parametrize("what", [failed, lost])
-    def test_anothers_in_its_place_while_replies_are_lost(self, what: Any) -> None:
+    def test_a_writer_is_fenced_even_while_replies_are_lost(self, what: Any) -> None:
         async def scene(bucket: Troubled, one: ChainWriter) -> None:
             await started(bucket)
             bucket.trouble("create", "", what, times=3)
@@ -322,7 +331,7 @@ class TestCommits:
 
         assert kinds(self.run(scene)) == [("fence", 1), ("fence", 2)]
 
-    def test_a_fenced_one_stays_fenced(self) -> None:
+    def test_a_fenced_writer_stays_fenced(self) -> None:
         async def scene(bucket: Troubled, one: ChainWriter) -> None:
             other = await started(bucket)
             for _ in range(3):
@@ -332,12 +341,12 @@ class TestCommits:
 
         assert kinds(self.run(scene)) == [("fence", 1), ("fence", 2), ("base", 2), ("delta", 2), ("delta", 2)]
 
-    def test_who_it_was_is_not_needed(self) -> None:
-        """The place is taken; what else cannot be found out is no reason to fail otherwise."""
+    def test_a_commit_of_an_unknown_writer_at_the_path_fences_the_writer(self) -> None:
+        """The writer is fenced even if the other writer cannot be identified."""
 
         async def scene(bucket: Troubled, one: ChainWriter) -> None:
             await bucket.inner.create(FIRST, b"something else")
-            with pytest.raises(Fenced, match="something else has taken over"):
+            with pytest.raises(Fenced, match="another writer has taken over"):
                 await publish(one)
             await bucket.inner.delete(FIRST)
             await started(bucket)
@@ -347,8 +356,8 @@ class TestCommits:
 
         self.run(scene)
 
-    def test_two_race_and_one_wins(self) -> None:
-        """Two writers that both believe to be the one: exactly one commit, exactly one told that it is fenced off."""
+    def test_one_of_two_racing_writers_wins(self) -> None:
+        """Exactly one commits, and exactly one is fenced off."""
 
         async def scene(bucket: Troubled, one: ChainWriter) -> None:
             twin = writer(bucket)
@@ -367,7 +376,7 @@ class TestHint:
         assert hint is not None
         return {"version": hint.version, "anchor": hint.anchor}
 
-    def test_says_which_is_the_newest(self) -> None:
+    def test_hint_names_the_newest_version(self) -> None:
         async def scene() -> dict[str, Any]:
             bucket = in_memory()
             one = await started(bucket)
@@ -377,18 +386,18 @@ class TestHint:
 
         assert quickly(scene()) == {"version": 1, "anchor": "shortcuts/1/anchor-0123456789abcdef.json"}
 
-    def test_is_not_worth_an_error(self) -> None:
+    def test_a_failure_to_write_the_hint_is_only_a_warning(self) -> None:
         async def scene() -> Warnings:
             bucket, warnings = in_memory(), Warnings()
             one = writer(bucket, warnings)
-            await one.take_over()
+            await take_over(one)
             bucket.trouble("put", HEAD, denied)
             await one.hint("")
             return warnings
 
         assert quickly(scene()) == ["HEAD.json: this key may not do that"]
 
-    def test_says_nothing_before_there_is_anything(self) -> None:
+    def test_hint_is_not_written_before_the_first_commit(self) -> None:
         bucket = in_memory()
         quickly(writer(bucket).hint(""))
         assert not bucket.asked

@@ -1,4 +1,4 @@
-"""gc, verify, status and log, as a user sees them: what goes to stdout and what to stderr, and exit codes."""
+"""gc, verify, status and log: stdout, stderr and exit codes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from support.commands import Command, Ran
 from support.stores import SeaweedFS, use
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.reader import read_run
-from weightwire.chain.records import commit_path, gc_path
+from weightwire.chain.record_paths import commit_path, gc_path
 from weightwire.cli.shared import bucket_command, terminal
 
 
 class Watched(Command):
-    """The same, also for those who look at a terminal."""
+    """A command that can also print as on a terminal."""
 
     def watched(self, *args: str | Path, width: int = 80) -> Ran:
-        """As on a terminal, without colour."""
+        """Output as on a terminal, without colour."""
         with self._monkeypatch.context() as patch:
             patch.setenv("COLUMNS", str(width))
             patch.setattr(terminal, "stdout_is_watched", lambda: True)
@@ -72,7 +72,7 @@ def objects(url: Path) -> set[str]:
 
 
 class TestGc:
-    def test_announces_and_then_deletes(self, run: Watched, url: Path) -> None:
+    def test_gc_announces_and_then_deletes(self, run: Watched, url: Path) -> None:
         for path in url.rglob("*.*"):
             age(path, 3 * 86400)
         before = objects(url)
@@ -82,9 +82,9 @@ class TestGc:
         assert (first.code, first.out) == (0, "")
         assert first.err.splitlines()[:2] == [
             "nothing to delete",
-            "data from version 5 on stays: the oldest anchor that is kept",
+            "data from version 5 on is kept: oldest anchor to keep",
         ]
-        assert first.err.splitlines()[2].endswith(" below that goes in 60 min")
+        assert first.err.splitlines()[2].endswith(" below that will be deleted in 60 min")
         assert objects(url) - before == {gc_path(5)}
 
         age(url / gc_path(5), 2 * 3600)
@@ -94,7 +94,7 @@ class TestGc:
         assert "  6 below version 5\n" in second.err
         assert sorted(int(path.name) for path in (url / "deltas").iterdir()) == [5, 6, 7]
 
-    def test_lists_in_a_dry_run_what_would_go(self, run: Watched, url: Path) -> None:
+    def test_gc_dry_run_lists_the_data_to_delete(self, run: Watched, url: Path) -> None:
         before = objects(url)
 
         ran = run("gc", url, "--dry-run", "--window", "0", "--grace", "0")
@@ -108,37 +108,37 @@ class TestGc:
         assert ran.err.startswith("would delete 6 objects, ")
         assert objects(url) == before
 
-    def test_keeps_as_many_anchors_as_it_is_told(self, run: Watched, url: Path) -> None:
+    def test_gc_keeps_the_requested_number_of_anchors(self, run: Watched, url: Path) -> None:
         figures = json.loads(run("gc", url, "--keep-anchors", "3", "--window", "0s", "--dry-run", "--json").out)
-        assert (figures["below"], figures["anchors"], figures["dry_run"]) == (3, [3, 5, 7], True)
+        assert (figures["below_version"], figures["anchor_versions"], figures["dry_run"]) == (3, [3, 5, 7], True)
 
-    def test_writes_figures_as_json(self, run: Watched, url: Path) -> None:
+    def test_gc_writes_json(self, run: Watched, url: Path) -> None:
         ran = run("gc", url, "--window", "0s", "--grace", "0s", "--json")
 
         figures = json.loads(ran.out)
-        assert (figures["run"], figures["head"], figures["below"]) == (run_id(url), 7, 5)
-        assert figures["limits"][0] == {"version": 5, "why": "the oldest anchor that is kept"}
-        assert figures["bytes"] == sum(one["size"] for one in figures["removed"]) > 0
+        assert (figures["run"], figures["version"], figures["below_version"]) == (run_id(url), 7, 5)
+        assert figures["limits"][0] == {"version": 5, "why": "oldest anchor to keep"}
+        assert figures["bytes"] == sum(one["bytes"] for one in figures["removed"]) > 0
         assert figures["waiting"] == figures["leases"] == []
 
-    def test_says_which_replica_holds_data(self, run: Watched, url: Path) -> None:
+    def test_gc_names_the_replica_that_needs_data(self, run: Watched, url: Path) -> None:
         put(url, *beat(run_id(url), "slow", 2))
         ran = run("gc", url, "--window", "0s")
-        assert "data from version 3 on stays: replica slow is at version 2\n" in ran.err
+        assert "data from version 3 on is kept: replica slow is at version 2\n" in ran.err
 
-    def test_keeps_what_is_young(self, run: Watched, url: Path) -> None:
-        assert "data from version 0 on stays: leads to versions committed less than 24 h ago" in run("gc", url).err
+    def test_gc_keeps_data_of_recent_versions(self, run: Watched, url: Path) -> None:
+        assert "data from version 0 on is kept: needed for versions committed less than 24 h ago" in run("gc", url).err
 
     @pytest.mark.parametrize("wrong", ["1", "-1h", "1 week", "1e3s", "", "99999999999d", "nan", "1h1h"])
-    def test_refuses_a_time_that_is_none(self, run: Watched, url: Path, wrong: str) -> None:
+    def test_invalid_duration_is_refused(self, run: Watched, url: Path, wrong: str) -> None:
         ran = run("gc", url, f"--window={wrong}")
         assert ran.code == 2
-        assert "is no time: write 90s, 30min, 24h or 7d" in ran.err
+        assert "is not a duration: use 90s, 30min, 24h or 7d" in ran.err
 
-    def test_refuses_to_keep_no_anchor(self, run: Watched, url: Path) -> None:
+    def test_gc_keeps_at_least_one_anchor(self, run: Watched, url: Path) -> None:
         assert run("gc", url, "--keep-anchors", "0").code == 2
 
-    def test_of_no_run(self, run: Watched, tmp_path: Path) -> None:
+    def test_missing_run_is_an_error(self, run: Watched, tmp_path: Path) -> None:
         ran = run("gc", tmp_path)
         assert (ran.code, ran.out) == (1, "")
         assert ran.err.startswith("error: ")
@@ -146,21 +146,21 @@ class TestGc:
 
 
 class TestVerify:
-    def test_a_run_that_is_fine(self, run: Watched, url: Path) -> None:
+    def test_intact_run_has_no_problems(self, run: Watched, url: Path) -> None:
         ran = run("verify", url)
         assert (ran.code, ran.out) == (0, "")
         first, second, last = ran.err.splitlines()
         assert first == "the chain is whole up to version 7, the newest"
-        assert second.startswith("10 files of data as published, ")
-        assert last == "everything is as it should be"
+        assert second.startswith("10 data files intact, ")
+        assert last == "no problems found"
 
-    def test_rebuilds(self, run: Watched, url: Path) -> None:
+    def test_rebuild_reports_versions_and_anchors(self, run: Watched, url: Path) -> None:
         ran = run("verify", url, "--rebuild", "--threads", "1")
         assert ran.code == 0
-        assert "weights rebuilt from version 1 to 7, every state as committed\n" in ran.err
-        assert "3 anchors compared with what the deltas lead to\n" in ran.err
+        assert "rebuilt versions 1 to 7: all digests match\n" in ran.err
+        assert "3 anchors compared with the rebuilt weights\n" in ran.err
 
-    def test_a_line_for_each_problem(self, run: Watched, url: Path) -> None:
+    def test_verify_writes_one_line_per_problem(self, run: Watched, url: Path) -> None:
         damaged = [next((url / "deltas" / str(version)).iterdir()) for version in (2, 6)]
         for path in damaged:
             path.write_bytes(path.read_bytes()[:-1] + b"!")
@@ -169,32 +169,32 @@ class TestVerify:
 
         assert ran.code == 1
         assert ran.out.splitlines() == [
-            f"{path.relative_to(url)}: its bytes are not those that were published" for path in damaged
+            f"{path.relative_to(url)}: corrupt: its hash does not match the record" for path in damaged
         ]
         assert ran.err.splitlines()[-1] == "2 problems found"
         assert "error" not in ran.err
 
-    def test_a_chain_that_is_broken(self, run: Watched, url: Path) -> None:
+    def test_broken_chain_is_a_problem(self, run: Watched, url: Path) -> None:
         (url / commit_path(4)).unlink()
         ran = run("verify", url)
-        assert (ran.code, ran.out) == (1, f"{commit_path(4)}: is missing, though later versions are there\n")
+        assert (ran.code, ran.out) == (1, f"{commit_path(4)}: missing, although later versions exist\n")
         assert ran.err.splitlines()[0] == "the chain is broken: whole up to version 3 of 7"
 
-    def test_writes_figures_as_json(self, run: Watched, url: Path) -> None:
+    def test_verify_writes_json(self, run: Watched, url: Path) -> None:
         (url / commit_path(7)).write_bytes(b"\x1b[31m")
         ran = run("verify", url, "--json")
         figures = json.loads(ran.out)
-        assert (ran.code, figures["fine"], figures["head"], figures["whole"]) == (1, False, 7, 6)
+        assert (ran.code, figures["ok"], figures["version"], figures["whole_version"]) == (1, False, 7, 6)
         assert figures["problems"][0]["path"] == commit_path(7)
 
-    def test_what_retention_has_deleted(self, run: Watched, url: Path) -> None:
+    def test_data_deleted_by_retention_is_not_a_problem(self, run: Watched, url: Path) -> None:
         run("gc", url, "--window", "0s", "--grace", "0s")
         ran = run("verify", url, "--rebuild")
         assert ran.code == 0
         assert "; 4 files below version 5 deleted by retention\n" in ran.err
-        assert "weights rebuilt from version 5 to 7, " in ran.err
+        assert "rebuilt versions 5 to 7: " in ran.err
 
-    def test_with_a_base(self, run: Watched, tmp_path: Path) -> None:
+    def test_rebuild_of_a_run_from_a_base_needs_the_base(self, run: Watched, tmp_path: Path) -> None:
         weights = first_weights()
         safetensors.numpy.save_file(weights, tmp_path / "base.safetensors")
         safetensors.numpy.save_file(first_weights(8), tmp_path / "other.safetensors")
@@ -207,37 +207,55 @@ class TestVerify:
         wrong = run("verify", url, "--rebuild", "--base", tmp_path / "other.safetensors")
 
         assert fine.code == 0
-        assert "weights rebuilt from version 1 to 3, " in fine.err
-        assert (wrong.code, wrong.err.startswith("error: these are not the weights that the run started from")) == (
+        assert "rebuilt versions 1 to 3: " in fine.err
+        assert (
+            wrong.code,
+            wrong.err.startswith("error: the base does not hold the weights that the run starts from"),
+        ) == (
             1,
             1,
         )
 
-    def test_a_base_is_for_rebuilding(self, run: Watched, url: Path) -> None:
+    def test_base_option_needs_rebuild(self, run: Watched, url: Path) -> None:
         ran = run("verify", url, "--base", url)
         assert ran.code == 2
-        assert "is of use only with --rebuild" in ran.err
+        assert "needs --rebuild" in ran.err
+
+
+@pytest.mark.parametrize("command", ["status", "log"])
+def test_missing_commit_is_a_warning(run: Watched, url: Path, command: str) -> None:
+    (url / commit_path(3)).unlink()
+    ran = run(command, url)
+    assert ran.code == 0
+    assert "warning: " in ran.err
+    assert commit_path(3) in ran.err
+    assert "7" in ran.out
 
 
 class TestStatus:
-    def test_at_a_glance(self, run: Watched, url: Path) -> None:
+    def test_status_shows_the_facts_of_a_run(self, run: Watched, url: Path) -> None:
         ran = run("status", url)
         assert (ran.code, ran.err) == (0, "")
         facts = {line[:10].strip(): line[11:] for line in ran.out.splitlines()}
-        assert facts["run"].startswith(f"{run_id(url)[:12]} at file://")
+        assert facts["run"].startswith(f"{run_id(url)[:12]} at {url}")
         assert facts["weights"] == "2 tensors, 552 parameters, 2.1 kB"
-        assert facts["publisher"].endswith(", epoch 1, since just now")
+        assert facts["publisher"].endswith(", epoch 1, claimed just now")
         assert facts["newest"] == "version 7, step 6, just now"
         assert facts["deltas"].startswith("354 B on average of the last 6, 6.0x smaller")
         assert facts["anchor"].startswith("version 7, ")
-        assert facts["replicas"] == "none heard of"
+        assert facts["replicas"] == "none"
         assert "mode" not in facts
 
-    def test_of_replicas(self, run: Watched, url: Path) -> None:
-        put(url, *beat(run_id(url), "near", 7))
-        age(put(url, *beat(run_id(url), "far", 2, served=1, trouble="no space left")), 600)
-        put(url, *beat(run_id(url), "new", -1))
-        put(url, *beat(run_id(url), "once", 6, lease=0.0))
+    def test_status_shows_a_table_of_replicas(self, run: Watched, url: Path) -> None:
+        near, new, once = (
+            beat(run_id(url), "near", 7),
+            beat(run_id(url), "new", -1),
+            beat(run_id(url), "once", 6, lease=0.0),
+        )
+        age(put(url, *beat(run_id(url), "far", 2, served=1, trouble="no space left")), 540)
+        modified = time.time() + 60  # the newest objects define "now" if they are ahead of this machine's clock
+        for path in [put(url, *one) for one in (near, new, once)]:
+            os.utime(path, (modified, modified))
 
         lines = [re.split("  +", line) for line in run("status", url).out.split("\n\n")[1].splitlines()]
         assert lines == [
@@ -249,91 +267,114 @@ class TestStatus:
         ]
         assert "replicas   2 alive of 4, 1 stopped\n" in run("status", url).out
 
-    def test_shows_single_writer_mode_plainly(self, run: Watched, tmp_path: Path) -> None:
+    def test_single_writer_mode_is_shown(self, run: Watched, tmp_path: Path) -> None:
         publish(open_bucket(tmp_path / "run"), first_weights(), 1, insist=True)
         ran = run("status", tmp_path / "run")
         assert "mode       single-writer: nothing stops a second publisher" in ran.out
 
     @pytest.mark.parametrize("watched", [False, True])
-    def test_names_cannot_move_the_cursor(self, run: Watched, url: Path, watched: bool) -> None:
+    def test_control_characters_are_escaped(self, run: Watched, url: Path, watched: bool) -> None:
         path, data = beat(run_id(url), "x", 2, trouble="\x1b[2Jgone\n[red]bad[/red]", host="\x1b[1m")
         put(url, path, data)
         ran = run.watched("status", url, width=200) if watched else run("status", url)
         assert "\x1b" not in ran.out
         assert "\\x1b[2Jgone\\n[red]bad[/red]" in ran.out
 
-    def test_fits_a_terminal(self, run: Watched, url: Path) -> None:
+    def test_status_table_fits_80_columns(self, run: Watched, url: Path) -> None:
         put(url, *beat(run_id(url), "worker-17.region-2.example", 2, trouble="the bucket cannot be reached " * 5))
         table = run.watched("status", url).out.split("\n\n")[1]
         assert max(map(len, table.splitlines())) <= 80
         assert len(table.splitlines()) > 2
 
-    def test_writes_figures_as_json(self, run: Watched, url: Path) -> None:
+    def test_status_writes_json(self, run: Watched, url: Path) -> None:
         put(url, *beat(run_id(url), "x", 2))
         figures = json.loads(run("status", url, "--json").out)
-        assert (figures["run"], figures["mode"], figures["head"]["version"]) == (run_id(url), "strict", 7)
-        assert (figures["tensors"], figures["parameters"], figures["nbytes"]) == (2, 552, 2128)
-        assert (figures["recent"], round(figures["average"])) == (6, 354)
-        assert figures["ratio"] == pytest.approx(2128 / figures["average"])
-        assert not {"weights", "deltas"} & set(figures)
+        assert (figures["run"], figures["mode"], figures["newest"]["version"]) == (run_id(url), "strict", 7)
+        assert (figures["tensors"], figures["weights"], figures["weights_bytes"]) == (2, 552, 2128)
+        deltas = figures["deltas"]
+        assert (deltas["count"], round(deltas["average_bytes"])) == (6, 354)
+        assert deltas["ratio"] == pytest.approx(2128 / deltas["average_bytes"])
         assert figures["replicas"][0]["behind"] == 5
-        assert figures["replicas"][0]["stages"]["apply"] == {"seconds": 0.01, "bytes": 0, "at": 0.0}
-        assert figures["replicas"][0]["served"] is None
+        assert figures["replicas"][0]["stages"]["apply"] == {"seconds": 0.01, "bytes": 0, "time": None}
+        assert figures["replicas"][0]["served_version"] is None
 
-    def test_tells_of_retention(self, run: Watched, url: Path) -> None:
+    def test_status_json_has_no_negative_versions(self, run: Watched, url: Path) -> None:
+        put(url, *beat(run_id(url), "new", -1, served=-1))
+        [replica] = json.loads(run("status", url, "--json").out)["replicas"]
+        assert (replica["version"], replica["served_version"], replica["behind"]) == (None, None, None)
+
+    def test_status_mentions_retention_only_after_it_deleted_data(self, run: Watched, url: Path) -> None:
         run("gc", url, "--window", "0s")
-        assert "retention  data below version 5 may be gone\n" in run("status", url).out
+        assert "\nretention " not in run("status", url).out
+        run("gc", url, "--window", "0s", "--grace", "0s")
+        assert "retention  data below version 5 is deleted\n" in run("status", url).out
 
-    def test_of_a_run_without_a_version(self, run: Watched, url: Path) -> None:
+    def test_status_shows_a_run_without_a_version(self, run: Watched, url: Path) -> None:
         for path in (url / "commits").iterdir():
             path.unlink()
         assert "newest     no version yet\n" in run("status", url).out
 
-    def test_of_no_run(self, run: Watched, tmp_path: Path) -> None:
+    def test_missing_run_is_an_error(self, run: Watched, tmp_path: Path) -> None:
         ran = run("status", tmp_path)
         assert (ran.code, ran.out) == (1, "")
         assert "nothing has been published there yet" in ran.err
 
-    def test_of_no_url(self, run: Watched) -> None:
+    def test_unsupported_url_is_an_error(self, run: Watched) -> None:
         ran = run("status", "ftp://x/y")
         assert (ran.code, ran.out) == (1, "")
         assert "\nhint: use s3://" in ran.err
 
 
 class TestLog:
-    def test_a_line_for_each_version(self, run: Watched, url: Path) -> None:
+    def test_log_writes_one_line_per_version(self, run: Watched, url: Path) -> None:
         ran = run("log", url)
 
         lines = [re.split("  +", line.strip()) for line in ran.out.splitlines()]
-        assert lines[0] == ["version", "kind", "step", "when", "bytes", "changed", "encode", "upload", "reward"]
+        assert lines[0] == [
+            "version",
+            "kind",
+            "step",
+            "when",
+            "bytes",
+            "anchor",
+            "changed",
+            "encode",
+            "upload",
+            "reward",
+        ]
         assert [line[:3] for line in lines[1:3]] == [["7", "delta", "6"], ["6", "delta", "5"]]
         assert [line[:3] for line in lines[-2:]] == [["1", "anchor", "0"], ["0", "fence", "-"]]
-        assert {len(line) for line in lines} == {9}
-        nbytes = next((url / "deltas" / "7").iterdir()).stat().st_size
-        assert lines[1][3:6] == ["just now", f"{nbytes} B" if nbytes < 1000 else f"{nbytes / 1000:.1f} kB", "11"]
-        assert (lines[1][8], ran.err) == ("3", "")
+        assert {len(line) for line in lines} == {10}
+        delta, anchor = (next((url / kind / "7").iterdir()).stat().st_size for kind in ("deltas", "anchors"))
+        assert lines[1][3:7] == ["just now", terminal.byte_size(delta), terminal.byte_size(anchor), "11"]
+        assert lines[2][5] == "-"  # no anchor beside version 6
+        assert (lines[1][9], ran.err) == ("3", "")
 
-    def test_as_many_as_asked_for(self, run: Watched, url: Path) -> None:
+    def test_log_limits_the_number_of_versions(self, run: Watched, url: Path) -> None:
         assert len(run("log", url, "-n", "3").out.splitlines()) == 4
         assert run("log", url, "-n", "0").code == 2
 
-    def test_for_people(self, run: Watched, url: Path) -> None:
+    def test_log_table_fits_a_terminal(self, run: Watched, url: Path) -> None:
         ran = run.watched("log", url)
         assert max(map(len, ran.out.splitlines())) <= 80
         assert "just now" in ran.out
         assert "\x1b" not in ran.out
 
-    def test_writes_figures_as_json(self, run: Watched, url: Path) -> None:
+    def test_log_writes_json(self, run: Watched, url: Path) -> None:
         versions = json.loads(run("log", url, "-n", "2", "--json").out)["versions"]
         assert [one["version"] for one in versions] == [7, 6]
         assert (versions[0]["metrics"], versions[0]["changed"]) == ({"reward": 3.0}, 11)
-        assert versions[0]["stages"]["upload"]["bytes"] == versions[0]["nbytes"]
+        assert versions[0]["stages"]["upload"]["bytes"] == versions[0]["bytes"]
 
-    def test_of_a_run_without_a_version(self, run: Watched, url: Path) -> None:
+    def test_log_of_a_run_without_a_version_is_empty(self, run: Watched, url: Path) -> None:
         for path in (url / "commits").iterdir():
             path.unlink()
         ran = run("log", url)
-        assert (ran.code, ran.out, ran.err) == (0, "", "no version has been published yet\n")
+        assert (ran.code, ran.out, ran.err) == (
+            0,
+            "",
+            "no version has been published yet: run `weightwire publish DIR URL`\n",
+        )
 
 
 def check_commands(run: Watched, url: str) -> None:
@@ -347,16 +388,18 @@ def check_commands(run: Watched, url: str) -> None:
     assert "deleted by retention" in after.err
 
 
-def test_any_kind_of_bucket(run: Watched) -> None:
+def test_every_command_works_on_memory_buckets(run: Watched) -> None:
     check_commands(run, "memory://cli/run")
 
 
 class TestS3:
-    def test_every_command(self, run: Watched, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_every_command_works_on_s3(
+        self, run: Watched, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         use(monkeypatch, seaweedfs.env)
         check_commands(run, seaweedfs.url("cli/run"))
 
-    def test_what_a_key_may_that_only_reads(
+    def test_read_only_key_is_enough_for_all_commands_but_gc(
         self, run: Watched, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         use(monkeypatch, seaweedfs.env)
@@ -387,7 +430,7 @@ class TestTimes:
             (5.0, 5),
         ],
     )
-    def test_as_people_write_them(self, text: str | float, seconds: float) -> None:
+    def test_duration_is_parsed_into_seconds(self, text: str | float, seconds: float) -> None:
         assert bucket_command.duration(text) == seconds
 
     @pytest.mark.parametrize(
@@ -405,11 +448,11 @@ class TestTimes:
             (1e300, "115741 days ago"),
         ],
     )
-    def test_as_people_read_them(self, seconds: float, text: str) -> None:
+    def test_age_is_readable(self, seconds: float, text: str) -> None:
         assert bucket_command.ago(seconds) == text
 
     @pytest.mark.parametrize(
         ("seconds", "text"), [(0, "0 ms"), (0.0123, "12 ms"), (0.5, "500 ms"), (1.5, "1.5 s"), (9.96, "10 s")]
     )
-    def test_short_ones(self, seconds: float, text: str) -> None:
+    def test_short_duration_is_readable(self, seconds: float, text: str) -> None:
         assert bucket_command.span(seconds) == text

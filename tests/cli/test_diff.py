@@ -1,4 +1,4 @@
-"""`weightwire diff`, as a user sees it: files, exit codes, what goes to stdout and what to stderr."""
+"""`weightwire diff`: files, exit codes, stdout and stderr."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weightwire.cli.shared import terminal
 
 
 class TestDiff:
-    def test_says_what_it_did_on_stderr(self, run: Command, files: Files) -> None:
+    def test_diff_writes_its_summary_to_stderr(self, run: Command, files: Files) -> None:
         ran = run("diff", files.old, files.new, "-o", files.delta)
 
         first, second = ran.err.splitlines()
@@ -23,7 +23,7 @@ class TestDiff:
         assert "x smaller than the weights, " in second
         assert ran.out == ""
 
-    def test_writes_figures_as_json(self, run: Command, files: Files) -> None:
+    def test_diff_writes_json(self, run: Command, files: Files) -> None:
         ran = run("diff", files.old, files.new, "-o", files.delta, "--json")
 
         figures = json.loads(ran.out)
@@ -35,14 +35,14 @@ class TestDiff:
         assert figures["after"] == weightwire.digest(files.new).hex
         assert ran.err.startswith("wrote ")
 
-    def test_of_the_same_weights(self, run: Command, files: Files) -> None:
+    def test_identical_weights_are_reported(self, run: Command, files: Files) -> None:
         ran = run("diff", files.old, files.old, "-o", files.delta, "--json")
 
         assert "no change: the weights are identical" in ran.err
         assert "smaller" not in ran.err
         assert json.loads(ran.out)["bytes_per_change"] is None
 
-    def test_tells_of_tensors_that_came_and_went(self, run: Command, files: Files) -> None:
+    def test_new_and_removed_tensors_are_counted(self, run: Command, files: Files) -> None:
         arrays = make_weights()
         arrays["a new one"] = arrays.pop("norm")
         save(files.new, arrays)
@@ -52,17 +52,17 @@ class TestDiff:
         assert ", 1 tensor new, 1 tensor removed, " in ran.err
 
     @pytest.mark.parametrize("out", ["old.safetensors", "new.safetensors"])
-    def test_does_not_overwrite_weights(self, run: Command, files: Files, out: str) -> None:
+    def test_diff_does_not_overwrite_weights(self, run: Command, files: Files, out: str) -> None:
         before = tree(files.here)
 
         ran = run("diff", files.old, files.new, "-o", files.here / out)
 
         assert (ran.code, ran.out) == (1, "")
-        assert ran.err.startswith(f"error: {files.here / out}: holds weights to be compared\nhint: ")
+        assert ran.err.startswith(f"error: {files.here / out}: is one of the files to compare [WW-OUTPUT]\nhint: ")
         assert tree(files.here) == before
 
     @pytest.mark.parametrize("out", [".", "nowhere/step.delta"])
-    def test_refuses_a_bad_place_before_the_work(
+    def test_unusable_output_is_refused_before_the_diff(
         self, run: Command, files: Files, monkeypatch: pytest.MonkeyPatch, out: str
     ) -> None:
         monkeypatch.setattr(weightwire, "diff", None)

@@ -1,4 +1,4 @@
-"""`weightwire follow` with engines that are not there, and with a server of its own."""
+"""`weightwire follow --engine` with unreachable engines, and `--listen`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from support.commands import Running, bits_of, weightwire
 
 
 class TestEngines:
-    """Those that are not there; tests/engines/vllm has those that are."""
+    """tests/engines/vllm tests running engines."""
 
     @pytest.mark.parametrize("text", ["http://127.0.0.1:8000", "vllm=127.0.0.1:8000", "sglang=http://127.0.0.1:8000"])
-    def test_what_is_none(self, trainer: CheckpointTrainer, replica: Path, text: str) -> None:
+    def test_malformed_engine_is_refused(self, trainer: CheckpointTrainer, replica: Path, text: str) -> None:
         trainer.publish()
         ran = weightwire("follow", trainer.bucket, "--into", replica, "--engine", text)
         assert ran.code == 2
@@ -24,22 +24,22 @@ class TestEngines:
         assert "vllm=http://127.0.0.1:8000" in ran.err
         assert not replica.exists()
 
-    def test_once_with_nobody_there(self, trainer: CheckpointTrainer, replica: Path) -> None:
+    def test_unreachable_engine_with_once_is_an_error(self, trainer: CheckpointTrainer, replica: Path) -> None:
         path = trainer.publish()
         ran = weightwire("follow", trainer.bucket, "--into", replica, "--once", "--engine", "vllm=http://127.0.0.1:9")
         assert ran.code == 1
         assert "error: http://127.0.0.1:9: cannot be reached" in ran.err
         assert "hint: start vLLM there" in ran.err
-        assert bits_of(replica / "current") == bits_of(path)  # it follows all the same
+        assert bits_of(replica / "current") == bits_of(path)  # the replica is updated
 
-    def test_once_with_nobody_there_is_one_json_document(self, trainer: CheckpointTrainer, replica: Path) -> None:
+    def test_unreachable_engine_with_once_is_one_json_document(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
         engine = ["--engine", "vllm=http://127.0.0.1:9"]
         ran = weightwire("follow", trainer.bucket, "--into", replica, "--once", "--json", *engine)
         assert ran.code == 1
         assert json.loads(ran.out)["error"]["code"] == "WW-ENGINE-GONE"
 
-    def test_one_that_may_come_is_waited_for(self, trainer: CheckpointTrainer, replica: Path) -> None:
+    def test_unreachable_engine_is_waited_for(self, trainer: CheckpointTrainer, replica: Path) -> None:
         trainer.publish()
         with Running(
             "follow", trainer.bucket, "--into", replica, "--engine", "vllm=http://127.0.0.1:9", "--json"
@@ -54,7 +54,7 @@ class TestEngines:
 
 
 class TestListening:
-    def test_wakes_and_tells(self, trainer: CheckpointTrainer, replica: Path) -> None:
+    def test_listener_serves_wake_status_and_metrics(self, trainer: CheckpointTrainer, replica: Path) -> None:
         path = trainer.publish()
         with Running("follow", trainer.bucket, "--into", replica, "--listen", "0") as following:
             address = following.wait_for("listening on ").split()[-1]
@@ -74,7 +74,7 @@ class TestListening:
         assert 'weightwire_stage_seconds_count{role="follower",stage="apply"} 1.0' in metrics
         assert bits_of(replica / "current") == bits_of(path)
 
-    def test_before_there_is_a_run(self, trainer: CheckpointTrainer, replica: Path) -> None:
+    def test_listener_serves_status_before_the_run_starts(self, trainer: CheckpointTrainer, replica: Path) -> None:
         with Running("follow", trainer.bucket, "--into", replica, "--listen", "127.0.0.1:0") as following:
             address = following.wait_for("listening on ").split()[-1]
             with urllib.request.urlopen(address, timeout=10) as response:

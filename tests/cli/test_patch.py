@@ -1,4 +1,4 @@
-"""`weightwire patch`, as a user sees it, alone and after `weightwire diff`."""
+"""`weightwire patch`, alone and after `weightwire diff`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weightwire.weights.tensor import Tensor
 
 
 class TestRoundTrip:
-    def test_of_a_sharded_directory_as_a_user_runs_it(self, tmp_path: Path) -> None:
+    def test_sharded_directory_round_trips(self, tmp_path: Path) -> None:
         weights = make_weights()
         save_checkpoint(tmp_path / "old", weights)
         save_checkpoint(tmp_path / "new", step(weights))
@@ -40,7 +40,7 @@ class TestRoundTrip:
         assert "verified: state " in patch.stderr
         assert "model.layers.10.mlp.up_proj.weight" in show.stdout
 
-    def test_of_single_files(self, run: Command, files: Files) -> None:
+    def test_single_files_round_trip(self, run: Command, files: Files) -> None:
         delta, out = files.here / "again.delta", files.here / "out.safetensors"
 
         assert run("diff", files.old, files.new, "-o", delta).code == 0
@@ -49,7 +49,7 @@ class TestRoundTrip:
         assert delta.read_bytes() == files.delta.read_bytes()
         assert out.read_bytes() == files.new.read_bytes()
 
-    def test_in_coo(self, run: Command, files: Files) -> None:
+    def test_coo_delta_round_trips(self, run: Command, files: Files) -> None:
         delta, out = files.here / "coo.delta", files.here / "out.safetensors"
 
         assert run("diff", files.old, files.new, "-o", delta, "--coo", "--threads", "1").code == 0
@@ -58,13 +58,13 @@ class TestRoundTrip:
         assert out.read_bytes() == files.new.read_bytes()
         assert {tensor["encodings"][0] for tensor in json.loads(run("show", delta, "--json").out)["tensors"]} == {"coo"}
 
-    def test_onto_the_base_itself(self, run: Command, files: Files) -> None:
+    def test_output_may_replace_the_base(self, run: Command, files: Files) -> None:
         assert run("patch", files.old, files.delta, "-o", files.old).code == 0
         assert files.old.read_bytes() == files.new.read_bytes()
 
 
 class TestPatch:
-    def test_says_that_it_verified(self, run: Command, files: Files) -> None:
+    def test_patch_summary_names_the_verified_state(self, run: Command, files: Files) -> None:
         ran = run("patch", files.old, files.delta, "-o", files.here / "out.safetensors")
 
         before, after = weightwire.digest(files.old).hex, weightwire.digest(files.new).hex
@@ -73,7 +73,7 @@ class TestPatch:
         assert second == f"verified: state {after[:12]} (from {before[:12]})"
         assert ran.out == ""
 
-    def test_writes_figures_as_json(self, run: Command, files: Files) -> None:
+    def test_patch_writes_json(self, run: Command, files: Files) -> None:
         out = files.here / "out.safetensors"
 
         figures = json.loads(run("patch", files.old, files.delta, "-o", out, "--json").out)
@@ -82,14 +82,14 @@ class TestPatch:
         assert figures == {
             "base": str(files.old),
             "delta": str(files.delta),
-            "out": str(out),
+            "checkpoint": str(out),
             "before": weightwire.digest(files.old).hex,
             "after": weightwire.digest(files.new).hex,
             "changed": 383,
             "weights_bytes": 66048,
         }
 
-    def test_takes_an_anchor(self, run: Command, files: Files) -> None:
+    def test_anchor_can_be_applied(self, run: Command, files: Files) -> None:
         weightwire.anchor(files.new).write(files.delta)
         out = files.here / "out.safetensors"
 
@@ -98,7 +98,7 @@ class TestPatch:
         assert ran.err.endswith(f"verified: state {weightwire.digest(files.new).hex[:12]}\n")
         assert out.read_bytes() == files.new.read_bytes()
 
-    def test_claims_no_more_than_a_shard_proves(self, run: Command, files: Files) -> None:
+    def test_delta_of_some_rows_verifies_only_these_rows(self, run: Command, files: Files) -> None:
         dtype, shape = DTYPES["F32"], (128,)
         arrays = make_weights()
         old, new = (arrays["norm"][:64].view(np.uint32), step(arrays)["norm"][:64].view(np.uint32))
@@ -107,13 +107,15 @@ class TestPatch:
 
         ran = run("patch", files.old, files.delta, "-o", files.here / "out.safetensors")
 
-        assert ran.err.endswith("verified: what it covers, 1 tensor in part or whole\n")
+        assert ran.err.endswith("verified: the covered rows of 1 tensor\n")
 
-    def test_does_not_overwrite_the_delta(self, run: Command, files: Files) -> None:
+    def test_patch_does_not_overwrite_the_delta(self, run: Command, files: Files) -> None:
         before = tree(files.here)
 
         ran = run("patch", files.old, files.delta, "-o", files.delta)
 
         assert ran.code == 1
-        assert ran.err == (f"error: {files.delta}: is the delta itself\nhint: name another place for the result\n")
+        assert ran.err == (
+            f"error: {files.delta}: is the delta itself [WW-OUTPUT]\nhint: write the result to another place\n"
+        )
         assert tree(files.here) == before

@@ -1,18 +1,20 @@
-"""`weightwire restore`, as a user runs it: any version that the bucket still leads to, whole or not at all."""
+"""`weightwire restore`: every version that the bucket has data for, complete or not at all."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from support.commands import Running, Training, bits_of, state_of, tree, versions_in, weightwire
+from support.commands import COMMAND, Ran, Running, Training, bits_of, state_of, tree, versions_in, weightwire
 from support.damage import HARMS, flip
+from support.special_files import fifo_at
 from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.registry import open_bucket
 from weightwire.publisher.publisher import Publisher
@@ -28,7 +30,7 @@ def _nothing(event: Event) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Versions 1 to 6, with an anchor beside the chain at 3 and 6; in between another publisher took over."""
+    """Versions 1 to 6 with anchors beside 3 and 6. Version 4 is the fence of a second publisher."""
     here = tmp_path_factory.mktemp("made")
     training = Training(here / "out")
     for numbers in ((1, 2, 3), (5, 6)):
@@ -51,7 +53,7 @@ def nothing_left(directory: Path) -> bool:
 
 
 class TestRestore:
-    def test_the_newest_by_default(self, here: Path) -> None:
+    def test_newest_version_is_restored_by_default(self, here: Path) -> None:
         ran = weightwire("restore", here / "bucket", "-o", here / "r")
 
         state = state_of(here / "out" / "checkpoint-6")
@@ -62,54 +64,60 @@ class TestRestore:
         assert bits_of(here / "r") == bits_of(here / "out" / "checkpoint-6")
 
     @pytest.mark.parametrize("version", [1, 2, 3, 5, 6])
-    def test_any_version(self, here: Path, version: int) -> None:
+    def test_any_version_can_be_restored(self, here: Path, version: int) -> None:
         ran = weightwire("restore", here / "bucket", "--version", version, "-o", here / "r")
 
         assert ran.code == 0, ran.err
         assert bits_of(here / "r") == bits_of(here / "out" / f"checkpoint-{version}")
 
-    def test_a_fence_has_the_weights_of_the_version_before(self, here: Path) -> None:
+    def test_fence_has_the_weights_of_the_version_before(self, here: Path) -> None:
         assert versions_in(here / "bucket")[4]["kind"] == "fence"
 
         ran = weightwire("restore", here / "bucket", "--version", 4, "-o", here / "r")
 
         assert ran.code == 0, ran.err
         assert bits_of(here / "r") == bits_of(here / "out" / "checkpoint-3")
-        assert json.loads((here / "r" / "weightwire.json").read_bytes())["version"] == 4
+        about = json.loads((here / "r" / "weightwire.json").read_bytes())
+        assert (about["version"], about["step"]) == (4, 30)
+        assert "version 4 (step 30)" in ran.err
 
-    def test_is_a_whole_checkpoint_that_says_what_it_is(self, here: Path) -> None:
+    def test_checkpoint_has_side_files_and_names_its_version(self, here: Path) -> None:
         weightwire("restore", here / "bucket", "-o", here / "r", "--version", 3)
 
         files = tree(here / "r")
         assert files.keys() == {"config.json", "model.safetensors", "tokenizer/vocab.txt", "weightwire.json"}
         assert files["tokenizer/vocab.txt"] == b"hello\n"
         about = json.loads(files["weightwire.json"])
-        assert about.keys() == {"run", "version", "commit", "state"}
+        assert about.keys() == {"run", "version", "commit", "state", "step"}
+        assert about["step"] == 30
         assert about["state"] == state_of(here / "out" / "checkpoint-3")
         assert Checkpoint(here / "r").metadata == {"format": "pt"}
 
-    def test_into_a_file(self, here: Path) -> None:
+    def test_single_file_can_be_written(self, here: Path) -> None:
         ran = weightwire("restore", here / "bucket", "-o", here / "r.safetensors")
 
         assert ran.code == 0, ran.err
         assert bits_of(here / "r.safetensors") == bits_of(here / "out" / "checkpoint-6")
 
-    def test_figures_as_json(self, here: Path) -> None:
+    def test_restore_writes_json(self, here: Path) -> None:
         figures = json.loads(weightwire("restore", here / "bucket", "-o", here / "r", "--json").out)
 
         assert figures.pop("seconds") >= 0
-        assert figures.pop("fetched_bytes") > 0
+        assert figures.pop("bytes") > 0
         assert figures == {
-            "url": (here / "bucket").as_uri(),
+            "url": str(here / "bucket"),
             "run": versions_in(here / "bucket")[0]["run"],
             "version": 6,
             "step": 60,
             "state": state_of(here / "out" / "checkpoint-6"),
+            "time": versions_in(here / "bucket")[6]["time"],
+            "metrics": versions_in(here / "bucket")[6]["metrics"],
+            "weights": 24704,
             "weights_bytes": 49664,
-            "out": str(here / "r"),
+            "checkpoint": str(here / "r"),
         }
 
-    def test_takes_another_way_where_data_is_gone(self, here: Path) -> None:
+    def test_missing_anchor_is_replaced_by_deltas(self, here: Path) -> None:
         shutil.rmtree(here / "bucket" / "anchors" / "6")
 
         ran = weightwire("restore", here / "bucket", "-o", here / "r")
@@ -118,65 +126,67 @@ class TestRestore:
         assert bits_of(here / "r") == bits_of(here / "out" / "checkpoint-6")
 
     @pytest.mark.parametrize("harm", HARMS)
-    def test_gets_past_a_damaged_anchor(self, here: Path, harm: Harm) -> None:
+    def test_damaged_anchor_is_replaced_by_deltas(self, here: Path, harm: Harm) -> None:
         harm(open_bucket(here / "bucket"), "anchors/6/")
 
         ran = weightwire("restore", here / "bucket", "-o", here / "r")
 
         assert ran.code == 0, ran.err
         assert "warning: " in ran.err
-        assert "there was another way" in ran.err
+        assert "took another path" in ran.err
         assert bits_of(here / "r") == bits_of(here / "out" / "checkpoint-6")
 
-    def test_from_a_base(self, here: Path) -> None:
+    def test_run_from_a_base_needs_the_base(self, here: Path) -> None:
         base, path = here / "out" / "checkpoint-1", here / "out" / "checkpoint-2"
         assert weightwire("publish", path, here / "based", "--base", base, "--source", "elsewhere").code == 0
 
         weightwire("restore", here / "based", "-o", here / "r").check_failed("elsewhere", "--base DIR")
-        weightwire("restore", here / "based", "-o", here / "r", "--base", path).check_failed("not the weights")
+        weightwire("restore", here / "based", "-o", here / "r", "--base", path).check_failed(
+            "does not hold the weights"
+        )
         assert not (here / "r").exists()
         assert weightwire("restore", here / "based", "-o", here / "r", "--base", base).code == 0
         assert bits_of(here / "r") == bits_of(path)
 
 
 class TestErrors:
-    """One error with a hint each, and nothing left behind."""
+    """Each prints one error with a hint and leaves no files behind."""
 
-    def test_no_run(self, tmp_path: Path) -> None:
+    def test_missing_run_is_an_error(self, tmp_path: Path) -> None:
         weightwire("restore", tmp_path / "nowhere", "-o", tmp_path / "r").check_failed("nothing has been published")
         assert not list(tmp_path.iterdir())
 
-    def test_no_such_version(self, here: Path) -> None:
+    def test_missing_version_suggests_existing_ones(self, here: Path) -> None:
         weightwire("restore", here / "bucket", "--version", 7, "-o", here / "r").check_failed(
             "has no version 7", "versions 1 to 6 can be restored"
         )
         assert nothing_left(here)
 
-    def test_a_version_without_weights(self, here: Path) -> None:
+    def test_version_without_weights_is_an_error(self, here: Path) -> None:
         weightwire("restore", here / "bucket", "--version", 0, "-o", here / "r").check_failed(
-            "version 0 holds no weights", "versions 1 to 6 can be restored"
+            "version 0 is older than the first weights", "versions 1 to 6 can be restored"
         )
         assert nothing_left(here)
 
-    def test_data_that_is_gone(self, here: Path) -> None:
+    def test_version_with_deleted_data_is_an_error(self, here: Path) -> None:
         for path in ("anchors/1", "deltas/2", "deltas/3"):
             shutil.rmtree(here / "bucket" / path)
 
         weightwire("restore", here / "bucket", "--version", 2, "-o", here / "r").check_failed(
-            "the data of version 2 is no longer there", "versions 3 to 6 can be restored"
+            "the data of version 2 is deleted", "versions 3 to 6 can be restored"
         )
         assert nothing_left(here)
 
-    def test_all_data_gone(self, here: Path) -> None:
+    def test_run_without_any_data_is_an_error(self, here: Path) -> None:
         shutil.rmtree(here / "bucket" / "anchors")
 
         weightwire("restore", here / "bucket", "-o", here / "r").check_failed(
-            "the data of version 6 is no longer there", "no version can be restored"
+            "the data of version 6 is deleted", "no version can be restored"
         )
         assert nothing_left(here)
 
     @pytest.mark.parametrize("harm", HARMS)
-    def test_a_newest_version_that_is_damaged_is_not_replaced_by_another(self, here: Path, harm: Harm) -> None:
+    def test_damaged_newest_version_suggests_an_older_one(self, here: Path, harm: Harm) -> None:
         bucket = open_bucket(here / "bucket")
         for folder in ("anchors/6/", "deltas/6/"):
             harm(bucket, folder)
@@ -186,23 +196,23 @@ class TestErrors:
         assert weightwire("restore", here / "bucket", "-o", here / "r", "--version", 5).code == 0
         assert bits_of(here / "r") == bits_of(here / "out" / "checkpoint-5")
 
-    def test_what_can_be_restored_before_and_after_a_damaged_version(self, here: Path) -> None:
+    def test_damaged_version_suggests_versions_before_and_after_it(self, here: Path) -> None:
         flip(open_bucket(here / "bucket"), "deltas/5/")
 
         weightwire("restore", here / "bucket", "-o", here / "r", "--version", 5).check_failed(
-            "not those that were published", "version 4 can be restored: --version 4; version 6 can be restored"
+            "its hash does not match the record", "version 4 can be restored: --version 4; version 6 can be restored"
         )
         assert nothing_left(here)
 
-    def test_damaged_side_files_are_not_blamed_on_the_version(self, here: Path) -> None:
+    def test_damaged_side_file_suggests_no_other_version(self, here: Path) -> None:
         flip(open_bucket(here / "bucket"), "files/")
 
         ran = weightwire("restore", here / "bucket", "-o", here / "r")
-        ran.check_failed("not those that were published")
+        ran.check_failed("its hash does not match the record")
         assert "can be restored" not in ran.err
 
     @pytest.mark.parametrize("what", ["anchors", "deltas", "files"])
-    def test_data_that_is_damaged(self, here: Path, what: str) -> None:
+    def test_damaged_data_is_an_error(self, here: Path, what: str) -> None:
         for path in (here / "bucket" / what).rglob("*"):
             if path.is_file():
                 data = bytearray(path.read_bytes())
@@ -211,11 +221,11 @@ class TestErrors:
 
         ran = weightwire("restore", here / "bucket", "--version", 5, "-o", here / "r")
 
-        ran.check_failed("not those that were published", "verify")
+        ran.check_failed("its hash does not match the record", "copy" if what == "files" else "verify")
         assert nothing_left(here)
 
     @pytest.mark.parametrize("number", [4, 5])
-    def test_a_commit_that_is_not_of_the_chain(self, here: Path, number: int) -> None:
+    def test_commit_outside_the_chain_is_an_error(self, here: Path, number: int) -> None:
         path = here / "bucket" / "commits" / f"{number:020}.json"
         commit = json.loads(path.read_bytes())
         path.write_text(json.dumps(commit | {"time": 1.0}))
@@ -223,26 +233,26 @@ class TestErrors:
         ran = weightwire("restore", here / "bucket", "--version", number, "-o", here / "r")
 
         assert ran.code == 1
-        assert "is not the commit that later ones were built on" in ran.err
+        assert "its hash is not the one that later commits name" in ran.err
         assert nothing_left(here)
 
-    def test_a_place_that_is_taken(self, here: Path) -> None:
+    def test_output_directory_must_be_empty(self, here: Path) -> None:
         before = tree(here / "out")
 
         weightwire("restore", here / "bucket", "-o", here / "out").check_failed("exists and is not empty")
         assert tree(here / "out") == before
 
-    def test_a_place_that_cannot_be(self, here: Path) -> None:
+    def test_output_directory_that_cannot_be_created_is_an_error(self, here: Path) -> None:
         weightwire("restore", here / "bucket", "-o", here / "no" / "where").check_failed("cannot be written")
 
-    def test_called_wrongly(self, here: Path) -> None:
+    def test_wrong_usage_is_refused(self, here: Path) -> None:
         assert weightwire("restore", here / "bucket").code == 2
         assert weightwire("restore", here / "bucket", "-o", here / "r", "--version", -1).code == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_one_that_is_stopped_leaves_nothing(tmp_path: Path, number: int) -> None:
+def test_signal_leaves_no_partial_checkpoint(tmp_path: Path, number: int) -> None:
     with Publisher(tmp_path / "bucket", blocking=True, on_event=_nothing) as publisher:
         publisher.publish({"w": np.random.default_rng(1).integers(0, 2**16, 40_000_000).astype(np.uint16)})
 
@@ -254,3 +264,14 @@ def test_one_that_is_stopped_leaves_nothing(tmp_path: Path, number: int) -> None
     assert ran.code in (0, 128 + number)
     assert "Traceback" not in ran.err
     assert sorted(path.name for path in tmp_path.iterdir()) == (["bucket", "r"] if ran.code == 0 else ["bucket"])
+
+
+def test_restore_does_not_wait_for_a_fifo_in_place_of_data(here: Path) -> None:
+    for anchor in (here / "bucket" / "anchors").glob("[36]/*"):
+        anchor.unlink()
+    (delta,) = (here / "bucket" / "deltas" / "2").iterdir()
+    with fifo_at(delta):
+        command = [*COMMAND, "restore", str(here / "bucket"), "-o", str(here / "r")]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        Ran(ran.returncode, ran.stdout, ran.stderr).check_failed("WW-DATA-GONE", "version 1 can be restored")
+    assert nothing_left(here)

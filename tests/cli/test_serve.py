@@ -1,4 +1,4 @@
-"""`weightwire serve`, as a user runs it: what it says, how it ends, and that it comes back."""
+"""`weightwire serve`: output, refusals, and a server from before the run starts to Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-from support.commands import Running, versions_in, weightwire
+from support.commands import Ran, Running, versions_in, weightwire
 from support.stores import free_ports
 from weightwire.bucket.directory import DirectoryBucket
-from weightwire.errors import PermissionDenied
+from weightwire.chain import read_run
+from weightwire.cli.serve import check_dtype, dtype_of_run
+from weightwire.cli.shared.bucket_command import with_bucket
+from weightwire.delta import digest
+from weightwire.errors import EngineError, PermissionDenied
 from weightwire.publisher.publisher import Publisher
 from weightwire.server.http_listener import HttpListener
 from weightwire.telemetry.events import Event
@@ -33,35 +37,72 @@ def nothing(event: Event) -> None:
     pass
 
 
-class TestRefuses:
-    def test_a_port_in_use(self, tiny: Path, tmp_path: Path) -> None:
+class TestRefusals:
+    def test_port_in_use_is_an_error(self, tiny: Path, tmp_path: Path) -> None:
         with HttpListener(None, "127.0.0.1", 0) as other:
             port = other.url.rpartition(":")[2]
             ran = weightwire("serve", tiny, "--follow", tmp_path / "bucket", "--port", port)
-        ran.check_failed(f"127.0.0.1:{port}: another program listens there already", "--port")
+        ran.check_failed(f"127.0.0.1:{port}: the port is in use by another program", "--port")
 
-    def test_a_model_that_is_none(self, tmp_path: Path) -> None:
+    def test_model_that_cannot_be_loaded_is_an_error(self, tmp_path: Path) -> None:
         for path in (tmp_path / "nothing", tmp_path):
             ran = weightwire("serve", path, "--follow", tmp_path / "bucket", "--port", 0)
-            ran.check_failed(str(path))
+            last_lines = "".join(ran.err.splitlines(keepends=True)[-2:])
+            Ran(ran.code, ran.out, last_lines).check_failed(str(path))
 
-    def test_a_bucket_that_may_not_be_read(self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def get(*_: object) -> NoReturn:
+    def test_bucket_without_read_permission_is_an_error(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def denied(*_: object) -> NoReturn:
             raise PermissionDenied("it is locked", hint="ask for the key")
 
-        monkeypatch.setattr(DirectoryBucket, "get", get)
+        monkeypatch.setattr(DirectoryBucket, "get", denied)
+        monkeypatch.setattr(DirectoryBucket, "list", denied)
         weightwire("serve", tiny, "--follow", tmp_path, "--port", 0).check_failed("it is locked", "ask for the key")
 
-    def test_a_url_that_is_none(self, tiny: Path) -> None:
+    def test_invalid_url_is_an_error(self, tiny: Path) -> None:
         weightwire("serve", tiny, "--follow", "gopher://x/y", "--port", 0).check_failed("gopher")
 
-    def test_a_name_that_is_none(self, tiny: Path, tmp_path: Path) -> None:
+    def test_invalid_name_is_an_error(self, tiny: Path, tmp_path: Path) -> None:
         ran = weightwire("serve", tiny, "--follow", tmp_path, "--name", "../x")
         assert (ran.code, "Invalid value for --name" in ran.err) == (2, True)
 
 
+class TestDtype:
+    """MODEL is loaded in the dtype of the run."""
+
+    @pytest.mark.parametrize(
+        ("weights", "dtype"),
+        [
+            ({"a": ("F32", (8,), bytes(32))}, "float32"),
+            ({"a": ("BF16", (8,), bytes(16)), "router": ("F32", (5,), bytes(20))}, "bfloat16"),
+            ({"a": ("F16", (2,), bytes(4)), "table": ("I64", (9,), bytes(72))}, "float16"),
+            ({"table": ("I64", (1,), bytes(8))}, "bfloat16"),
+        ],
+    )
+    def test_most_float_weights_decide(self, tmp_path: Path, weights: Any, dtype: str) -> None:
+        with Publisher(tmp_path, on_event=nothing) as publisher:
+            publisher.publish(weights)
+        assert dtype_of_run(with_bucket(str(tmp_path), read_run)) == dtype
+        check_dtype(str(tmp_path), dtype)
+        with pytest.raises(EngineError, match=f"the weights of the run are {dtype}, but MODEL was loaded in float64"):
+            check_dtype(str(tmp_path), "float64")
+
+    @pytest.mark.slow
+    def test_float32_run_is_served(self, tiny: Path, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        module = AutoModelForCausalLM.from_pretrained(tiny, dtype="float32")
+        with Publisher(tmp_path / "run", dtype=None, files=tiny, on_event=nothing) as publisher:
+            publisher.publish(module)
+        [port] = free_ports(1)
+        with Running("serve", tiny, "--follow", tmp_path / "run", "--port", port, "--threads", 1) as server:
+            server.wait_for("serving version 1 on")
+            assert call(f"http://127.0.0.1:{port}/weights")["state"] == digest(module.state_dict()).hex
+
+
 def publish(publisher: Publisher, module: Any) -> int:
-    """The next version, which differs in a few weights."""
+    """Publishes the next version, in which a few weights differ."""
     module.model.norm.weight.data.mul_(1.5)
     version = publisher.publish(module).version
     assert version is not None
@@ -69,7 +110,7 @@ def publish(publisher: Publisher, module: Any) -> int:
 
 
 @pytest.mark.slow
-def test_from_before_the_run_through_a_kill_to_ctrl_c(tiny: Path, tmp_path: Path) -> None:
+def test_server_waits_for_the_run_follows_it_and_survives_a_kill(tiny: Path, tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -81,8 +122,8 @@ def test_from_before_the_run_through_a_kill_to_ctrl_c(tiny: Path, tmp_path: Path
     question = {"prompt": "hello", "max_tokens": 4}
 
     def serves(version: int) -> None:
-        told = call(f"{url}/weights")
-        assert (told["version"], told["state"]) == (version, versions_in(bucket)[version]["after"])
+        served = call(f"{url}/weights")
+        assert (served["version"], served["state"]) == (version, versions_in(bucket)[version]["after"])
         [choice] = call(f"{url}/v1/completions", question)["choices"]
         assert {span["version"] for span in choice["weight_versions"]} == {str(version)}
 
@@ -111,18 +152,18 @@ def test_from_before_the_run_through_a_kill_to_ctrl_c(tiny: Path, tmp_path: Path
         serves(third)
         ends: list[float] = []
 
-        def ask_for_much() -> None:
+        def request_many_tokens() -> None:
             with suppress(OSError, urllib.error.URLError):
                 call(f"{url}/v1/completions", {"prompt": "hello", "max_tokens": 500, "n": 200})
             ends.append(time.monotonic())
 
-        client = threading.Thread(target=ask_for_much)
+        client = threading.Thread(target=request_many_tokens)
         client.start()
         time.sleep(0.5)
         began = time.monotonic()
         ran = server.stop(signal.SIGINT)
         client.join()
-        assert (ran.code, ran.out) == (0, "")
-        assert ran.err.splitlines()[-1] == f"stopped at version {third}"
+        assert (ran.code, ran.out) == (130, "")
+        assert ran.err.splitlines()[-1] == f"interrupted: version {third} was served last"
         assert "Traceback" not in ran.err
         assert ends[0] - began < 10

@@ -1,4 +1,4 @@
-"""`weightwire show`, as a user sees it."""
+"""`weightwire show`: the table, the totals and JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weightwire.weights.tensor import Tensor
 
 
 class TestShow:
-    def test_is_one_line_per_tensor_where_it_is_piped(self, run: Command, files: Files) -> None:
+    def test_show_writes_one_line_per_tensor_without_a_terminal(self, run: Command, files: Files) -> None:
         ran = run("show", files.delta)
 
         lines = [line.split() for line in ran.out.splitlines()]
@@ -30,13 +30,13 @@ class TestShow:
         assert ran.out.isascii()
         assert ran.err == ""
 
-    def test_ends_with_totals(self, run: Command, files: Files) -> None:
+    def test_show_ends_with_totals(self, run: Command, files: Files) -> None:
         totals = dict(line.split(maxsplit=1) for line in run("show", files.delta).out.partition("\n\n")[2].splitlines())
 
         size = files.delta.stat().st_size
         assert totals["kind"] == "delta, weightwire/1"
         assert totals["tensors"] == "3 BF16, 1 F32"
-        assert totals["changed"] == "383 of their 24,704 weights (1.55%)"
+        assert totals["changed"] == "383 of 24,704 weights (1.55%)"
         assert totals["bytes"].startswith(f"{size:,} with a header of ")
         assert totals["bytes"].endswith(f", {size / 383:.3f} per change")
         assert totals["ulp"].endswith(" bytes in 3 blocks")
@@ -44,7 +44,7 @@ class TestShow:
         assert totals["before"] == weightwire.digest(files.old).hex
         assert totals["after"] == weightwire.digest(files.new).hex
 
-    def test_has_everything_as_json(self, run: Command, files: Files) -> None:
+    def test_show_writes_json(self, run: Command, files: Files) -> None:
         shown = json.loads(run("show", files.delta, "--json").out)
 
         delta = weightwire.Delta.open(files.delta)
@@ -72,7 +72,7 @@ class TestShow:
         }
         assert sum(total["bytes"] for total in shown["encodings"].values()) == delta.nbytes - len(delta.head)
 
-    def test_of_tensors_new_and_removed(self, run: Command, files: Files) -> None:
+    def test_new_and_removed_tensors_are_shown(self, run: Command, files: Files) -> None:
         weightwire.diff({"gone": np.zeros(8)}, {"came": np.zeros(()), "empty": np.zeros((0, 3))}).write(files.delta)
 
         ran = run("show", files.delta)
@@ -82,7 +82,7 @@ class TestShow:
         assert empty == ["empty", "F64", "0x3", "-", "0", "new", "0", "-"]
         assert "removed    gone\n" in ran.out
 
-    def test_of_a_shard(self, run: Command, files: Files) -> None:
+    def test_delta_of_some_rows_shows_the_rows(self, run: Command, files: Files) -> None:
         def shard(*values: int) -> dict[str, Tensor]:
             return {"w": Tensor(DTYPES["U8"], (10, 2), np.array(values, np.uint8), (4, 6))}
 
@@ -94,12 +94,12 @@ class TestShow:
         assert ran.out.splitlines()[1].split()[4:6] == ["1", "25.0%"]
         assert "before     -\nafter      -\n" in ran.out
 
-    def test_spells_out_names_that_would_break_the_line(self, run: Command, files: Files) -> None:
+    def test_control_characters_in_names_are_escaped(self, run: Command, files: Files) -> None:
         weightwire.diff({}, {"\x1b[31m\n": np.zeros(1)}).write(files.delta)
 
         assert run("show", files.delta).out.splitlines()[1].startswith("\\x1b[31m\\n  F64 ")
 
-    def test_of_an_unknown_encoding(self, run: Command, files: Files) -> None:
+    def test_unknown_encoding_is_shown_as_unknown(self, run: Command, files: Files) -> None:
         begin, _ = weightwire.Delta.open(files.delta).byte_range("norm")
         data = bytearray(files.delta.read_bytes())
         data[begin] &= 0xFC

@@ -1,4 +1,4 @@
-"""Bits in and out: what numbers look like, and what is no number."""
+"""The bit stream, Golomb codes and varints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weightwire.codec.bit_stream import BitReader, BitWriter, read_uvarint, unzi
         (2**64 - 1, "ffffffffffffffffff01"),
     ],
 )
-def test_varints(value: int, raw: str) -> None:
+def test_varints_round_trip(value: int, raw: str) -> None:
     assert uvarint(value).hex() == raw
     assert read_uvarint(b"?" + bytes.fromhex(raw) + b"?", 1) == (value, 1 + len(raw) // 2)
 
@@ -37,12 +37,12 @@ def test_varints(value: int, raw: str) -> None:
         ("80808080808080808080", "exceeds 64 bits"),
     ],
 )
-def test_no_varints(raw: str, reason: str) -> None:
+def test_malformed_varints_are_rejected(raw: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         read_uvarint(bytes.fromhex(raw), 0)
 
 
-def test_zigzag() -> None:
+def test_zigzag_maps_signed_to_unsigned_and_back() -> None:
     assert [zigzag(value) for value in (0, -1, 1, -2, 2)] == [0, 1, 2, 3, 4]
     for value in (*range(-300, 300), -(2**63), 2**63 - 1):
         assert unzigzag(zigzag(value)) == value
@@ -56,7 +56,7 @@ def test_numbers_fill_bytes_from_the_lowest_bit() -> None:
     assert bits.to_bytes() == bytes([0b1111_0_101, 0b1])
 
 
-def test_nothing_takes_no_byte() -> None:
+def test_an_empty_stream_takes_no_bytes() -> None:
     assert BitWriter().to_bytes() == b""
     BitReader(b"").finish()
 
@@ -74,7 +74,7 @@ def test_nothing_takes_no_byte() -> None:
         (5, 2, "10 100"),  # the low bits of 5 + 4, lowest first
     ],
 )
-def test_golomb_codes(value: int, order: int, written: str) -> None:
+def test_golomb_codes_have_the_documented_bits(value: int, order: int, written: str) -> None:
     bits = BitWriter()
     bits.golomb(value, order)
     expected = written.replace(" ", "")
@@ -83,7 +83,7 @@ def test_golomb_codes(value: int, order: int, written: str) -> None:
 
 
 @pytest.mark.parametrize("order", [0, 1, 2, 8])
-def test_golomb_codes_come_back(order: int) -> None:
+def test_golomb_codes_round_trip(order: int) -> None:
     values = [*range(600), 2**20, 2**32 - 2**order]
     bits = BitWriter()
     for value in values:
@@ -93,14 +93,14 @@ def test_golomb_codes_come_back(order: int) -> None:
     read.finish()
 
 
-def test_a_golomb_code_has_an_end() -> None:
+def test_an_endless_golomb_code_is_rejected() -> None:
     with pytest.raises(ValueError, match="out of range"):
         BitReader(b"\xff" * 20).golomb(0)
     with pytest.raises(ValueError, match="too short"):
         BitReader(b"\xff").golomb(0)
 
 
-def test_many_numbers_are_those_numbers_one_by_one() -> None:
+def test_many_numbers_give_the_same_bits_as_one_by_one() -> None:
     values = np.array([5, 0, 2**64 - 1, 1, 2**33], np.uint64)
     widths = np.array([3, 0, 64, 1, 34])
     many, single = BitWriter(), BitWriter()
@@ -111,7 +111,7 @@ def test_many_numbers_are_those_numbers_one_by_one() -> None:
     assert (BitReader(many.to_bytes()).numbers(widths) == values).all()
 
 
-def test_reading_past_the_end() -> None:
+def test_reading_past_the_end_is_rejected() -> None:
     read = BitReader(b"\x00")
     read.number(8)
     with pytest.raises(ValueError, match="too short"):
@@ -121,14 +121,14 @@ def test_reading_past_the_end() -> None:
 
 
 @pytest.mark.parametrize(("data", "padded"), [(b"\x01", False), (b"\x01\x00\x00", True)])
-def test_only_zero_bits_may_be_left(data: bytes, padded: bool) -> None:
+def test_remaining_zero_bits_are_accepted(data: bytes, padded: bool) -> None:
     read = BitReader(data)
     read.number(1)
     read.finish(padded=padded)
 
 
 @pytest.mark.parametrize(("data", "padded"), [(b"\x03", False), (b"\x01\x00", False), (b"\x01\x80", True)])
-def test_anything_else_may_not_be_left(data: bytes, padded: bool) -> None:
+def test_other_remaining_bits_are_rejected(data: bytes, padded: bool) -> None:
     read = BitReader(data)
     read.number(1)
     with pytest.raises(ValueError, match="too long"):

@@ -1,4 +1,4 @@
-"""The codec as the rest of the house sees it: blocks of a layout."""
+"""The public functions of the codec, on blocks of a layout."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from weightwire.weights.dtypes import DTYPES
 BF16 = DTYPES["BF16"]
 
 
-def test_the_kernel_is_used_where_there_is_one() -> None:
+def test_the_kernel_is_used_if_it_was_built() -> None:
     assert block_codec.KERNEL is _kernel
 
 
-def test_numpy_serves_where_there_is_none() -> None:
+def test_numpy_is_used_without_the_kernel() -> None:
     code = (
         "import sys; sys.modules['weightwire.codec._kernel'] = None;"
         "from weightwire.codec import block_codec; print(block_codec.KERNEL.__name__)"
@@ -30,7 +30,7 @@ def test_numpy_serves_where_there_is_none() -> None:
     assert output.strip() == "weightwire.codec.numpy_kernel"
 
 
-def test_block_by_block(implementation: str) -> None:
+def test_a_tensor_is_encoded_and_decoded_block_by_block(implementation: str) -> None:
     layout = Layout.of(BF16, (3, 1400, 1000))  # two blocks of 2,100 lines
     assert layout.blocks == 2
     old = np.zeros(layout.count, "<u2")
@@ -64,7 +64,7 @@ def test_swapping_twice_undoes_it(implementation: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["few", "all"])
-def test_applying_is_decoding_and_swapping(implementation: str, how: str) -> None:
+def test_apply_equals_decode_and_swap(implementation: str, how: str) -> None:
     layout = flat(BF16, 1000)
     old, new = base(BF16, 1000), change(base(BF16, 1000), BF16, how)
     encoded = codec.encode(old, new, layout, 0)
@@ -76,7 +76,7 @@ def test_applying_is_decoding_and_swapping(implementation: str, how: str) -> Non
     assert (target == old).all()
 
 
-def test_applying_a_fresh_block_asks_for_no_base(implementation: str) -> None:
+def test_applying_a_fresh_block_needs_no_base(implementation: str) -> None:
     layout = flat(BF16, 1000)
     old, new = base(BF16, 1000), base(BF16, 1000, seed=2)
     target = old.copy()
@@ -88,7 +88,7 @@ def test_applying_a_fresh_block_asks_for_no_base(implementation: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["few", "all"])
-def test_taking_is_undone_by_swapping(implementation: str, how: str) -> None:
+def test_replace_is_undone_by_swap(implementation: str, how: str) -> None:
     layout = Layout.of(BF16, (3, 1400, 1000))  # two blocks
     old = np.zeros(layout.count, "<u2")
     new = change(old, BF16, how)
@@ -103,7 +103,7 @@ def test_taking_is_undone_by_swapping(implementation: str, how: str) -> None:
     assert (target == old).all()
 
 
-def test_a_block_alone_is_encoded_the_same() -> None:
+def test_a_single_block_is_encoded_the_same() -> None:
     layout = Layout.of(BF16, (4200, 1024), (1, 4200))
     assert layout.blocks == 2
     old = np.tile(base(BF16, 1024), 4199)
@@ -122,11 +122,11 @@ def test_decoding_writes_nothing(implementation: str) -> None:
     codec.decode(data, old, layout, 0)
 
 
-def test_the_encoding_of_something_else() -> None:
+def test_an_unknown_encoding_is_named_unknown() -> None:
     assert codec.encoding(b"\0") == "unknown"
 
 
-def test_no_block_is_larger_than_positions_allow() -> None:
+def test_blocks_are_small_enough_for_32_bit_positions() -> None:
     assert BLOCK == 1 << 22
     with pytest.raises(TypeError):
         _kernel.decode_block(b"\3", None, BLOCK + 1, 1, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""The start of every block: a tag, how many words, states, words."""
+"""The start of every block: tag, word count, states and words."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def zeros_and_ones(count: int) -> Symbols:
     return np.array([i % 3 == 0 for i in range(count)], np.uint8)
 
 
-def test_one_lane() -> None:
+def test_few_symbols_use_one_lane() -> None:
     block = entropy_coded(ULP, [(zeros_and_ones(40), HALVES)])
-    # 40 bits: two words of 16, and 8 in the state on top of the 16 it began with.
+    # 40 bits: two 16-bit words, and 8 bits in the state above its initial 16.
     assert (block[0], block[1], len(block)) == (ULP, 2, 2 + 4 + 2 * 2)
 
 
-def test_four_lanes() -> None:
+def test_many_symbols_use_four_lanes() -> None:
     block = entropy_coded(FULL, [(zeros_and_ones(1024), HALVES)])
     assert (block[0], block[1], len(block)) == (FULL | 4, 64, 2 + 16 + 64 * 2)
 
 
-def test_what_follows_is_handed_on() -> None:
+def test_the_rest_of_the_block_is_returned() -> None:
     symbols = zeros_and_ones(40)
     decoder, rest = read_entropy_coded(memoryview(entropy_coded(ULP, [(symbols, HALVES)]) + b"rest"))
     assert decoder.section(40, HALVES).tobytes() == symbols.tobytes()
@@ -50,6 +50,6 @@ def test_what_follows_is_handed_on() -> None:
         ("050000000100000001000000010000000000", "impossible state"),
     ],
 )
-def test_what_is_no_start(block: str, reason: str) -> None:
+def test_malformed_frames_are_rejected(block: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         read_entropy_coded(memoryview(bytes.fromhex(block)))

@@ -1,4 +1,4 @@
-"""How tensors are cut: blocks that cover everything once, lines where they pay, words for the digest."""
+"""Layouts: blocks cover every unit once, and lines and words have the right sizes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_blocks_cover_everything_once(shape: tuple[int, ...], blocks: list[tuple
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK - 5, 10 * BLOCK + 3])
-def test_blocks_are_small_enough_and_of_one_size(count: int) -> None:
+def test_blocks_have_one_size_below_the_limit(count: int) -> None:
     layout = Layout.of(U8, (count,))
     spans = [layout.span(index) for index in range(layout.blocks)]
     sizes = [end - begin for begin, end in spans]
@@ -44,7 +44,7 @@ def test_blocks_are_small_enough_and_of_one_size(count: int) -> None:
     assert all(begin % 8 == 0 for begin, _ in spans)
 
 
-def test_blocks_are_of_whole_lines() -> None:
+def test_blocks_consist_of_whole_lines() -> None:
     layout = Layout.of(BF16, (151_936, 1000))
     assert layout.line == 1000
     assert layout.block % 1000 == 0
@@ -68,7 +68,7 @@ def test_blocks_are_of_whole_lines() -> None:
         ("F6_E2M3", (4, 128), 96),
     ],
 )
-def test_lines(name: str, shape: tuple[int, ...], line: int) -> None:
+def test_line_length_follows_dtype_and_shape(name: str, shape: tuple[int, ...], line: int) -> None:
     assert Layout.of(DTYPES[name], shape).line == line
 
 
@@ -87,17 +87,17 @@ def test_lines(name: str, shape: tuple[int, ...], line: int) -> None:
         ("F4", (2, 16), 8),
     ],
 )
-def test_the_digest_is_over_words_where_rows_are_whole_words(name: str, shape: tuple[int, ...], word: int) -> None:
+def test_the_digest_uses_words_if_rows_are_whole_words(name: str, shape: tuple[int, ...], word: int) -> None:
     assert Layout.of(DTYPES[name], shape).word == word
 
 
-def test_rows_of_a_tensor_keep_their_place_in_the_digest() -> None:
+def test_rows_of_a_tensor_keep_their_digest_index() -> None:
     whole, part = Layout.of(BF16, (100, 64)), Layout.of(BF16, (100, 64), (30, 50))
     assert (part.count, part.line, part.word) == (20 * 64, 64, 8)
     assert part.word_index(0) == whole.word_index(30 * 64) == 30 * 16
 
 
-def test_positions_beyond_32_bits() -> None:
+def test_a_layout_may_have_positions_beyond_32_bits() -> None:
     layout = Layout.of(BF16, (2**24, 1024))
     last = layout.blocks - 1
     assert layout.span(last)[1] == layout.count == 2**34
@@ -120,8 +120,8 @@ def test_units_of_a_packed_dtype_are_its_bytes(shape: tuple[int, ...], count: in
 
 
 @pytest.mark.parametrize("rows", [None, (1, 10_000)])
-def test_a_block_alone(rows: tuple[int, int] | None) -> None:
-    """Where it is kept without its neighbours, nothing else about it changes."""
+def test_a_single_block_keeps_its_bytes_and_digest(rows: tuple[int, int] | None) -> None:
+    """Without its neighbours a block has the same bytes and digest."""
     layout = Layout.of(BF16, (10_000, 1024), rows)
     for index in range(layout.blocks):
         begin, end = layout.span(index)
@@ -131,7 +131,7 @@ def test_a_block_alone(rows: tuple[int, int] | None) -> None:
         assert (alone.dtype, alone.line, alone.word) == (layout.dtype, layout.line, layout.word)
 
 
-def test_blocks_of_rows() -> None:
+def test_blocks_of_rows_cover_exactly_these_rows() -> None:
     layout = Layout.of(F32, (10_000, 1024))  # blocks of 3,334 rows
     assert layout.block == 3334 * 1024
     assert layout.blocks_of_rows(0, 1) == range(1)

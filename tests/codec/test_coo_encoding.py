@@ -1,4 +1,4 @@
-"""The `coo` encoding: positions and values, as anyone would write them, and what is none."""
+"""The `coo` encoding: raw positions and values."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def decoded(data: bytes, layout: Layout, changed: int) -> list[tuple[int, list[i
     ]
 
 
-def test_the_bytes() -> None:
+def test_bytes_are_width_positions_and_values() -> None:
     data = encode_coo([one_block((3, 0x3F80), (99, 0xBF80))], SMALL)
     assert data.hex() == "0400000000000000" + "03000000" + "63000000" + "803f" + "80bf"
     assert decoded(data, SMALL, 2) == [(0, [3, 99], [0x3F80, 0xBF80])]
 
 
-def test_positions_are_counted_from_the_start_and_given_back_by_block() -> None:
+def test_positions_count_from_the_start_and_are_decoded_by_block() -> None:
     blocks = [one_block((5, 1), index=0), one_block((0, 2), (7, 3), index=2)]
     data = encode_coo(blocks, MEDIUM)
     begin = MEDIUM.span(2)[0]
@@ -71,7 +71,7 @@ GOOD = encode_coo([one_block((3, 1), (50, 2), (99, 3))], SMALL)
         (GOOD[:16] + (100).to_bytes(4, "little") + GOOD[20:], 3, "past its end"),
     ],
 )
-def test_what_is_no_coo(data: bytes, changed: int, reason: str) -> None:
+def test_malformed_data_is_rejected(data: bytes, changed: int, reason: str) -> None:
     assert decoded(GOOD, SMALL, 3)
     with pytest.raises(ValueError, match=reason):
         decoded(data, SMALL, changed)

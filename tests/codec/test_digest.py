@@ -1,4 +1,4 @@
-"""The digest's terms: pinned, and sensitive to what is where."""
+"""The terms of the digest: pinned values, and sensitivity to words and indices."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def reference(index: int, word: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("index", [0, 1, 2**32, 2**61])
 @pytest.mark.parametrize("word", [0, 1, 0x8000, 2**64 - 1])
-def test_one_term(index: int, word: int) -> None:
+def test_one_term_equals_the_reference(index: int, word: int) -> None:
     assert of((index, word)) == reference(index, word)
 
 
-def test_nothing() -> None:
+def test_the_digest_of_no_words_is_zero() -> None:
     assert of() == (0, 0)
 
 
-def test_a_sum_does_not_care_for_order() -> None:
+def test_order_does_not_matter() -> None:
     values = words(1, 500)
     indices = np.arange(500, dtype=np.uint64)
     shuffled = np.argsort(words(2, 500))
@@ -53,18 +53,18 @@ def test_a_sum_does_not_care_for_order() -> None:
 
 
 def test_the_first_terms_of_small_numbers_all_differ() -> None:
-    """Neighbouring indices and words are what weights have; neither lane may confuse any two of them."""
+    """Weights have neighbouring indices and words. No two of them may have equal terms."""
     lanes = [reference(index, word) for index in range(60) for word in range(60)]
     assert len({a for a, _ in lanes}) == len({b for _, b in lanes}) == len(lanes)
 
 
-def test_two_words_that_change_places() -> None:
+def test_swapping_two_words_changes_the_digest() -> None:
     here, there = of((3, 77), (9, 88)), of((3, 88), (9, 77))
     assert here[0] != there[0]
     assert here[1] != there[1]
 
 
-def test_every_bit_counts_in_both_lanes() -> None:
+def test_every_bit_changes_both_sums() -> None:
     plain = of((5, 0))
     for bit in range(64):
         flipped = of((5, 1 << bit))

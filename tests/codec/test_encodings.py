@@ -1,4 +1,4 @@
-"""Blocks: the shortest encoding wins, and a tag says which it was."""
+"""Blocks: the shortest encoding is used, and the tag identifies it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def after(data: bytes, old: Units | None, count: int, dtype: Dtype, line: int = 
 
 
 @pytest.mark.parametrize("dtype", LAYOUTS, ids=lambda dtype: dtype.name)
-def test_blocks_come_back(dtype: Dtype) -> None:
+def test_blocks_round_trip(dtype: Dtype) -> None:
     for seed, kind in enumerate(BASES):
         old = base(dtype, 200, kind, seed)
         for how in CHANGES:
@@ -34,33 +34,33 @@ def test_blocks_come_back(dtype: Dtype) -> None:
             assert after(encode_block(old, new, dtype, 0), old, 200, dtype).tobytes() == new.tobytes()
 
 
-def test_nothing_where_nothing_changed() -> None:
+def test_an_unchanged_block_is_empty() -> None:
     old = base(BF16, 100)
     assert encode_block(old, old.copy(), BF16, 0) == b""
 
 
-def test_a_few_small_steps_are_ulp() -> None:
+def test_a_few_small_steps_are_encoded_as_ulp() -> None:
     old = base(BF16, 5000)
     assert encoding(encode_block(old, change(old, BF16, "few"), BF16, 0)) == "ulp"
 
 
-def test_floats_that_all_moved_a_little_are_dense() -> None:
+def test_small_changes_of_all_floats_are_encoded_as_dense() -> None:
     old = base(DTYPES["F32"], 5000)
     new = old + np.uint32(1000) + (old & np.uint32(0xFF))
     assert encoding(encode_block(old, new, DTYPES["F32"], 0)) == "dense"
 
 
-def test_other_weights_altogether_are_full() -> None:
+def test_unrelated_weights_are_encoded_as_full() -> None:
     old, new = base(BF16, 5000, seed=1), base(BF16, 5000, seed=2)
     assert encoding(encode_block(old, new, BF16, 0)) == "full"
 
 
-def test_without_a_base_everything_is_full() -> None:
+def test_blocks_without_a_base_are_encoded_as_full() -> None:
     assert encoding(encode_block(None, base(BF16, 10), BF16, 0)) == "full"
 
 
 @pytest.mark.parametrize("how", CHANGES)
-def test_the_shortest_wins_wherever_all_are_tried(how: str) -> None:
+def test_the_shortest_encoding_is_used(how: str) -> None:
     old = base(BF16, 3000)
     new = change(old, BF16, how)
     chosen = len(encode_block(old, new, BF16, 0))
@@ -71,6 +71,6 @@ def test_the_shortest_wins_wherever_all_are_tried(how: str) -> None:
 
 
 @pytest.mark.parametrize("tag", [0, 4, 8, 16, 0x1B, 0xFF, 2 | 8, 3 | 8])
-def test_unknown_tags(tag: int) -> None:
+def test_unknown_tags_are_rejected(tag: int) -> None:
     with pytest.raises(ValueError, match="unknown encoding"):
         decode_block(memoryview(bytes([tag]) + bytes(30)), base(BF16, 10), 10, BF16, 0)

@@ -1,4 +1,4 @@
-"""Classes and the ordered line: every bit pattern has its place, floats in the order of their values."""
+"""Exponent classes, windows, and the ordered integer line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BF16 = DTYPES["BF16"]
 
 
 @pytest.mark.parametrize("dtype", LAYOUTS, ids=lambda dtype: dtype.name)
-def test_order_is_undone(dtype: Dtype) -> None:
+def test_unorder_reverses_order(dtype: Dtype) -> None:
     units = np.arange(256, dtype=np.uint8) if dtype.unit == 1 else base(dtype, 1000, "bits")
     units = np.concatenate([units, units_of(special(dtype), dtype)])
     assert (unorder(order(units, dtype), dtype) == units).all()
@@ -40,12 +40,12 @@ def test_floats_are_in_the_order_of_their_values(name: str, array_dtype: type) -
 
 
 def test_neighbours_on_the_line_are_one_ulp_apart() -> None:
-    """Through the zeros, too: from the least negative number over -0 and +0 to the least positive."""
+    """Across the zeros: from the least negative number over -0 and +0 to the least positive."""
     around_zero = np.array([0x8001, 0x8000, 0x0000, 0x0001], np.uint16)
     assert np.diff(order(around_zero, BF16).astype(int)).tolist() == [1, 1, 1]
 
 
-def test_what_is_no_float_is_in_order_already() -> None:
+def test_integers_keep_their_order() -> None:
     units = np.arange(256, dtype=np.uint8)
     assert order(units, DTYPES["I8"]) is units
 
@@ -62,7 +62,7 @@ def test_classes_ignore_the_sign() -> None:
     assert (classes_of(units, BF16, window) == classes_of(units | np.uint16(0x8000), BF16, window)).all()
 
 
-def test_what_is_no_float_has_one_class() -> None:
+def test_integers_have_one_class() -> None:
     units = base(DTYPES["I32"], 100, "bits")
     window = choose_window(units, ~units, DTYPES["I32"])
     assert window == Window(0, 1)
@@ -70,7 +70,7 @@ def test_what_is_no_float_has_one_class() -> None:
 
 
 def window_of(counts: dict[int, int], length: int = 10_000) -> Window:
-    """The window for a block in which so many units of each exponent change."""
+    """The window for a block with these counts of changes per exponent."""
     old = np.zeros(length, np.uint16)
     at = 0
     for exponent, count in counts.items():
@@ -93,17 +93,17 @@ def test_a_few_outliers_do_not_move_the_window() -> None:
     assert window_of({200: 3, 118: 900, 117: 900}) == Window(119, 3)
 
 
-def test_rare_small_ones_share_the_bottom() -> None:
+def test_rare_small_exponents_share_the_bottom_class() -> None:
     assert window_of({118: 2000, 117: 2000, 100: 50, 90: 50}).top == 119
     assert window_of({118: 2000, 117: 2000, 100: 50, 90: 50}).width == 3
 
 
-def test_a_window_at_the_very_top_and_for_denormals_only() -> None:
+def test_windows_may_hold_only_the_top_exponent_or_only_denormals() -> None:
     assert window_of({255: 1000}) == Window(255, 1)
     assert window_of({0: 1000}) == Window(0, 1)
 
 
-def test_a_large_block_is_sampled_and_a_quiet_one_read_whole() -> None:
+def test_a_large_block_is_sampled_unless_it_has_few_changes() -> None:
     old = np.full(300_000, 118 << 7, np.uint16)
     quiet = old.copy()
     quiet[150_001] += 1  # in none of the 64 stretches

@@ -1,4 +1,4 @@
-"""Tables of shares: always 4096 slots, nobody left out, and the same on both sides."""
+"""Frequency tables: 4096 slots, a share for every symbol, and a round trip of levels."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_a_gap_table_covers_all_slots(j: int) -> None:
 
 
 def test_the_gap_parameter_follows_the_rate() -> None:
-    """0 where half are marked; in the end four more for every halving."""
+    """0 if half are marked, then four more for every halving."""
     assert [j_of(1 << 22, (1 << 21) >> k) for k in range(6)] == [0, 5, 10, 14, 18, 22]
     assert j_of(1 << 22, 1) == 86
     parameters = [j_of(1 << 20, marked) for marked in range(1, 1 << 19, 1009)]
     assert parameters == sorted(parameters, reverse=True)
 
 
-def test_the_gap_parameter_is_the_cheapest_but_for_a_trifle() -> None:
+def test_the_gap_parameter_is_nearly_the_cheapest() -> None:
     for rate in (3, 10, 100, 5000):
         marked = (1 << 20) // rate
         cost = {j: expected_cost(j, marked / 2**20) for j in range(100)}
@@ -79,7 +79,7 @@ def test_levels_follow_counts_in_quarters_of_an_octave() -> None:
 
 
 @pytest.mark.parametrize("least", [1, 2])
-def test_shares_leave_nobody_out(least: int) -> None:
+def test_every_symbol_gets_a_share(least: int) -> None:
     for seed in range(50):
         counts = below(seed, 1 + seed * 5, 1 << (seed % 20)) * (below(seed + 99, 1 + seed * 5, 3) > 0)
         counts[seed % len(counts)] = 1 + seed**3
@@ -88,19 +88,19 @@ def test_shares_leave_nobody_out(least: int) -> None:
         assert all(share >= least if count else share == 0 for share, count in zip(table, counts, strict=False))
 
 
-def test_shares_of_as_many_as_there_can_be() -> None:
+def test_shares_add_up_for_the_most_symbols() -> None:
     assert shares((40,) * 256, 1) == (16,) * 256
     assert shares((40, *(1,) * 255), 1) == (SCALE - 255 * 3, *(3,) * 255)
     assert sum(shares((*(1,) * 110, 40), 2)) == SCALE
 
 
-def test_one_symbol_has_all() -> None:
+def test_a_single_symbol_has_all_slots() -> None:
     assert shares((40,), 1) == (SCALE,)
     assert shares((0, 0, 40), 2) == (0, 0, SCALE)
 
 
 @pytest.mark.parametrize("plus", [0, 1, 77, 128, 255, 256])
-def test_a_split_gives_both_signs_what_they_need(plus: int) -> None:
+def test_a_split_gives_both_signs_a_share(plus: int) -> None:
     table = split((4000, 0, 94, 2), plus)
     assert [table[2 * i] + table[2 * i + 1] for i in range(4)] == [4000, 0, 94, 2]
     if plus == 0:
@@ -116,11 +116,11 @@ def test_a_split_gives_both_signs_what_they_need(plus: int) -> None:
     "levels",
     [(40,), (0, 40), (40, 0, 0, 0, 1), (1, 40, 1), (0,) * 255 + (40,), (40, 39) * 128, tuple(range(1, 41))],
 )
-def test_levels_come_back(levels: tuple[int, ...]) -> None:
+def test_levels_round_trip(levels: tuple[int, ...]) -> None:
     assert round_trip(levels) == levels
 
 
-def test_too_many_levels() -> None:
+def test_too_many_levels_are_rejected() -> None:
     with pytest.raises(ValueError, match="too many symbols"):
         round_trip((40,) * 64, most=63)
 
@@ -128,14 +128,14 @@ def test_too_many_levels() -> None:
 @pytest.mark.parametrize(
     ("numbers", "reason"),
     [
-        ([0, 1], "canonical form"),  # one level, 39: none has the top
+        ([0, 1], "canonical form"),  # one level, 39: no symbol has the top level
         ([0, 2], "out of range"),  # one level, 41
         ([1, 0, 79, 0], "canonical form"),  # 40, 0: the last is absent
         ([1, 79, 3], "canonical form"),  # 0, and three more absent ones where there is room for one
         ([1, 0, 81], "out of range"),  # 40, -1
     ],
 )
-def test_levels_that_are_none(numbers: list[int], reason: str) -> None:
+def test_malformed_levels_are_rejected(numbers: list[int], reason: str) -> None:
     bits = BitWriter()
     orders = {(1, 79, 3): [2, 2, 1], (1, 0, 79, 0): [2, 2, 2, 1]}.get(tuple(numbers), [2, 2, 2])
     for number, order in zip(numbers, orders, strict=False):

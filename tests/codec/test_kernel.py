@@ -34,7 +34,7 @@ each_layout = pytest.mark.parametrize("dtype", LAYOUTS, ids=lambda dtype: dtype.
 def check(
     old: Units | None, new: Units, dtype: Dtype, line: int = 0, words: tuple[int, ...] = (), start: int = 0
 ) -> bytes:
-    """Encodes and decodes a block with both, with every width of vectors and of words; returns its bytes."""
+    """Encodes and decodes a block with both kernels, all vector widths and all word widths. Returns its bytes."""
     floats, words = (dtype.unit, dtype.exponent, dtype.mantissa), words or (dtype.unit,)
     data, changed, *added = numpy_kernel.encode_block(old, new, *floats, line, words[0], start)
     decoded = numpy_kernel.decode_block(data, old, len(new), *floats, line) if data else None
@@ -58,12 +58,12 @@ def check(
 
 
 def gained(before: tuple[int, int], after: tuple[int, int]) -> list[int]:
-    """What has to be added to a digest for it to become another."""
+    """The difference of two digests."""
     return [(b - a) % 2**64 for a, b in zip(before, after, strict=True)]
 
 
 def check_patch(data: bytes, old: Units | None, new: Units, dtype: Dtype, line: int, word: int, start: int) -> None:
-    """That the kernel decodes into the base what it should, and gives back what was there and what the digest gains."""
+    """Checks the result of patching in place, the old units, and the change of the digest."""
     fresh = old is None
     target = np.zeros_like(new) if old is None else old.copy()
     before = target.copy()
@@ -76,7 +76,7 @@ def check_patch(data: bytes, old: Units | None, new: Units, dtype: Dtype, line: 
 
 
 def landed(old: Units | None, positions: bytes | None, values: bytearray, dtype: Dtype) -> Units:
-    """A decoded block, written onto its base."""
+    """The base with a decoded block written into it."""
     units: Units = np.frombuffer(values, f"<u{dtype.unit}")
     if positions is None:
         return units
@@ -111,7 +111,7 @@ def test_both_kernels_agree_on_small_blocks(dtype: Dtype, count: int) -> None:
 
 
 @each_layout
-def test_a_block_of_lines_and_a_rest(dtype: Dtype) -> None:
+def test_both_kernels_agree_on_lines_with_a_remainder(dtype: Dtype) -> None:
     old = base(dtype, 1152, "weights")
     for how in CHANGES:
         for line in lines_of(dtype, len(old)):
@@ -127,7 +127,7 @@ def test_both_kernels_agree_on_more_small_blocks(dtype: Dtype, count: int) -> No
 
 @each_layout
 @pytest.mark.parametrize("count", [4095, 4096, 4097])
-def test_blocks_around_what_the_kernel_does_at_once(dtype: Dtype, count: int) -> None:
+def test_both_kernels_agree_around_the_chunk_size(dtype: Dtype, count: int) -> None:
     for kind, how in (("weights", "likely"), ("special", "one"), ("equal", "most")):
         old = base(dtype, count, kind)
         new = change(old, dtype, how)
@@ -135,7 +135,7 @@ def test_blocks_around_what_the_kernel_does_at_once(dtype: Dtype, count: int) ->
         check(old, new, dtype)
 
 
-def test_lines_longer_than_what_the_kernel_does_at_once() -> None:
+def test_both_kernels_agree_on_lines_longer_than_a_chunk() -> None:
     old = base(BF16, 5 * 4160)
     for at in (0, 4095, 4096, 4159, 4160, 3 * 4160 + 4100, 5 * 4160 - 1):
         new = old.copy()
@@ -146,7 +146,7 @@ def test_lines_longer_than_what_the_kernel_does_at_once() -> None:
 
 @pytest.mark.slow
 @each_layout
-def test_blocks_of_tens_of_thousands(dtype: Dtype) -> None:
+def test_both_kernels_agree_on_blocks_of_tens_of_thousands_of_units(dtype: Dtype) -> None:
     for old, new in pairs(dtype, 18_000, 72):
         for line in (0, 72):
             check(old, new, dtype, line)
@@ -154,8 +154,8 @@ def test_blocks_of_tens_of_thousands(dtype: Dtype) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["BF16", "F32", "F64", "U8"])
-def test_blocks_whose_window_is_chosen_from_a_sample(name: str) -> None:
-    """From 65,537 units on; with few changes all are looked at after all."""
+def test_both_kernels_agree_if_the_window_is_chosen_from_a_sample(name: str) -> None:
+    """From 65,537 units on. With few changes, all of them count."""
     dtype = DTYPES[name]
     for count in (65_536, 65_544, 80_000):
         for how in ("one", "few", "likely", "most", "rows"):
@@ -163,13 +163,13 @@ def test_blocks_whose_window_is_chosen_from_a_sample(name: str) -> None:
             check(old, change(old, dtype, how, line=80), dtype, line=80 if count == 80_000 else 0)
 
 
-def test_a_block_without_a_change_is_no_bytes() -> None:
+def test_an_unchanged_block_is_empty() -> None:
     old = base(BF16, 300)
     assert check(old, old.copy(), BF16) == b""
 
 
 @pytest.mark.parametrize("at", [0, 63, 64, 255, 256, 511, 999])
-def test_one_change_wherever_it_is(at: int) -> None:
+def test_both_kernels_agree_on_one_change_at_any_position(at: int) -> None:
     old = base(BF16, 1000)
     new = old.copy()
     new[at] += 1
@@ -177,7 +177,7 @@ def test_one_change_wherever_it_is(at: int) -> None:
 
 
 @pytest.mark.parametrize("unchanged", [0, 63, 64, 255, 256, 511, 999])
-def test_all_but_one_change_wherever_it_is(unchanged: int) -> None:
+def test_both_kernels_agree_if_all_units_but_one_change(unchanged: int) -> None:
     old = base(BF16, 1000, "equal")
     new = old + np.uint16(1)
     new[unchanged] = old[unchanged]
@@ -186,7 +186,7 @@ def test_all_but_one_change_wherever_it_is(unchanged: int) -> None:
 
 @each_layout
 def test_both_kernels_agree_on_every_size_of_step(dtype: Dtype) -> None:
-    """Powers of two and their neighbours, up and down, from everywhere."""
+    """Powers of two and their neighbours, up and down, from any value."""
     powers = [2**k + d for k in range(8 * dtype.unit) for d in (-1, 0, 1)]
     steps = units_of([s % 2**64 for p in powers for s in (p, -p)], dtype)
     for kind in ("weights", "zeros", "special"):
@@ -196,7 +196,7 @@ def test_both_kernels_agree_on_every_size_of_step(dtype: Dtype) -> None:
 
 @each_layout
 def test_both_kernels_agree_on_each_exponent_alone(dtype: Dtype) -> None:
-    """The window must fit wherever the exponents are, the largest and the denormals included."""
+    """The window must fit any exponents, including the largest and denormals."""
     exponents = range(0, 1 << dtype.exponent, max(1, (1 << dtype.exponent) // 16))
     for exponent in (*exponents, (1 << dtype.exponent) - 1):
         old = units_of(words(exponent, 96) % np.uint64(1 << dtype.mantissa), dtype) + units_of(
@@ -205,7 +205,7 @@ def test_both_kernels_agree_on_each_exponent_alone(dtype: Dtype) -> None:
         check(old, change(old, dtype, "half", exponent), dtype)
 
 
-def test_every_pair_of_exponents_far_apart() -> None:
+def test_both_kernels_agree_on_exponents_far_apart() -> None:
     """Most of a block has one exponent, and outliers another."""
     for most in (0, 1, 20, 127, 254, 255):
         for few in (0, 1, 90, 127, 255):
@@ -214,7 +214,7 @@ def test_every_pair_of_exponents_far_apart() -> None:
             check(old, change(old, BF16, "few", most), BF16)
 
 
-def test_all_of_16_bits_to_all_of_16_bits() -> None:
+def test_both_kernels_agree_on_all_16_bit_values() -> None:
     for name in ("BF16", "F16", "U16"):
         everything = np.arange(65_536, dtype="<u2")
         check(everything, everything[::-1].copy(), DTYPES[name])
@@ -227,14 +227,14 @@ def test_both_kernels_agree_on_blocks_without_a_base(dtype: Dtype) -> None:
             check(None, base(dtype, count, kind), dtype)
 
 
-def test_a_constant_block_is_padded_to_its_least_size() -> None:
+def test_a_constant_block_is_padded_to_the_minimum_size() -> None:
     data = check(None, np.zeros(300_000, "<u2"), BF16)
     assert len(data) == -(-600_000 // 1024)
 
 
 @pytest.mark.slow
-def test_a_whole_block_of_the_largest_size() -> None:
-    """All that a block may hold, with changes in its first and last unit."""
+def test_both_kernels_agree_on_the_largest_block() -> None:
+    """As many units as a block can hold, with changes in the first and the last."""
     old = base(DTYPES["U8"], 1 << 22, "equal")
     new = old.copy()
     new[[0, 1 << 21, (1 << 22) - 1]] += 1
@@ -242,7 +242,7 @@ def test_a_whole_block_of_the_largest_size() -> None:
     check(old, new, DTYPES["U8"], line=1 << 21)
 
 
-def test_buffers_at_odd_addresses() -> None:
+def test_both_kernels_agree_at_odd_addresses() -> None:
     """Safetensors files need not align their tensors."""
     for dtype in LAYOUTS:
         old, new = base(dtype, 600), change(base(dtype, 600), dtype, "half")
@@ -264,8 +264,8 @@ def test_buffers_at_odd_addresses() -> None:
 
 @each_layout
 @pytest.mark.parametrize("steps", [-1, 1])
-def test_a_patch_that_fails_leaves_its_target_as_it_was(dtype: Dtype, steps: int) -> None:
-    """One step too few or too many, which shows only when all others have been written."""
+def test_a_failed_patch_leaves_its_target_unchanged(dtype: Dtype, steps: int) -> None:
+    """One step too few or too many: detected only after all others were written."""
     old = base(dtype, 9000, "equal")
     block = parse_ulp(encode_ulp(old, change(old, dtype, "most"), dtype, 0), dtype.unit)
     ((marks, told),) = block.classes
@@ -274,7 +274,7 @@ def test_a_patch_that_fails_leaves_its_target_as_it_was(dtype: Dtype, steps: int
     for width in vector_widths():
         with vectors_of(width):
             target = old.copy()
-            with pytest.raises(ValueError, match="another number of steps than of changes"):
+            with pytest.raises(ValueError, match="the number of steps differs from the number of changes"):
                 _kernel.patch_block(
                     block.build(), target, False, dtype.unit, dtype.exponent, dtype.mantissa, 0, dtype.unit, 0
                 )

@@ -1,4 +1,4 @@
-"""Calls of the C kernel: mistakes of ours are refused, buffers are released, and nothing leaks."""
+"""Calls of the C kernel: wrong arguments are rejected, buffers are released, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_call_with_arguments_that_do_not_fit_is_refused(call: Callable[[], obj
 
 
 def test_buffers_are_released() -> None:
-    """A bytearray that is still lent to someone cannot be resized."""
+    """A bytearray with an exported buffer cannot be resized."""
     old, new = bytearray(range(100)), bytearray(range(1, 101))
     data = bytearray(_kernel.encode_block(old, new, 1, 0, 0, 0, 1, 0)[0])
     positions, values = _kernel.decode_block(data, old, 100, 1, 0, 0, 0)
@@ -134,8 +134,8 @@ print(refused, resident() - before)
 """
 
 
-def test_memory_does_not_grow_over_good_and_bad_blocks() -> None:
-    """Good and bad blocks in a process of its own: a leak of one buffer a round would be 4 MB."""
+def test_memory_does_not_grow() -> None:
+    """Good and bad blocks, in a separate process. A leak of one buffer per round would be 4 MB."""
     gc.collect()
     output = subprocess.run([sys.executable, "-c", LEAK], capture_output=True, text=True, check=True).stdout
     refused, grown = map(int, output.split())

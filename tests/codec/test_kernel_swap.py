@@ -30,7 +30,7 @@ def test_the_digest_of_no_bytes_is_zero() -> None:
 
 
 @each_layout
-def test_encoding_tells_how_the_digest_changes(dtype: Dtype) -> None:
+def test_encoding_returns_the_change_of_the_digest(dtype: Dtype) -> None:
     old = base(dtype, 640)
     for how in CHANGES:
         new = change(old, dtype, how)
@@ -43,7 +43,7 @@ def test_encoding_tells_how_the_digest_changes(dtype: Dtype) -> None:
 @each_layout
 @pytest.mark.parametrize("how", ["few", "all"])
 def test_a_swap_writes_the_values_and_a_second_one_undoes_it(dtype: Dtype, how: str) -> None:
-    """Both write the same, leave the same behind, and undo it when asked again."""
+    """Both kernels write the same, return the same, and undo it in a second call."""
     old, count = base(dtype, 640), 640
     new = change(old, dtype, how)
     at = np.flatnonzero(old != new).astype("<u4").tobytes() if how == "few" else None
@@ -66,7 +66,7 @@ CHANGE_COUNTS = (8, 4096 + 8)
 
 
 def check_digest_change(old: Units, new: Units, word: int, start: int) -> None:
-    """Both kernels say what copying the block and swapping the values in would add; for listed units and for all."""
+    """Both kernels return what a swap into a copy would add, for listed units and for all."""
     unit = old.dtype.itemsize
     at = np.flatnonzero(old != new)
     before = old.copy()
@@ -90,7 +90,7 @@ def test_digest_change_is_what_a_swap_into_a_copy_adds(dtype: Dtype, how: str) -
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_digest_change_counts_a_word_once_however_many_of_its_units_change(unit: int) -> None:
+def test_digest_change_counts_a_word_once(unit: int) -> None:
     """Every subset of the units of one word, in words on both sides of a full batch of 256."""
     per_word = 8 // unit
     old = words(unit, 600).view(f"<u{unit}")
@@ -104,14 +104,14 @@ def test_digest_change_counts_a_word_once_however_many_of_its_units_change(unit:
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("count", [1, 3, 5, 7, 63, 4097])
-def test_digest_change_of_a_tail_that_is_not_whole_words(unit: int, count: int) -> None:
-    """Where units do not fill words of 8 bytes, each unit is a word."""
+def test_digest_change_is_correct_for_units_that_do_not_fill_words(unit: int, count: int) -> None:
+    """If units do not fill 8-byte words, each unit is a word."""
     old = words(count, count).astype(f"<u{unit}")
     for share in (0.1, 1):
         check_digest_change(old, some_changed(old, share, count), unit, 3)
 
 
-def test_digest_change_of_values_that_are_there_already_is_zero() -> None:
+def test_digest_change_of_equal_values_is_zero() -> None:
     old = words(1, 100)
     for kernel in (numpy_kernel, _kernel):
         assert kernel.digest_change(old, np.arange(100, dtype="<u4"), old, 8, 8, 0) == (0, 0)
@@ -121,7 +121,7 @@ def test_digest_change_of_values_that_are_there_already_is_zero() -> None:
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("offset", [1, 3, 7])
-def test_digest_change_at_odd_addresses(unit: int, offset: int) -> None:
+def test_digest_change_is_correct_at_odd_addresses(unit: int, offset: int) -> None:
     old = words(5, 500).view(f"<u{unit}")
     new = some_changed(old, 0.3, offset)
     at = np.flatnonzero(old != new).astype("<u4").tobytes()
@@ -136,7 +136,7 @@ AROUND = sorted({n + d for n in (64, 128, 256, 512, 4096, 8192) for d in (-1, 0,
 
 
 def check_replace(old: Units, new: Units, offset: int = 0) -> tuple[bytes | None, bytearray]:
-    """Both make the same of it with every width of vectors, touch nothing around it, and it can be undone."""
+    """Both kernels give the same result with all vector widths, write nothing else, and the result can be undone."""
     unit, nbytes = old.dtype.itemsize, old.nbytes
     target = old.copy()
     expected = numpy_kernel.replace_block(target, new, unit)
@@ -155,7 +155,7 @@ def check_replace(old: Units, new: Units, offset: int = 0) -> tuple[bytes | None
 
 
 def some_changed(old: Units, share: float, seed: int) -> Units:
-    """Each unit differs, in one bit or in all, with this chance."""
+    """Each unit differs with this probability, in one bit or in all."""
     chosen = below(seed, len(old), 1000) < 1000 * share
     bits = np.where(below(seed + 1, len(old), 2) == 0, ~old.dtype.type(0), old.dtype.type(1))
     return np.where(chosen, old ^ bits, old).astype(old.dtype)
@@ -163,7 +163,7 @@ def some_changed(old: Units, share: float, seed: int) -> Units:
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("count", AROUND)
-def test_a_target_becomes_its_source_and_what_it_held_is_kept(unit: int, count: int) -> None:
+def test_replace_copies_the_source_and_returns_the_old_units(unit: int, count: int) -> None:
     old = words(count, count).astype(f"<u{unit}")
     for seed, share in enumerate((0, 0.002, 0.01, 0.1, 0.3, 0.5, 0.9, 0.999, 1)):
         new = some_changed(old, share, seed)
@@ -175,7 +175,7 @@ def test_a_target_becomes_its_source_and_what_it_held_is_kept(unit: int, count: 
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("offset", [1, 3, 7, 31, 63])
-def test_replacing_at_odd_addresses(unit: int, offset: int) -> None:
+def test_replace_works_at_odd_addresses(unit: int, offset: int) -> None:
     for count in (1, 63, 65, 4096, 5003):
         old = words(count, count).astype(f"<u{unit}")
         for share in (0.01, 0.2, 1):
@@ -183,8 +183,8 @@ def test_replacing_at_odd_addresses(unit: int, offset: int) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_all_old_units_are_kept_where_that_takes_less_room_than_positions(unit: int) -> None:
-    """Old units and their positions, or all old units; whatever is where."""
+def test_all_old_units_are_returned_if_that_takes_less_space(unit: int) -> None:
+    """Old units with positions, or all old units, for any distribution."""
     count = 9000
     most = count * unit // (unit + 4)
     old = np.zeros(count, f"<u{unit}")
@@ -198,7 +198,7 @@ def test_all_old_units_are_kept_where_that_takes_less_room_than_positions(unit: 
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_replacing_one_unit_wherever_it_is(unit: int) -> None:
+def test_replace_returns_one_changed_unit_at_any_position(unit: int) -> None:
     old = np.zeros(4300, f"<u{unit}")
     for at in (0, 1, 63, 64, 127, 4095, 4096, 4159, 4160, 4299):
         new = old.copy()
@@ -206,8 +206,8 @@ def test_replacing_one_unit_wherever_it_is(unit: int) -> None:
         assert check_replace(old, new)[0] == np.uint32(at).tobytes()
 
 
-def test_replacing_whole_chunks_between_chunks_that_stay() -> None:
-    """Whole chunks that are the same between others, when few are listed and when all are kept."""
+def test_replace_works_with_unchanged_chunks_between_changed_ones() -> None:
+    """Equal chunks between others, with few changes and with many."""
     for every in (2, 5):
         old = np.zeros(64 * 4096, "<u2")
         new = old.copy()
@@ -215,7 +215,7 @@ def test_replacing_whole_chunks_between_chunks_that_stay() -> None:
         check_replace(old, new)
 
 
-def test_replacing_most_of_the_largest_block() -> None:
+def test_replace_works_on_most_of_the_largest_block() -> None:
     old = np.zeros(1 << 22, "u1")
     new = old.copy()
     new[:: 3 << 10] = 1

@@ -1,4 +1,4 @@
-"""The NumPy front door: the same functions as the kernel, down to what they refuse and leave behind."""
+"""The NumPy kernel has the same functions, results and errors as the C kernel."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from weightwire.weights.dtypes import DTYPES
 BF16 = DTYPES["BF16"]
 
 
-def test_it_offers_what_the_kernel_offers() -> None:
+def test_numpy_kernel_has_the_functions_of_the_kernel() -> None:
     offered = {name for name in vars(_kernel) if not name.startswith("_")}
     assert set(numpy_kernel.__all__) == offered - {"vectors"}
 
 
-def test_a_block_there_and_back() -> None:
+def test_a_block_round_trips() -> None:
     old = base(BF16, 640)
     new = change(old, BF16, "likely")
     data, changed, *added = numpy_kernel.encode_block(old, new, 2, 8, 7, 64, 8, 1000)
@@ -32,7 +32,7 @@ def test_a_block_there_and_back() -> None:
     assert list(lanes) == added
 
 
-def test_the_digest_moves_with_the_index() -> None:
+def test_the_digest_depends_on_the_index() -> None:
     words = base(DTYPES["U64"], 10, "bits")
     assert numpy_kernel.digest(words, 8, 0) != numpy_kernel.digest(words, 8, 1)
     apart = numpy_kernel.digest(words[:4], 8, 7), numpy_kernel.digest(words[4:], 8, 11)
@@ -40,7 +40,7 @@ def test_the_digest_moves_with_the_index() -> None:
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_any_buffer_will_do(kind: type) -> None:
+def test_any_buffer_is_accepted(kind: type) -> None:
     old = base(BF16, 100)
     new = change(old, BF16, "few")
     data = numpy_kernel.encode_block(kind(old.tobytes()), kind(new.tobytes()), 2, 8, 7, 0, 2, 0)[0]
@@ -51,7 +51,7 @@ def test_any_buffer_will_do(kind: type) -> None:
     )
 
 
-def test_the_target_becomes_the_source() -> None:
+def test_replace_makes_the_target_equal_to_the_source() -> None:
     target = bytearray(b"abcdefgh")
     assert numpy_kernel.replace_block(target, b"abcDefgh", 1) == (b"\3\0\0\0", bytearray(b"d"))
     assert target == b"abcDefgh"
@@ -65,7 +65,7 @@ def test_the_target_becomes_the_source() -> None:
         numpy_kernel.replace_block(memoryview(target)[:4], memoryview(target)[3:7], 1)
 
 
-def test_everything_may_be_replaced_at_once() -> None:
+def test_replace_may_change_all_units() -> None:
     target, values = bytearray(b"abcdefgh"), bytearray(b"ABCDEFGH")
     before = numpy_kernel.digest(target, 8, 3)
     lanes = numpy_kernel.swap_block(target, None, values, 1, 8, 3)

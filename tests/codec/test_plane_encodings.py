@@ -1,4 +1,4 @@
-"""The `dense` and `full` encodings: everything in byte planes, coded where that pays, raw where it does not."""
+"""The `dense` and `full` encodings: byte planes, coded if that is shorter and raw otherwise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BF16, U8 = DTYPES["BF16"], DTYPES["U8"]
 
 @pytest.mark.parametrize("dtype", LAYOUTS, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("kind", BASES)
-def test_everything_comes_back(dtype: Dtype, kind: str) -> None:
+def test_blocks_round_trip(dtype: Dtype, kind: str) -> None:
     old = base(dtype, 700, kind)
     for how in ("one", "half", "all", "signs"):
         new = change(old, dtype, how)
@@ -27,7 +27,7 @@ def test_everything_comes_back(dtype: Dtype, kind: str) -> None:
 
 
 def test_exponents_compress_and_mantissas_do_not() -> None:
-    """The sign goes to the bottom, so that the upper byte is exponent only."""
+    """The sign moves to the lowest bit, so the upper byte holds only exponent bits."""
     block = parse_planes(encode_full(base(BF16, 20_000), BF16), 20_000, 2)
     assert block.raw_planes == 0b01
     assert len(block.build()) < 0.70 * 40_000
@@ -36,12 +36,12 @@ def test_exponents_compress_and_mantissas_do_not() -> None:
 def test_random_bits_stay_raw() -> None:
     units = base(DTYPES["F64"], 2000, "bits")
     data = encode_full(units, DTYPES["F64"])
-    # Tag, no words, one state, which planes, the planes.
+    # Tag, no words, one state, the mask of raw planes, the planes.
     assert data == b"\3\0" + (1 << 16).to_bytes(4, "little") + b"\xff" + rotated_planes(units)
 
 
-def test_random_bits_take_hardly_more_than_they_are() -> None:
-    """A table that costs more than it saves is not sent: many norms have a hundred or a thousand weights only."""
+def test_random_bits_hardly_grow() -> None:
+    """A table that costs more than it saves is not sent: many norms have only a few hundred weights."""
     sizes = {}
     for name in ("U8", "BF16", "F32", "F64"):
         for count in (1, 16, 100, 1000, 1400, 5000):
@@ -61,15 +61,15 @@ def test_small_steps_leave_the_upper_planes_empty() -> None:
     assert len(encode_dense(old, new, DTYPES["F32"])) < 0.15 * len(encode_full(new, DTYPES["F32"]))
 
 
-def test_a_block_has_at_least_a_byte_for_1024() -> None:
-    """Zeros cost nothing to code; padding keeps a file from claiming the world in a few bytes."""
+def test_a_block_has_at_least_one_byte_per_1024() -> None:
+    """Zeros cost nothing to code. Padding limits what a small file can claim."""
     for count, size in ((1 << 18, 1 << 8), ((1 << 18) + 1, (1 << 8) + 1)):
         data = encode_full(np.zeros(count, np.uint8), U8)
         assert len(data) == size
         assert not decode_full(memoryview(data), count, U8).any()
 
 
-# Lies
+# Malformed blocks
 
 
 OLD = base(BF16, 2000)
@@ -139,7 +139,7 @@ LIES: list[Callable[[Planes], None]] = [
 
 @pytest.mark.parametrize("tag", ["full", "dense"])
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
-def test_a_lie_is_refused_by_both(lie: Callable[[Planes], None], tag: str) -> None:
+def test_malformed_blocks_are_rejected_by_both_kernels(lie: Callable[[Planes], None], tag: str) -> None:
     block = honest()
     if tag == "dense":
         block.tag = block.tag & ~3 | 2
@@ -150,13 +150,13 @@ def test_a_lie_is_refused_by_both(lie: Callable[[Planes], None], tag: str) -> No
             one.decode_block(block.build(), OLD, 2000, 2, 8, 7, 0)
 
 
-def test_the_same_block_without_a_lie() -> None:
+def test_the_unchanged_block_is_accepted() -> None:
     assert honest().build() == encode_full(NEW, BF16)
     for one in (numpy_kernel, _kernel):
         assert one.decode_block(honest().build(), None, 2000, 2, 8, 7, 0) == (None, bytearray(NEW.tobytes()))
 
 
-def test_a_dense_block_without_its_base() -> None:
+def test_a_dense_block_needs_its_base() -> None:
     for one in (numpy_kernel, _kernel):
         with pytest.raises(ValueError, match="needs a base"):
             one.decode_block(encode_dense(OLD, NEW, BF16), None, 2000, 2, 8, 7, 0)

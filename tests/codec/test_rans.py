@@ -1,4 +1,4 @@
-"""The entropy coder: what goes in comes out, at the cost that the table promises."""
+"""The entropy coder: a round trip, at the cost of the table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Section = tuple[rans.Symbols, Shares]
 
 
 def section(seed: int, count: int, symbols: int = 20) -> Section:
-    """Symbols of which the first are frequent, and a table made for them."""
+    """Symbols with decreasing frequency, and a table for them."""
     values = np.minimum(below(seed, count, symbols), below(seed + 1, count, symbols)).astype(np.uint8)
     return values, shares(quantise(np.bincount(values, minlength=1)), 1) if count else (SCALE,)
 
@@ -27,7 +27,7 @@ def decoder_of(sections: list[Section], lanes: int) -> rans.Decoder:
 
 @pytest.mark.parametrize("lanes", [1, 4])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 1000])
-def test_sections_come_back_in_order(lanes: int, count: int) -> None:
+def test_sections_round_trip_in_order(lanes: int, count: int) -> None:
     sections = [section(1, count), section(2, 7, 250), section(3, count + 1, 2)]
     decoder = decoder_of(sections, lanes)
     for symbols, table in sections:
@@ -35,7 +35,7 @@ def test_sections_come_back_in_order(lanes: int, count: int) -> None:
     decoder.finish()
 
 
-def test_nothing_is_the_first_state_and_no_words() -> None:
+def test_no_symbols_give_the_initial_state_and_no_words() -> None:
     assert rans.encode([], 4) == ([1 << 16] * 4, [])
 
 
@@ -45,18 +45,18 @@ def test_a_symbol_that_is_certain_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
-def test_the_cost_is_that_of_the_table(lanes: int) -> None:
+def test_the_cost_matches_the_table(lanes: int) -> None:
     symbols, table = section(5, 20_000)
     _, words = rans.encode([(symbols, table)], lanes)
     ideal = -sum(math.log2(table[s] / SCALE) for s in symbols.tolist())
     assert ideal - 16 * lanes <= 16 * len(words) <= 1.001 * ideal + 16 * lanes
 
 
-def test_four_lanes_from_1024_symbols_on() -> None:
+def test_four_lanes_are_used_from_1024_symbols_on() -> None:
     assert [rans.lanes_for(n) for n in (0, 1023, 1024)] == [1, 1, 4]
 
 
-def test_words_that_run_out() -> None:
+def test_missing_words_are_rejected() -> None:
     symbols, table = section(6, 500)
     states, words = rans.encode([(symbols, table)], 1)
     decoder = rans.Decoder(states, np.array(words[:-1], np.uint16))
@@ -64,7 +64,7 @@ def test_words_that_run_out() -> None:
         decoder.section(500, table)
 
 
-def test_words_that_are_left() -> None:
+def test_extra_words_are_rejected() -> None:
     symbols, table = section(6, 500)
     states, words = rans.encode([(symbols, table)], 1)
     decoder = rans.Decoder(states, np.array([*words, 0], np.uint16))
@@ -73,7 +73,7 @@ def test_words_that_are_left() -> None:
         decoder.finish()
 
 
-def test_one_symbol_less_does_not_end_well() -> None:
+def test_decoding_one_symbol_less_is_rejected() -> None:
     symbols, table = section(6, 500)
     decoder = decoder_of([(symbols, table)], 4)
     decoder.section(499, table)

@@ -1,4 +1,4 @@
-"""The `ulp` encoding: what it looks like, what it costs, and every lie that it must refuse."""
+"""The `ulp` encoding: its bytes, its cost, and malformed blocks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def step_by_one(old: Units, every: int) -> Units:
 
 @pytest.mark.parametrize("dtype", LAYOUTS, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("how", ["one", "likely", "most", "all", "signs"])
-def test_positions_and_values_come_back(dtype: Dtype, how: str) -> None:
-    """Even where another encoding would be shorter."""
+def test_positions_and_values_round_trip(dtype: Dtype, how: str) -> None:
+    """Even if another encoding would be shorter."""
     old = base(dtype, 500)
     new = change(old, dtype, how)
     positions, values = decode_ulp(memoryview(encode_ulp(old, new, dtype, 0)), old, dtype, 0)
@@ -42,14 +42,14 @@ def test_one_change_takes_a_dozen_bytes() -> None:
     assert len(encode_ulp(old, new, BF16, 0)) <= 20
 
 
-def test_a_class_that_changes_whole_costs_only_its_steps() -> None:
+def test_a_class_that_changes_completely_costs_only_its_steps() -> None:
     old = np.full(4096, 118 << 7, "<u2")
     block = parse_ulp(encode_ulp(old, old + np.uint16(1), BF16, 0), 2)
     assert [(marks.complement, marks.symbols) for marks, _ in block.classes] == [(True, [])]
     assert len(block.build()) < 30  # sixteen of them states
 
 
-def test_where_most_changed_the_others_are_listed() -> None:
+def test_unchanged_positions_are_listed_if_most_changed() -> None:
     old = np.full(1000, 118 << 7, "<u2")
     new = old + np.uint16(1)
     new[[10, 500]] = old[[10, 500]]
@@ -59,7 +59,7 @@ def test_where_most_changed_the_others_are_listed() -> None:
     assert len(steps.symbols) == 998
 
 
-def test_each_exponent_is_a_class_with_a_table_of_its_own() -> None:
+def test_each_exponent_is_a_class_with_its_own_table() -> None:
     old = base(BF16, 20_000)
     block = parse_ulp(encode_ulp(old, change(old, BF16, "likely"), BF16, 0), 2)
     assert block.present.bit_count() == len(block.classes) > 5
@@ -68,7 +68,7 @@ def test_each_exponent_is_a_class_with_a_table_of_its_own() -> None:
 
 
 def test_classes_bring_the_cost_down_to_the_conditional_entropy() -> None:
-    """Changes that depend on the exponent, all up by one: what is left to tell is where."""
+    """All changes are one step up, and their rate depends on the exponent: only positions cost bits."""
     old = base(BF16, 1 << 18) & np.uint16(0x7FFF)
     chosen = change(old, BF16, "likely") != old
     new = np.where(chosen, old + np.uint16(1), old).astype("<u2")
@@ -87,13 +87,13 @@ def entropy(members: int, marked: int) -> float:
     [("few", {128}), ("down", {-1}), ("mostly-up", {*range(129, 256)})],
     ids=["even", "down", "mostly up"],
 )
-def test_the_bias_of_signs_is_sent_where_there_is_one(how: str, plus: set[int]) -> None:
+def test_a_bias_of_signs_is_sent(how: str, plus: set[int]) -> None:
     old = base(BF16, 20_000, "equal")
     ((_, steps),) = parse_ulp(encode_ulp(old, change(old, BF16, how), BF16, 0), 2).classes
     assert steps.plus in plus
 
 
-def test_lines_are_listed_where_few_of_them_change() -> None:
+def test_lines_are_listed_if_few_change() -> None:
     old = base(BF16, 640 * 128)
     quiet = change(old, BF16, "rows", line=128)
     with_lines, without = encode_ulp(old, quiet, BF16, 128), encode_ulp(old, quiet, BF16, 0)
@@ -101,13 +101,13 @@ def test_lines_are_listed_where_few_of_them_change() -> None:
     assert len(with_lines) < 0.8 * len(without)
 
 
-def test_lines_are_not_listed_where_that_does_not_pay() -> None:
+def test_lines_are_not_listed_if_that_costs_more() -> None:
     old = base(BF16, 640 * 128)
     new = change(old, BF16, "few")
     assert encode_ulp(old, new, BF16, 128) == encode_ulp(old, new, BF16, 0)
 
 
-def test_a_change_of_sign_is_a_step_like_any_other() -> None:
+def test_a_change_of_sign_is_an_ordinary_step() -> None:
     old = np.array([0x8000, 0x0000, 0x3F80], "<u2")
     new = np.array([0x0000, 0x8000, 0xBF80], "<u2")
     positions, values = decode_ulp(memoryview(encode_ulp(old, new, BF16, 0)), old, BF16, 0)
@@ -115,7 +115,7 @@ def test_a_change_of_sign_is_a_step_like_any_other() -> None:
     assert values.tolist() == new.tolist()
 
 
-# Lies, each told by an otherwise well-formed block
+# Malformed blocks, each with one error
 
 
 OLD = np.repeat(np.array([118, 117, 116, 0, 119] * 4, "<u2") << np.uint16(7), 64)  # twenty lines of 64
@@ -129,7 +129,7 @@ def honest() -> Ulp:
 
 
 def verdicts(data: bytes, old: Units = OLD, line: int = 64) -> list[str]:
-    """What NumPy and the kernel have against a block."""
+    """The reasons of NumPy and of the kernel to reject a block."""
     reasons = []
     for one in (numpy_kernel, _kernel):
         with pytest.raises(ValueError, match=r"\w") as caught:
@@ -138,7 +138,7 @@ def verdicts(data: bytes, old: Units = OLD, line: int = 64) -> list[str]:
     return reasons
 
 
-def test_the_honest_block_is_what_the_lies_are_told_about() -> None:
+def test_the_valid_block_is_accepted() -> None:
     block = honest()
     assert block.lines
     assert len(block.classes) == 1
@@ -167,7 +167,7 @@ def no_class(block: Ulp) -> None:
 
 
 def another_class(block: Ulp) -> None:
-    """One that has no member."""
+    """A class without members."""
     block.present = 1 << 12
 
 
@@ -186,7 +186,7 @@ def a_mark_past_everything(block: Ulp) -> None:
 
 
 def a_gap_of_2_to_the_32(block: Ulp) -> None:
-    """Which would be none if it were counted in 32 bits."""
+    """It would be 0 in 32 bits."""
     marks, steps = block.classes[0]
     marks.j, marks.symbols, marks.low, steps.symbols = 127, [8], [0], steps.symbols[:1]
 
@@ -289,14 +289,14 @@ LIES: list[Callable[[Ulp], None]] = [
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
-def test_a_lie_is_refused_by_both(lie: Callable[[Ulp], None]) -> None:
+def test_malformed_blocks_are_rejected_by_both_kernels(lie: Callable[[Ulp], None]) -> None:
     block = honest()
     lie(block)
     verdicts(block.build())
 
 
 def test_claims_are_bounded_over_all_classes_together() -> None:
-    """A step that is certain costs no bit: sixteen classes could each claim as many as there are units for nothing."""
+    """A certain step costs no bits, so sixteen classes could each claim all units for free."""
     count = 1 << 22
     old = np.zeros(count, "<u2")
     everything = Marks(True, 20, [], []), Steps([], [], (40,), 256, claimed=count)
@@ -307,32 +307,32 @@ def test_claims_are_bounded_over_all_classes_together() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 150_000  # kB; NumPy takes some
 
 
-def test_lines_where_there_are_none() -> None:
+def test_lines_in_a_layout_without_lines_are_rejected() -> None:
     assert verdicts(honest().build(), line=0) == ["it lists lines where there are none"] * 2
 
 
-def test_a_block_without_its_base() -> None:
+def test_a_block_needs_its_base() -> None:
     for one in (numpy_kernel, _kernel):
         with pytest.raises(ValueError, match="needs a base"):
             one.decode_block(honest().build(), None, len(OLD), 2, 8, 7, 64)
 
 
 @pytest.mark.parametrize("size", range(1, 60, 2))
-def test_a_block_cut_short(size: int) -> None:
+def test_a_truncated_block_is_rejected(size: int) -> None:
     data = honest().build()
     assert len(data) > 60
     verdicts(data[:size])
     verdicts(data[:-1])
 
 
-def test_what_no_writer_writes_but_the_rules_allow() -> None:
-    """Four lanes for few symbols, all lines listed, another window: longer, and as good."""
+def test_unusual_but_valid_blocks_are_accepted() -> None:
+    """Four lanes for few symbols, all lines listed, or another window: longer, but valid."""
     block = honest()
     block.tag |= 4
     lines(block).symbols = [0] * 20
     lines(block).low = [0] * 20
     lines(block).j = 0
     accepted = block.build()
-    # With every line active, ranks count other members: what matters is that both make the same of it.
+    # With every line active, ranks count other members. Both kernels must agree.
     results = [one.decode_block(accepted, OLD, len(OLD), 2, 8, 7, 64) for one in (numpy_kernel, _kernel)]
     assert results[0] == results[1]

@@ -1,4 +1,4 @@
-"""What the tests of several modules share."""
+"""Shared fixtures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weightwire import (
 
 @pytest.fixture
 def ranks() -> tuple[npt.NDArray[Any], npt.NDArray[Any], list[Delta]]:
-    """A tensor before and after, and the deltas of the two ranks that hold half of it each."""
+    """A tensor before and after, and the deltas of two ranks with half of it each."""
     old = words(1, 1600).view(np.uint16).reshape(100, 64)
     new = old.copy()
     new[[3, 49, 50, 99], [1, 2, 3, 4]] ^= 1

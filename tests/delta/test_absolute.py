@@ -1,4 +1,4 @@
-"""Deltas of absolute values: the same result as the files they are made from, as often as they are written."""
+"""Patches of absolute values: the same result as the deltas they are made from, even if applied twice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def copied(weights: Weights) -> dict[str, Tensor]:
 
 
 def check(old: Weights, new: Weights, deltas: list[Delta], threads: int = 1) -> Delta:
-    """That files lead from `old` to `new` by way of absolute values, and that nothing is written on the way."""
+    """Checks that deltas become a patch from `old` to `new`, and that nothing is written meanwhile."""
     before, state = bits_of(old), digest(old)
     for tensor in old.values():
         tensor.bits.flags.writeable = False
@@ -68,7 +68,7 @@ def pair(dtype: Dtype, how: str, rows: int = 6) -> tuple[dict[str, Tensor], dict
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("how", CHANGES)
-def test_every_dtype_and_every_change(dtype: Dtype, how: str) -> None:
+def test_absolute_patch_holds_every_change_of_every_dtype(dtype: Dtype, how: str) -> None:
     old, new = pair(dtype, how)
     for coo in (False, True):
         made = check(old, new, [diff(old, new, coo=coo)])
@@ -76,7 +76,7 @@ def test_every_dtype_and_every_change(dtype: Dtype, how: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_many_blocks(threads: int) -> None:
+def test_absolute_patch_of_many_blocks_gives_the_new_weights(threads: int) -> None:
     bits = np.tile(base(BF16, 1 << 16), 160)
     moved = bits.copy()
     moved[::1009] += 1
@@ -90,26 +90,26 @@ def test_many_blocks(threads: int) -> None:
     assert what.tolist() == moved[bits != moved].tolist()
 
 
-def test_without_the_kernel(without_kernel: None) -> None:
+def test_absolute_patch_is_made_without_the_kernel(without_kernel: None) -> None:
     for how in ("few", "all"):
         old, new = pair(BF16, how)
         check(old, new, [diff(old, new)])
 
 
-def test_no_file_and_nothing_that_changes() -> None:
+def test_a_version_without_files_changes_nothing() -> None:
     old, _ = pair(BF16, "few")
     assert not check(old, old, []).entries
     assert not check(old, old, [diff(old, old)]).entries
 
 
-def test_no_element_and_no_dimension() -> None:
+def test_empty_tensors_and_scalars_are_patched() -> None:
     old = read_weights({"none": np.zeros((3, 0), np.uint8), "one": np.array(3.0)})
     new = read_weights({"none": np.zeros((3, 0), np.uint8), "one": np.array(4.0)})
     check(old, new, [diff(old, new)])
     check(old, new, [anchor(new)])
 
 
-def test_many_changes_are_all_of_a_tensor() -> None:
+def test_a_tensor_with_many_changes_is_stored_whole() -> None:
     old, new = pair(BF16, "half", 100)
     made = check(old, new, [diff(old, new)])
     assert made.entries["x"].fresh
@@ -119,7 +119,7 @@ def test_many_changes_are_all_of_a_tensor() -> None:
     assert made.entries["x"].coo
 
 
-def test_a_dense_block_among_others() -> None:
+def test_a_dense_block_becomes_positions_and_values() -> None:
     bits = np.tile(base(BF16, 1 << 16), 160)
     moved = bits.copy()
     moved[BLOCK // 4 : BLOCK] = words(3, BLOCK)[: BLOCK - BLOCK // 4].astype(np.uint16)
@@ -127,7 +127,7 @@ def test_a_dense_block_among_others() -> None:
     assert check(old, new, [diff(old, new)]).entries["x"].coo
 
 
-def test_an_anchor() -> None:
+def test_an_anchor_becomes_a_patch_with_whole_tensors() -> None:
     old, new = pair(BF16, "few")
     made = check(old, new, [anchor(new)])
     assert made.entries["x"].fresh
@@ -158,35 +158,35 @@ def test_every_rank_has_its_rows(how: str, coo: bool) -> None:
     check(old, new, [delta for delta in deltas if delta.entries])
 
 
-def test_anchors_of_every_rank() -> None:
+def test_anchors_of_all_ranks_become_one_patch() -> None:
     old, new = pair(BF16, "few", 100)
     check(old, new, [anchor(rank(new["x"], *rows)) for rows in RANKS])
 
 
-def test_new_rows_of_one_rank_only() -> None:
+def test_an_anchor_of_some_rows_patches_only_these_rows() -> None:
     old, new = pair(BF16, "half", 100)
     new["x"].bits[: 30 * 96] = old["x"].bits[: 30 * 96]
     new["x"].bits[31 * 96 :] = old["x"].bits[31 * 96 :]
     assert check(old, new, [anchor(rank(new["x"], 30, 31))]).entries["x"].coo
 
 
-def test_a_rank_that_is_missing() -> None:
+def test_a_missing_rank_is_rejected() -> None:
     old, new = pair(BF16, "half", 100)
     with pytest.raises(CorruptDelta, match="the result has state"):
         make_absolute(old, by_rank(old, new)[1:], digest(old), digest(new).hex)
 
 
-def test_ranks_that_overlap() -> None:
+def test_overlapping_ranks_are_rejected() -> None:
     old, new = pair(BF16, "half", 100)
     for deltas in (by_rank(old, new) + by_rank(old, new)[:1], [*by_rank(old, new), diff(old, new)]):
         with pytest.raises(CorruptDelta, match="changes the same rows"):
             make_absolute(old, deltas, digest(old))
 
 
-# What is wrong with them
+# Errors
 
 
-def test_damage_anywhere() -> None:
+def test_every_flipped_bit_is_harmless_or_rejected() -> None:
     """Every single bit of a delta: the right result, or an error."""
     old = {"a": Tensor(BF16, (8, 96), base(BF16, 768)), "b": Tensor(F32, (64,), base(F32, 64))}
     new = {name: Tensor(t.dtype, t.shape, change(t.bits, t.dtype, "down")) for name, t in old.items()}
@@ -203,26 +203,26 @@ def test_damage_anywhere() -> None:
     assert bits_of(old) == before
 
 
-def test_another_base() -> None:
+def test_another_base_is_rejected() -> None:
     old, new = pair(BF16, "few")
-    with pytest.raises(WrongBase, match="was made for weights with state"):
+    with pytest.raises(WrongBase, match="made for weights with state"):
         make_absolute(new, [diff(old, new)], digest(new))
-    with pytest.raises(WrongBase, match="no such tensor"):
+    with pytest.raises(WrongBase, match="missing in the base"):
         make_absolute({}, [diff(old, new)], State({}))
 
 
-def test_another_result_than_the_commit_says() -> None:
+def test_a_wrong_result_state_is_rejected() -> None:
     old, new = pair(BF16, "few")
     with pytest.raises(CorruptDelta, match="the result has state") as caught:
         make_absolute(old, [diff(old, new)], digest(old), "0" * 64)
     assert caught.value.hint
 
 
-def test_other_tensors() -> None:
+def test_added_or_reshaped_tensors_are_rejected() -> None:
     old, new = pair(BF16, "few")
     more = {**new, "y": Tensor(U16, (3,), np.zeros(3, np.uint16))}
     for before, after in ((old, more), (more, old), (old, {"x": more["y"]})):
-        with pytest.raises(SchemaChanged, match="the same tensors throughout"):
+        with pytest.raises(SchemaChanged, match="which a run does not allow"):
             make_absolute(before, [diff(before, after)], digest(before))
 
 
@@ -230,7 +230,7 @@ def test_only_absolute_values_are_written() -> None:
     old, new = pair(BF16, "few", 100)
     before = bits_of(old)
     for delta in (diff(old, new), by_rank(old, new, coo=True)[0]):
-        with pytest.raises(CorruptDelta, match="not of absolute values"):
+        with pytest.raises(CorruptDelta, match="does not hold absolute values"):
             write_absolute(old, delta)
     with pytest.raises(SchemaChanged):
         write_absolute(old, anchor({"x": np.zeros(3)}))
@@ -265,7 +265,7 @@ def chain(hows: list[str], rows: int = 50) -> tuple[list[dict[str, Tensor]], lis
         (["signs", "signs", "mostly-up", "mostly-up"], True),  # each of them few, but not all together
     ],
 )
-def test_merged(hows: list[str], fresh: bool, threads: int) -> None:
+def test_merged_patches_give_the_same_result(hows: list[str], fresh: bool, threads: int) -> None:
     versions, patches = chain(hows)
     merged = merge_absolute(versions[-1], patches, digest(versions[-1]), threads=threads)
     assert merged.entries["x"].fresh == fresh
@@ -277,8 +277,8 @@ def test_merged(hows: list[str], fresh: bool, threads: int) -> None:
         assert changes({}, merged, "x")[0].tolist() == sorted(union)
 
 
-def test_there_and_back_again() -> None:
-    """A weight that is what it was: its position stays in, since nobody knows where the reader is."""
+def test_a_weight_that_changes_back_stays_in_the_patch() -> None:
+    """The position stays in the patch: the reader may be at any version between."""
     old, new = pair(BF16, "one")
     patches = [make_absolute(a, [diff(a, b)], digest(a)) for a, b in ((old, new), (new, old))]
     merged = merge_absolute(old, patches, digest(old))
@@ -289,15 +289,15 @@ def test_there_and_back_again() -> None:
     assert bits_of(held) == bits_of(old)
 
 
-def test_what_cannot_be_merged() -> None:
+def test_patches_with_gaps_cannot_be_merged() -> None:
     versions, patches = chain(["few", "few", "few"])
     with pytest.raises(WrongBase, match="does not follow"):
         merge_absolute(versions[-1], [patches[0], patches[2]], digest(versions[-1]))
-    with pytest.raises(WrongBase, match="and the weights are at"):
+    with pytest.raises(WrongBase, match="but the weights have"):
         merge_absolute(versions[-1], patches[:2], digest(versions[-1]))
 
 
-def test_one_patch_is_as_good_as_merged() -> None:
+def test_a_single_patch_is_returned_unchanged() -> None:
     versions, patches = chain(["few"])
     assert merge_absolute(versions[-1], patches, digest(versions[-1])) is patches[0]
     assert not merge_absolute(versions[-1], [], digest(versions[-1])).entries
@@ -307,8 +307,8 @@ def test_one_patch_is_as_good_as_merged() -> None:
 
 
 @pytest.mark.slow
-def test_positions_beyond_32_bits() -> None:
-    """Of zeros that are never allocated: pages that nobody wrote to are all the same page."""
+def test_positions_beyond_32_bits_are_patched() -> None:
+    """With zeros that take no memory: pages without writes share one page."""
     overcommit = Path("/proc/sys/vm/overcommit_memory")
     if overcommit.exists() and overcommit.read_text().strip() == "2":
         pytest.skip("TENSORS BEYOND 2^32 ELEMENTS ARE NOT TESTED: this machine promises no memory")
@@ -326,8 +326,8 @@ def test_positions_beyond_32_bits() -> None:
     assert changes({}, merged, "x")[0].tolist() == at
 
 
-def test_an_entry_with_more_rows_than_one_block_is_cut_where_its_own_blocks_end() -> None:
-    """Blocks of some rows lie elsewhere than those of the whole tensor."""
+def test_an_entry_of_several_blocks_is_cut_at_its_own_block_ends() -> None:
+    """Blocks of some rows differ from the blocks of the whole tensor."""
     count = 3 * BLOCK // 96 + 5
     old = {"x": Tensor(U16, (count, 96), (below(1, count * 96, 1000)).astype(np.uint16))}
     bits = old["x"].bits.copy()

@@ -1,4 +1,4 @@
-"""Where a delta changes a tensor, and to what, with nothing written."""
+"""The changes of a delta, decoded without writing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weightwire import (
 from weightwire.delta.decoder import changes
 
 
-def test_changes_of_rows() -> None:
+def test_changes_can_be_limited_to_rows() -> None:
     old = words(1, 1600).view(np.uint16).reshape(100, 64)
     new = old.copy()
     new[[3, 50, 99], [1, 2, 3]] += 1
@@ -35,7 +35,7 @@ def test_changes_of_rows() -> None:
     assert len(changes({"x": old}, delta, "x", (50, 50))[0]) == 0
 
 
-def test_changes_of_a_tensor_that_did_not_change() -> None:
+def test_changes_of_an_unchanged_tensor_are_empty() -> None:
     old = {"x": np.zeros(10, np.uint16), "y": np.zeros(10, np.uint16)}
     positions, values = changes(old, diff(old, {"x": np.ones(10, np.uint16), "y": old["y"]}), "y")
     assert (len(positions), len(values)) == (0, 0)
@@ -48,7 +48,7 @@ def test_changes_of_a_packed_tensor_count_its_bytes() -> None:
     assert (positions.tolist(), values.tolist()) == ([70], [ord("X")])
 
 
-def test_changes_of_a_shard_count_from_the_tensors_beginning(
+def test_changes_of_a_shard_count_from_the_start_of_the_tensor(
     ranks: tuple[npt.NDArray[Any], npt.NDArray[Any], list[Delta]],
 ) -> None:
     old, _, deltas = ranks
@@ -56,7 +56,7 @@ def test_changes_of_a_shard_count_from_the_tensors_beginning(
     assert changes(shard(old, 50, 100), deltas[1], "x", (99, 100))[0].tolist() == [99 * 64 + 4]
 
 
-def test_changes_of_a_dense_or_new_tensor_are_all_of_it() -> None:
+def test_changes_of_a_dense_or_new_tensor_are_all_units() -> None:
     old, new = {"x": base(F32, 500, seed=1)}, {"x": base(F32, 500, seed=2), "y": np.arange(3, dtype=np.uint32)}
     delta = diff(old, new)
     positions, values = changes(old, delta, "x")

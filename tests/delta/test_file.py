@@ -1,4 +1,4 @@
-"""The delta file: an ordinary safetensors file, read by range, and believed in nothing that it cannot prove."""
+"""The delta file: an ordinary safetensors file that is read by range and verified."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weightwire.codec.block_layout import BLOCK, Layout
 from weightwire.delta import Entry
 
 
-def test_stock_safetensors_opens_and_lists_it(tmp_path: Path) -> None:
+def test_stock_safetensors_opens_and_lists_a_delta(tmp_path: Path) -> None:
     make_delta().write(tmp_path / "d.safetensors")
     with safetensors.safe_open(tmp_path / "d.safetensors", "numpy") as file:
         assert set(file.keys()) == {"a", "fresh", "ünï"}
@@ -47,7 +47,7 @@ def test_chunks_of_any_size_add_up_to_the_file(tmp_path: Path, size: int) -> Non
         assert 0 < len(chunks[-1]) <= size
 
 
-def test_reading_anywhere_in_the_file() -> None:
+def test_any_range_of_the_file_can_be_read() -> None:
     delta = make_delta()
     data, head = delta.to_bytes(), len(delta.head)
     places = (0, 5, head - 1, head, head + 1, delta.nbytes - 1, delta.nbytes)
@@ -56,7 +56,7 @@ def test_reading_anywhere_in_the_file() -> None:
             assert bytes(delta.read(begin, end)) == data[begin:end]
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_a_file_round_trips(tmp_path: Path) -> None:
     delta = make_delta()
     delta.write(tmp_path / "d")
     for read in (Delta.open(tmp_path / "d"), Delta.from_bytes(delta.to_bytes())):
@@ -77,14 +77,14 @@ def test_entries_are_in_the_order_of_their_names_bytes() -> None:
 
 
 def test_metadata_stays_small() -> None:
-    """Six hundred tensors with hex digests in JSON would cost more than many a delta."""
+    """Six hundred tensors with hex digests in JSON would be larger than many deltas."""
     old = {f"model.layers.{i}.weight": np.zeros((8, 64), np.uint16) for i in range(600)}
     new = {name: array + np.uint16(1) for name, array in old.items()}
     metadata = json.loads(weightwire.diff(old, new).head[8:])["__metadata__"]
     assert len(metadata["index"]) <= 600 * 30
 
 
-def test_an_existing_file_is_replaced_all_at_once(tmp_path: Path) -> None:
+def test_an_existing_file_is_replaced_atomically(tmp_path: Path) -> None:
     (tmp_path / "d").write_bytes(weightwire.anchor({}).to_bytes())
     make_delta().write(tmp_path / "d")
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
@@ -92,7 +92,7 @@ def test_an_existing_file_is_replaced_all_at_once(tmp_path: Path) -> None:
 
 
 class Far:
-    """Bytes that are far away, and a record of what was asked of them."""
+    """Remote bytes, and a log of the requested ranges."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -141,7 +141,7 @@ def test_rows_are_read_by_the_blocks_that_hold_them(three_blocks: tuple[Arrays, 
         assert values.tolist() == [1] * len(found)
 
 
-def test_a_whole_tensor_is_read_and_no_other(three_blocks: tuple[Arrays, Arrays, bytes]) -> None:
+def test_reading_a_tensor_reads_only_its_bytes(three_blocks: tuple[Arrays, Arrays, bytes]) -> None:
     old, _, data = three_blocks
     far = Far(data)
     delta = Delta.remote(far.read, len(data), "far")
@@ -151,7 +151,7 @@ def test_a_whole_tensor_is_read_and_no_other(three_blocks: tuple[Arrays, Arrays,
     assert far.asked == [delta.byte_range("a")]
 
 
-def test_a_delta_that_is_far_away_can_be_applied(three_blocks: tuple[Arrays, Arrays, bytes]) -> None:
+def test_a_remote_delta_can_be_applied(three_blocks: tuple[Arrays, Arrays, bytes]) -> None:
     old, new, data = three_blocks
     far = Far(data)
     patched = weightwire.patch(old, Delta.remote(far.read, len(data), "far"), copy=True)
@@ -160,7 +160,7 @@ def test_a_delta_that_is_far_away_can_be_applied(three_blocks: tuple[Arrays, Arr
     assert [begin for begin, _ in read[1:]] == [end for _, end in read[:-1]]  # everything once
 
 
-def test_rows_of_coo_are_in_its_one_block() -> None:
+def test_coo_has_all_rows_in_one_block() -> None:
     old, new = {"x": np.zeros((300, 64), np.uint8)}, {"x": np.zeros((300, 64), np.uint8)}
     new["x"][[3, 200], [5, 6]] = 1
     delta = weightwire.diff(old, new, coo=True)
@@ -176,7 +176,7 @@ def test_pieces_are_read_as_if_they_were_one() -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1, 7, 8, 100, -1])
-def test_a_file_cut_short_is_refused(tmp_path: Path, keep: int) -> None:
+def test_a_truncated_file_is_rejected(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "cut.safetensors"
     path.write_bytes(make_delta().to_bytes()[:keep])
     with pytest.raises(CorruptDelta) as caught:
@@ -185,9 +185,9 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, keep: int) -> None:
     assert caught.value.hint
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(WeightwireError, match=r"cannot be read|is a directory") as caught:
+        with pytest.raises(WeightwireError, match=r"no such file or directory|is a directory") as caught:
             Delta.open(path)
         assert str(path) in caught.value.message
 
@@ -196,9 +196,9 @@ def test_a_checkpoint_is_not_a_delta(tmp_path: Path) -> None:
     import safetensors.numpy
 
     safetensors.numpy.save_file({"x": np.zeros(3)}, tmp_path / "c.safetensors")
-    with pytest.raises(CorruptDelta, match="is no weightwire delta") as caught:
+    with pytest.raises(CorruptDelta, match="not a weightwire delta") as caught:
         Delta.open(tmp_path / "c.safetensors")
-    assert caught.value.hint == "pass a file that `weightwire diff` wrote"
+    assert caught.value.hint == "pass a file written by `weightwire diff`"
 
 
 def test_a_file_of_rows_names_no_state() -> None:
@@ -211,7 +211,7 @@ def test_a_file_of_rows_names_no_state() -> None:
     assert delta.entries["x"].layout == Layout.of(U16, (100, 64), (10, 20))
 
 
-def test_the_state_of_an_entry() -> None:
+def test_an_entry_names_the_state_of_its_tensor() -> None:
     entry = make_delta().entries["a"]
     assert entry.state == weightwire.digest(new_weights()).tensors["a"]
 

@@ -1,4 +1,4 @@
-"""Golden files: the format, pinned byte for byte. A release that fails here cannot read what others wrote."""
+"""Golden files pin the format byte for byte. A release that fails here cannot read the files of others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_case_has_a_file_and_every_file_a_case() -> None:
     assert {path.stem for path in HERE.glob("*.safetensors")} == set(CASES) == set(STATES)
 
 
-def test_they_are_small() -> None:
+def test_the_files_are_small() -> None:
     sizes = [path.stat().st_size for path in HERE.glob("*.safetensors")]
     assert max(sizes) < 50_000
     assert sum(sizes) < 300_000
@@ -42,7 +42,7 @@ def test_the_same_weights_give_the_same_bytes(name: str, implementation: str) ->
 
 
 @each_case
-def test_they_decode_to_the_pinned_state(name: str, implementation: str) -> None:
+def test_files_decode_to_the_pinned_state(name: str, implementation: str) -> None:
     old, _ = make(name)
     assert weightwire.digest(old).hex == STATES[name]["base"]
     result = weightwire.patch(old, golden(name), copy=True)
@@ -84,7 +84,7 @@ def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_script_writes_nothing_over_what_differs(tmp_path: Path) -> None:
+def test_the_script_does_not_overwrite_different_files(tmp_path: Path) -> None:
     for path in (*HERE.glob("*.safetensors"), HERE / "states.json"):
         shutil.copy(path, tmp_path)
     other, missing = tmp_path / "coo.safetensors", tmp_path / "rows.safetensors"

@@ -1,4 +1,4 @@
-"""Making deltas and anchors: what is in them, that they are always the same, and how small they are."""
+"""Making deltas and anchors: their entries, reproducible bytes, and sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def old_weights() -> Arrays:
 
 
 def new_weights() -> Arrays:
-    """The embedding changed in some rows, the norm altogether, the counter by one; head and mask did not."""
+    """Some rows of the embedding, all of the norm and the counter change. Head and mask do not."""
     old = old_weights()
     return old | {
         "embed": changed(old["embed"], "rows"),
@@ -53,7 +53,7 @@ def changed(array: npt.NDArray[Any], how: str) -> npt.NDArray[Any]:
     return bits.view(array.dtype).reshape(array.shape)
 
 
-# What is in them
+# Entries
 
 
 def test_entries_are_the_tensors_that_changed_in_the_order_of_their_names() -> None:
@@ -65,7 +65,7 @@ def test_entries_are_the_tensors_that_changed_in_the_order_of_their_names() -> N
     assert delta.removed == ()
 
 
-def test_an_entry_says_what_changed() -> None:
+def test_an_entry_counts_the_changes() -> None:
     old, new = old_weights(), new_weights()
     entry = diff(old, new).entries["embed"]
     assert (entry.dtype, entry.shape, entry.rows) == (BF16, (300, 128), None)
@@ -74,14 +74,14 @@ def test_an_entry_says_what_changed() -> None:
     assert entry.digest == digest(new).tensors["embed"].digest
 
 
-def test_nothing_changed() -> None:
+def test_equal_weights_give_an_empty_delta() -> None:
     delta = diff(old_weights(), old_weights())
     assert not delta.entries
     assert delta.before == delta.after
     assert delta.nbytes < 350
 
 
-def test_nothing_at_all() -> None:
+def test_no_weights_give_an_empty_delta() -> None:
     delta = diff({}, {})
     assert (delta.changed, delta.before) == (0, State({}).hex)
 
@@ -93,7 +93,7 @@ def test_the_same_value_with_other_bits_is_a_change() -> None:
     assert diff(old, new).changed == 2
 
 
-def test_added_and_removed_tensors() -> None:
+def test_added_tensors_are_sent_whole_and_removed_ones_listed() -> None:
     old, new = old_weights(), old_weights()
     new["bias"] = np.ones(3, np.float16)
     del new["norm"], new["mask"]
@@ -126,7 +126,7 @@ def test_a_tensor_of_another_shape_or_dtype_is_sent_whole(value: Any) -> None:
     assert delta.after == digest({"x": new}).hex
 
 
-def test_every_dtype_in_one_file() -> None:
+def test_one_file_can_hold_every_dtype() -> None:
     def every(seed: int) -> dict[str, tuple[str, tuple[int, int], bytes]]:
         # 4 x 16 elements of any width are whole bytes.
         return {
@@ -146,7 +146,7 @@ def test_tied_names_are_two_entries() -> None:
     assert delta.after == digest({"embed": new, "head": new}).hex
 
 
-def test_an_anchor_has_everything() -> None:
+def test_an_anchor_has_all_tensors() -> None:
     weights = old_weights() | {"none": np.zeros((2, 0), np.float32)}
     delta = anchor(weights)
     assert delta.kind == "anchor"
@@ -168,8 +168,8 @@ def test_coo_lists_positions_and_values() -> None:
     assert delta.after == diff(old, new).after
 
 
-def test_rows_of_a_tensor() -> None:
-    """Two ranks, each with its own rows; what they write adds up to what one would have written."""
+def test_digests_of_two_ranks_add_up_to_that_of_one() -> None:
+    """Two ranks with separate rows. Their files add up to the file of one rank."""
     old = words(1, 100 * 16).view(np.uint16).reshape(100, 64)
     new = old.copy()
     new[[3, 50, 99], [1, 2, 3]] += 1
@@ -187,7 +187,7 @@ def test_rows_of_a_tensor() -> None:
 
 
 def test_a_part_does_not_name_the_state() -> None:
-    """Whole tensors, but not all of them: what is elsewhere counts too."""
+    """Some of the tensors: the state would need all."""
     weights = {"x": np.arange(9, dtype=np.uint8)}
     whole, part = anchor(weights), anchor(weights, part=True)
     assert whole.after == digest(weights).hex
@@ -204,7 +204,7 @@ def test_blocks_that_did_not_change_are_empty() -> None:
     assert 0 < sizes[2] < 30
 
 
-def test_progress_hears_of_every_byte_once() -> None:
+def test_progress_counts_every_byte_once() -> None:
     heard: list[int] = []
     diff(old_weights(), new_weights(), progress=heard.append)
     assert sum(heard) == sum(array.nbytes for array in new_weights().values())
@@ -213,25 +213,25 @@ def test_progress_hears_of_every_byte_once() -> None:
     assert sum(heard) == sum(array.nbytes for array in new_weights().values())
 
 
-# The state before, where it is known
+# A known state
 
 
-def test_a_known_state_changes_nothing_but_the_time_it_takes() -> None:
+def test_a_known_state_gives_the_same_delta() -> None:
     old, new = old_weights(), new_weights()
     assert diff(old, new, before=digest(old)).to_bytes() == diff(old, new).to_bytes()
 
 
-def test_a_chain_of_known_states() -> None:
+def test_a_state_advanced_by_a_delta_can_be_used_for_the_next() -> None:
     first, second = old_weights(), new_weights()
     third = second | {"head": changed(second["head"], "few")}
     state = diff(first, second).advance(digest(first))
     assert diff(second, third, before=state).after == digest(third).hex
 
 
-def test_the_state_of_other_tensors() -> None:
+def test_the_state_of_other_tensors_is_rejected() -> None:
     old = old_weights()
     for other in ({}, {**old, "more": old["norm"]}, {**old, "norm": old["norm"][:-1]}):
-        with pytest.raises(CheckpointError, match="the known state is not that of the old weights") as caught:
+        with pytest.raises(CheckpointError, match="does not match the old weights") as caught:
             diff(old, new_weights(), before=digest(other))
         assert caught.value.hint
 
@@ -241,7 +241,7 @@ def test_the_state_of_other_tensors() -> None:
 
 @pytest.fixture(scope="module")
 def large() -> tuple[Arrays, Arrays]:
-    """Several blocks, of which one stays as it is, and several tensors."""
+    """Several tensors and blocks. One block does not change."""
     old = np.tile(base(BF16, 1 << 16), 160)
     new = old.copy()
     new[: BLOCK // 2 : 101] += 1
@@ -252,7 +252,7 @@ def large() -> tuple[Arrays, Arrays]:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_do_not_matter(large: tuple[Arrays, Arrays], threads: int) -> None:
+def test_the_delta_does_not_depend_on_the_number_of_threads(large: tuple[Arrays, Arrays], threads: int) -> None:
     old, new = large
     assert diff(old, new, threads=threads).to_bytes() == diff(old, new).to_bytes()
     assert anchor(new, threads=threads).to_bytes() == anchor(new).to_bytes()
@@ -266,11 +266,11 @@ def test_the_order_of_the_mapping_does_not_matter() -> None:
     assert anchor(backwards[1]).to_bytes() == anchor(new).to_bytes()
 
 
-def test_twice_is_the_same() -> None:
+def test_a_second_diff_is_the_same() -> None:
     assert diff(old_weights(), new_weights()).to_bytes() == diff(old_weights(), new_weights()).to_bytes()
 
 
-def test_without_the_kernel_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_delta_is_the_same_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = old_weights(), new_weights()
     new["added"] = base(BF16, 500).reshape(5, 100)
     made = diff(old, new).to_bytes(), anchor(new).to_bytes()
@@ -278,7 +278,7 @@ def test_without_the_kernel_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     assert (diff(old, new).to_bytes(), anchor(new).to_bytes()) == made
 
 
-def test_what_holds_the_weights_does_not_matter() -> None:
+def test_the_source_of_the_weights_does_not_matter() -> None:
     """NumPy arrays, raw buffers, tensors, buffers at odd addresses."""
     old, new = old_weights(), new_weights()
 
@@ -291,7 +291,7 @@ def test_what_holds_the_weights_does_not_matter() -> None:
     assert diff(*tensors).to_bytes() == diff(old, new).to_bytes()
 
 
-def test_torch_tensors_are_the_same() -> None:
+def test_torch_tensors_give_the_same_delta_as_arrays() -> None:
     torch = pytest.importorskip("torch")
     old, new = old_weights(), new_weights()
 
@@ -310,7 +310,7 @@ def test_torch_tensors_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("buffering", [-1, 0])
-def test_a_spool_changes_nothing(large: tuple[Arrays, Arrays], buffering: int) -> None:
+def test_a_spool_gives_the_same_delta(large: tuple[Arrays, Arrays], buffering: int) -> None:
     old, new = large
     backwards = dict(reversed(new.items()))
     with tempfile.TemporaryFile(buffering=buffering) as spool:
@@ -319,8 +319,8 @@ def test_a_spool_changes_nothing(large: tuple[Arrays, Arrays], buffering: int) -
         assert diff(old, backwards, spool=spool, coo=True).to_bytes() == diff(old, new, coo=True).to_bytes()
 
 
-def test_what_is_in_the_spool_stays_there() -> None:
-    """One file for several deltas, or for a caller who has something in it already."""
+def test_existing_content_of_the_spool_is_kept() -> None:
+    """One file can hold several deltas, or other content."""
     with tempfile.TemporaryFile() as spool:
         spool.write(b"mine")
         first, second = anchor(old_weights(), spool=spool), anchor(new_weights(), spool=spool)
@@ -345,11 +345,11 @@ def test_a_spooled_anchor_is_not_in_memory(large: tuple[Arrays, Arrays]) -> None
         made = anchor(large[1], spool=spool)
         assert os.fstat(spool.fileno()).st_size == made.nbytes - len(made.head)
         spool.truncate(0)
-        with pytest.raises(weightwire.CorruptDelta, match="spool: became shorter"):
+        with pytest.raises(weightwire.CorruptDelta, match="temporary file: truncated"):
             made.to_bytes()
 
 
-def test_a_spool_on_a_full_disk() -> None:
+def test_a_full_disk_is_reported() -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("needs /dev/full")
@@ -358,7 +358,7 @@ def test_a_spool_on_a_full_disk() -> None:
     assert caught.value.hint
 
 
-# What is no longer needed
+# Blocks that are done
 
 
 def heard_of(old: Arrays, new: Arrays, threads: int, **more: Any) -> list[tuple[str, int]]:
@@ -380,7 +380,7 @@ def test_blocks_are_done_in_the_order_of_the_new_mapping(large: tuple[Arrays, Ar
     assert heard_of(old | {"gone": old["small.1"]}, more, threads=1, coo=coo) == blocks_of(more)
 
 
-def test_all_blocks_are_done_whatever_the_threads(large: tuple[Arrays, Arrays]) -> None:
+def test_all_blocks_are_done_with_any_number_of_threads(large: tuple[Arrays, Arrays]) -> None:
     old, new = large
     assert sorted(heard_of(old, new, threads=3)) == sorted(blocks_of(new))
     heard: list[tuple[str, int]] = []
@@ -390,8 +390,8 @@ def test_all_blocks_are_done_whatever_the_threads(large: tuple[Arrays, Arrays]) 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("coo", [False, True])
-def test_what_is_done_may_be_overwritten(large: tuple[Arrays, Arrays], threads: int, coo: bool) -> None:
-    """A capture follows the diff closely, and the delta is none the worse for it."""
+def test_done_blocks_may_be_overwritten(large: tuple[Arrays, Arrays], threads: int, coo: bool) -> None:
+    """A capture overwrites blocks right behind the diff, and the delta is still correct."""
     old, new = large
     scratch = {name: array.copy() for name, array in new.items()}
     tensors = weightwire.weights.read_weights(scratch)
@@ -407,7 +407,7 @@ def test_what_is_done_may_be_overwritten(large: tuple[Arrays, Arrays], threads: 
 
 
 def test_nothing_is_read_after_a_failure(large: tuple[Arrays, Arrays]) -> None:
-    """Whoever sees the failure may overwrite all of it."""
+    """After a failure the caller may overwrite all weights."""
     old, new = large
 
     def fail(name: str, block: int) -> None:
@@ -419,11 +419,11 @@ def test_nothing_is_read_after_a_failure(large: tuple[Arrays, Arrays]) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("weightwire")]
 
 
-# How small
+# Sizes
 
 
 def training_step(late: bool, shape: tuple[int, int] = (4096, 1024)) -> tuple[Arrays, Arrays]:
-    """Gaussian bf16 weights, and each changed with the chance that its exponent gives it in an RL step."""
+    """Gaussian bf16 weights. Each changes with the probability that its exponent has in an RL step."""
     random = np.random.default_rng(late)
     scale = 0.02 * np.exp(0.3 * random.standard_normal((shape[0], 1), np.float32))
     old = (random.standard_normal(shape, np.float32) * scale).astype(ml_dtypes.bfloat16).view(np.uint16)
@@ -438,7 +438,7 @@ def training_step(late: bool, shape: tuple[int, int] = (4096, 1024)) -> tuple[Ar
 
 
 def conditional_entropy(old: Arrays, new: Arrays) -> float:
-    """Bytes to tell where and by how much, to someone who knows every weight's old exponent."""
+    """The entropy in bytes of positions and steps, given the old exponents."""
     was, now = (one["w"].view(np.uint16).reshape(-1).astype(int) for one in (old, new))
     bits = 0.0
     for exponent in np.unique(was >> 7 & 0xFF):
@@ -452,7 +452,7 @@ def conditional_entropy(old: Arrays, new: Arrays) -> float:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_step_is_within_three_percent_of_the_limit(late: bool) -> None:
-    """The whole file; even at 40 kB, where tables and header weigh more than in a real one."""
+    """The whole file, even at 40 kB, where tables and header weigh more."""
     old, new = training_step(late)
     assert diff(old, new).nbytes <= 1.03 * conditional_entropy(old, new)
 
@@ -473,7 +473,7 @@ def test_a_dense_change_is_never_larger_than_all_weights() -> None:
 
 
 @pytest.mark.parametrize("name", ["BF16", "F32", "U8", "F64"])
-def test_what_cannot_be_compressed_grows_by_at_most_one_percent(name: str) -> None:
+def test_incompressible_weights_grow_by_at_most_one_percent(name: str) -> None:
     dtype = DTYPES[name]
     old, new = ({"w": (name, (256, 256), base(dtype, 65_536, "bits", seed))} for seed in (1, 2))
     raw = 65_536 * dtype.unit
@@ -488,7 +488,7 @@ def test_one_weight_costs_less_than_400_bytes() -> None:
     assert diff(old, new).nbytes < 400
 
 
-def test_rows_that_stay_as_they_are_cost_nothing() -> None:
+def test_unchanged_rows_cost_nothing() -> None:
     """An embedding of which one row in a hundred was seen."""
     old, _ = training_step(late=True, shape=(20_000, 256))
     old["w"].view(np.uint16)[:] &= 0x7FFF  # up by one is then away from zero for all

@@ -29,7 +29,7 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
 @each_dtype
 @pytest.mark.parametrize("how", CHANGES)
-def test_every_dtype_and_every_change_comes_back(dtype: Dtype, how: str) -> None:
+def test_every_change_of_every_dtype_round_trips(dtype: Dtype, how: str) -> None:
     shape = shape_of(dtype, 6, 96)
     old = base(dtype, 576, BASES[CHANGES.index(how) % 5])
     new = change(old, dtype, how, line=96)
@@ -38,7 +38,7 @@ def test_every_dtype_and_every_change_comes_back(dtype: Dtype, how: str) -> None
 
 
 @each_dtype
-def test_tensors_of_one_dimension_come_back(dtype: Dtype) -> None:
+def test_tensors_of_one_dimension_round_trip(dtype: Dtype) -> None:
     shape = shape_of(dtype, 96)
     old = base(dtype, 96)
     new = change(old, dtype, "half")
@@ -48,14 +48,14 @@ def test_tensors_of_one_dimension_come_back(dtype: Dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES.values() if dtype.bits >= 8], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 255, 256, 257, 1000])
-def test_tensors_of_every_small_size_come_back(dtype: Dtype, count: int) -> None:
+def test_tensors_of_every_small_size_round_trip(dtype: Dtype, count: int) -> None:
     old = base(dtype, count)
     for how in ("one", "half", "all"):
         check({"x": Tensor(dtype, (count,), old)}, {"x": Tensor(dtype, (count,), change(old, dtype, how))})
 
 
 @each_dtype
-def test_scalars_and_empty_tensors_come_back(dtype: Dtype) -> None:
+def test_scalars_and_empty_tensors_round_trip(dtype: Dtype) -> None:
     one = shape_of(dtype, 1, 1) if dtype.bits < 8 else ()
     if dtype.bits == 6:
         one = (4, 1, 1)  # three bytes
@@ -70,8 +70,8 @@ def test_scalars_and_empty_tensors_come_back(dtype: Dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"])
-def test_every_special_number_becomes_every_other(name: str) -> None:
-    """NaN payloads, both zeros, infinities and denormals are bits like all others."""
+def test_every_special_number_can_become_every_other(name: str) -> None:
+    """NaN payloads, both zeros, infinities and denormals."""
     dtype = DTYPES[name]
     numbers = units_of(special(dtype), dtype)
     old, new = (grid.reshape(-1).copy() for grid in np.meshgrid(numbers, numbers))
@@ -116,7 +116,7 @@ def test_all_tensors_may_be_added_or_removed() -> None:
 
 
 @pytest.mark.parametrize("change_it", ["add", "remove", "reshape"])
-def test_in_place_nothing_can_come_go_or_change_its_shape(change_it: str) -> None:
+def test_tensors_cannot_be_added_removed_or_reshaped_in_place(change_it: str) -> None:
     old: Arrays = {"a": np.zeros(6), "b": np.zeros(6)}
     new: Arrays = {"a": np.ones(6), "b": np.zeros(6)}
     if change_it == "add":
@@ -125,7 +125,7 @@ def test_in_place_nothing_can_come_go_or_change_its_shape(change_it: str) -> Non
         del new["b"]
     else:
         new["b"] = np.zeros((2, 3))
-    with pytest.raises(CheckpointError, match="cannot be done in place") as caught:
+    with pytest.raises(CheckpointError, match="cannot be added, removed or reshaped in place") as caught:
         patch(old, diff(old, new))
     assert caught.value.hint == "patch a copy: patch(base, delta, copy=True)"
     assert not old["a"].any()
@@ -146,9 +146,9 @@ def test_an_anchor_can_be_applied_in_place() -> None:
 
 
 def test_an_anchor_in_place_refuses_a_base_with_more_tensors() -> None:
-    """All weights of a version are in it: what else there is would have to go."""
+    """An anchor holds all weights of a version, so other tensors would have to be removed."""
     weights = {"x": np.zeros(10, np.uint8), "more": np.zeros(3, np.uint8)}
-    with pytest.raises(CheckpointError, match="'more': is added, removed or reshaped"):
+    with pytest.raises(CheckpointError, match="'more': cannot be added, removed or reshaped"):
         patch(weights, anchor({"x": np.ones(10, np.uint8)}))
     assert not weights["x"].any()
 
@@ -165,7 +165,7 @@ def test_positions_and_values_may_be_applied_twice() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_do_not_matter(threads: int) -> None:
+def test_the_result_does_not_depend_on_the_number_of_threads(threads: int) -> None:
     old = np.tile(base(BF16, 1 << 16), 160)
     new = old.copy()
     new[::1009] += 1
@@ -195,10 +195,10 @@ def test_a_known_state_saves_the_scan() -> None:
         patch(new, delta, before=State({}))
 
 
-def test_another_base_is_refused() -> None:
+def test_another_base_is_rejected() -> None:
     old, new = {"x": np.zeros(100)}, {"x": np.ones(100)}
     other = {"x": np.full(100, 2.0)}
-    with pytest.raises(WrongBase, match="was made for weights with state") as caught:
+    with pytest.raises(WrongBase, match="made for weights with state") as caught:
         patch(other, diff(old, new))
     assert caught.value.hint
     assert (other["x"] == 2).all()
@@ -216,10 +216,10 @@ def test_a_delta_cannot_be_applied_twice() -> None:
 @pytest.mark.parametrize(
     ("base_has", "reason"),
     [
-        ({}, "has no such tensor"),
+        ({}, "missing in the base"),
         ({"x": np.zeros((10, 10))}, r"is F64 \[100\], but F64 \[10, 10\] in the base"),
         ({"x": np.zeros(100, np.float32)}, "but F32"),
-        ({"x": np.zeros(100), "y": np.zeros(1)}, "was made for weights with state"),
+        ({"x": np.zeros(100), "y": np.zeros(1)}, "made for weights with state"),
     ],
 )
 def test_a_base_with_other_tensors_is_refused(base_has: Arrays, reason: str) -> None:

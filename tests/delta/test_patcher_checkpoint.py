@@ -1,4 +1,4 @@
-"""A delta applied to a checkpoint on disk: written all at once, or not at all."""
+"""A delta applied to a checkpoint on disk: written completely or not at all."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_the_wrong_checkpoint_is_refused(saved: tuple[Path, Delta, Arrays], tmp_
     assert not (tmp_path / "out.safetensors").exists()
 
 
-def test_progress_hears_of_every_byte_twice(saved: tuple[Path, Delta, Arrays], tmp_path: Path) -> None:
+def test_progress_counts_every_byte_twice(saved: tuple[Path, Delta, Arrays], tmp_path: Path) -> None:
     path, delta, _ = saved
     heard: list[int] = []
     patch_checkpoint(path, delta, tmp_path / "new.safetensors", progress=heard.append)
-    assert sum(heard) == (6400 * 4 + 9 * 2) + 6400 * 4  # digested, and copied but for what is gone
+    assert sum(heard) == (6400 * 4 + 9 * 2) + 6400 * 4  # all for the digest, then the copies of the remaining tensors

@@ -1,4 +1,4 @@
-"""Weights of every kind that a user holds: buffers, torch tensors and modules, files, huge tensors."""
+"""Patches of buffers, torch tensors and modules, files and huge tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_buffers_are_patched_in_place() -> None:
     assert memory == b"?" + new["x"][2]
 
 
-def test_a_copy_is_of_the_kind_that_was_given() -> None:
+def test_a_copy_has_the_type_of_its_source() -> None:
     arrays = {
         "array": np.zeros((2, 3), np.float32),
         "bf16": np.zeros(4, ml_dtypes.bfloat16),
@@ -80,7 +80,7 @@ def test_torch_tensors_are_patched_in_place_and_in_a_copy() -> None:
     assert {name: t.data_ptr() for name, t in old.items()} == pointers
 
 
-def test_a_torch_module_with_tied_weights() -> None:
+def test_a_torch_module_with_tied_weights_is_patched_in_place() -> None:
     torch = pytest.importorskip("torch")
 
     def model() -> Any:
@@ -120,7 +120,7 @@ def test_a_delta_may_be_an_object_its_bytes_or_a_path(tmp_path: Path) -> None:
 
 def test_weights_and_delta_in_the_wrong_order_are_refused() -> None:
     weights = {"x": np.zeros(10, np.uint8)}
-    with pytest.raises(CheckpointError, match="a dict is no delta"):
+    with pytest.raises(CheckpointError, match="a delta cannot be read from dict"):
         patch(diff(weights, weights), weights)  # type: ignore[arg-type]
 
 
@@ -144,7 +144,7 @@ TO = [0x38, 0x80, 0x7F, 0x01, 0xFF, 0x40]
 
 @pytest.fixture
 def huge() -> tuple[Arrays, Arrays]:
-    """Zeros that are never allocated: pages that nobody wrote to are all the same page."""
+    """Zeros that take no memory: pages without writes share one page."""
     overcommit = Path("/proc/sys/vm/overcommit_memory")
     try:
         if overcommit.exists() and overcommit.read_text().strip() == "2":
@@ -164,7 +164,7 @@ def resident() -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is measured on Linux")
 @pytest.mark.parametrize("coo", [False, True])
-def test_positions_beyond_32_bits(huge: tuple[Arrays, Arrays], coo: bool) -> None:
+def test_positions_beyond_32_bits_are_patched(huge: tuple[Arrays, Arrays], coo: bool) -> None:
     old, new = huge
     before = resident()
     delta = diff(old, new, coo=coo)

@@ -1,4 +1,4 @@
-"""Deltas of some rows, as the ranks of a trainer make them, applied to rows and to whole tensors."""
+"""Deltas of some rows, as ranks make them, applied to shards and to whole tensors."""
 
 from __future__ import annotations
 
@@ -45,18 +45,20 @@ def test_shards_are_applied_to_larger_shards(ranks: tuple[npt.NDArray[Any], npt.
     assert held["x"].bits.tobytes() == np.concatenate([old[40:50], new[50:]]).tobytes()
 
 
-def test_rows_that_the_base_lacks_are_refused(ranks: tuple[npt.NDArray[Any], npt.NDArray[Any], list[Delta]]) -> None:
+def test_rows_missing_in_the_base_are_rejected(ranks: tuple[npt.NDArray[Any], npt.NDArray[Any], list[Delta]]) -> None:
     old, new, deltas = ranks
     for held in (shard(old, 0, 50), shard(old, 60, 100)):
-        with pytest.raises(WrongBase, match="lacks some of its rows"):
+        with pytest.raises(WrongBase, match="some rows are missing in the base"):
             patch(held, deltas[1], copy=True)
-    with pytest.raises(WrongBase, match="lacks some of its rows"):
+    with pytest.raises(WrongBase, match="some rows are missing in the base"):
         patch(shard(old, 0, 50), diff({"x": old}, {"x": new}), copy=True)
 
 
-def test_rows_of_a_new_tensor_need_a_tensor_to_go_into() -> None:
+def test_rows_of_a_new_tensor_need_an_existing_tensor() -> None:
     made = anchor(shard(words(1, 1600).view(np.uint16).reshape(100, 64), 10, 20))
-    with pytest.raises(CheckpointError, match="rows 10 to 20 of a new tensor only"):
+    with pytest.raises(
+        CheckpointError, match=r"holds only rows 10 to 20 of tensor '\w+', which the base does not have"
+    ):
         patch({}, made, copy=True)
     held = shard(np.zeros((100, 64), np.uint16), 10, 20)
     patch(held, made)
@@ -64,7 +66,7 @@ def test_rows_of_a_new_tensor_need_a_tensor_to_go_into() -> None:
 
 
 def test_an_anchor_of_several_ranks_is_applied_file_by_file() -> None:
-    """One file of every rank: rows of some tensors, and the whole of others."""
+    """One file per rank: rows of some tensors, and other tensors completely."""
     new = {"x": words(1, 1600).view(np.uint16).reshape(100, 64), "y": np.arange(9, dtype=np.uint16)}
     files = [anchor({**shard(new["x"], 0, 40), "y": new["y"]}), anchor(shard(new["x"], 40, 100))]
     held = {"x": np.zeros((100, 64), np.uint16), "y": np.zeros(9, np.uint16)}

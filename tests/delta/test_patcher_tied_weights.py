@@ -1,4 +1,4 @@
-"""Names that share memory: patched once in place, each on its own in a copy, refused where they part."""
+"""Tied weights: patched once in place, separately in a copy, rejected if they would differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weightwire import (
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_tied_weights_are_patched_once_in_place(threads: int) -> None:
-    """One tensor under two names, as embeddings are: it must be changed once."""
+    """One tensor under two names must be changed once."""
     old, new = base(BF16, 6400).reshape(100, 64), change(base(BF16, 6400), BF16, "few").reshape(100, 64)
     delta = diff({"embed": old, "head": old}, {"embed": new, "head": new})
     weights = {"embed": old, "head": old}
@@ -29,7 +29,7 @@ def test_tied_weights_are_patched_once_in_place(threads: int) -> None:
     assert (old == new).all()
 
 
-def test_three_names_of_the_same_memory_are_patched_once_even_as_another_dtype() -> None:
+def test_three_names_of_the_same_memory_are_patched_once() -> None:
     old, new = base(BF16, 640).reshape(10, 64), change(base(BF16, 640), BF16, "half").reshape(10, 64)
 
     def names(array: npt.NDArray[Any]) -> Arrays:
@@ -43,7 +43,7 @@ def test_three_names_of_the_same_memory_are_patched_once_even_as_another_dtype()
 def test_tied_weights_that_become_different_are_refused_in_place() -> None:
     old = np.zeros(10, np.uint16)
     delta = diff({"a": old, "b": old.copy()}, {"a": old + np.uint16(1), "b": old + np.uint16(2)})
-    with pytest.raises(CheckpointError, match="share memory, but become different weights") as caught:
+    with pytest.raises(CheckpointError, match="share memory, but get different weights") as caught:
         patch({"a": old, "b": old}, delta)
     assert caught.value.hint == "patch a copy: patch(base, delta, copy=True)"
     assert not old.any()
@@ -59,7 +59,7 @@ def test_tensors_that_overlap_are_refused_in_place() -> None:
 
 
 def test_a_tied_weight_that_should_not_change_is_refused_in_place() -> None:
-    """Made from weights that were not tied; its state says that `head` does not change."""
+    """The delta was made from weights that were not tied: `head` must not change."""
     old, new = np.zeros(10, np.uint16), np.ones(10, np.uint16)
     delta = diff({"embed": old, "head": old.copy()}, {"embed": new, "head": old.copy()})
     with pytest.raises(CheckpointError):
@@ -82,7 +82,7 @@ def test_tied_weights_may_become_different_in_a_copy() -> None:
 
 
 def test_an_overlap_behind_other_tensors_is_found() -> None:
-    """The parts of a fused tensor lie between the whole and the part that changes."""
+    """Parts of a fused tensor are between the whole and the part that changes."""
     whole = np.arange(300, dtype=np.float32)
     base = {"qkv": whole, "q": whole[:100], "k": whole[100:200], "v": whole[200:]}
     old = {name: array.copy() for name, array in base.items()}

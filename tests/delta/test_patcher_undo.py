@@ -1,4 +1,4 @@
-"""All of a delta or none of it: what fails half-way is put back, and what was applied can be undone."""
+"""A delta is applied completely or not at all, and can be undone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from weightwire.delta.patcher import apply_in_place
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", ["a", "b", "c"])
-def test_a_patch_that_fails_half_way_leaves_everything_as_it_was(threads: int, name: str) -> None:
+def test_a_patch_that_fails_half_way_changes_nothing(threads: int, name: str) -> None:
     old, new = three_tensors()
     delta = diff(old, new)
     data = bytearray(delta.to_bytes())
@@ -45,8 +45,8 @@ def test_a_patch_that_fails_half_way_leaves_everything_as_it_was(threads: int, n
     assert bytes_of(old) == bytes_of(new)
 
 
-def test_every_block_is_put_back() -> None:
-    """The last block of several is the one that fails."""
+def test_every_block_is_restored() -> None:
+    """The last of several blocks fails."""
     old = {"x": np.zeros(3 * BLOCK, np.uint8)}
     new = {"x": old["x"].copy()}
     new["x"][:: BLOCK // 4] = 1
@@ -59,7 +59,7 @@ def test_every_block_is_put_back() -> None:
         assert not old["x"].any()
 
 
-def test_a_dense_block_is_put_back() -> None:
+def test_a_dense_block_is_restored() -> None:
     old = {"a": base(F32, 5000), "b": base(F32, 5000)}
     new = {"a": old["a"] + np.uint32(1000) + (old["a"] & np.uint32(0xFF)), "b": old["b"] ^ np.uint32(1)}
     delta = diff(old, new)
@@ -71,7 +71,7 @@ def test_a_dense_block_is_put_back() -> None:
     assert bytes_of(old) == before
 
 
-def test_a_reader_that_fails_half_way_leaves_everything_as_it_was() -> None:
+def test_a_reader_that_fails_half_way_changes_nothing() -> None:
     old, new = three_tensors()
     data = diff(old, new).to_bytes()
     asked = 0
@@ -90,8 +90,8 @@ def test_a_reader_that_fails_half_way_leaves_everything_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_an_interrupt_while_blocks_are_read_leaves_everything_as_it_was(threads: int) -> None:
-    """Ctrl-C while blocks are fetched: nothing is changed when it comes out."""
+def test_an_interrupt_while_blocks_are_read_changes_nothing(threads: int) -> None:
+    """Ctrl-C while blocks are fetched."""
     old, new = three_tensors()
     delta = diff(old, new)
     data, last = delta.to_bytes(), delta.byte_range("c")
@@ -111,7 +111,7 @@ def test_an_interrupt_while_blocks_are_read_leaves_everything_as_it_was(threads:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("block", [0, 3, 5])
-def test_an_interrupt_while_blocks_are_written_leaves_everything_as_it_was(
+def test_an_interrupt_while_blocks_are_written_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, threads: int, block: int
 ) -> None:
     old = {f"t{i}": np.arange(6400, dtype=np.uint16).reshape(100, 64) for i in range(6)}
@@ -124,7 +124,7 @@ def test_an_interrupt_while_blocks_are_written_leaves_everything_as_it_was(
         result = real(*args, **kwargs)
         if next(calls) == block:
             signal.raise_signal(signal.SIGINT)
-            time.sleep(0.3)  # for the main thread to hear of it
+            time.sleep(0.3)  # time for the main thread to receive it
         return result
 
     real = codec.apply
@@ -134,8 +134,8 @@ def test_an_interrupt_while_blocks_are_written_leaves_everything_as_it_was(
     assert all((base[name] == old[name]).all() for name in old)
 
 
-def test_weights_that_are_written_to_meanwhile_make_no_crash() -> None:
-    """The delta may be wrong, and its digests would show; the process lives."""
+def test_weights_that_change_during_a_diff_do_not_crash() -> None:
+    """The delta may be wrong, and its digests show that. The process must not crash."""
     old = np.zeros((512, 512), np.uint16)
     new = old.copy()
     stop = threading.Event()
@@ -157,12 +157,12 @@ def test_weights_that_are_written_to_meanwhile_make_no_crash() -> None:
         thread.join()
 
 
-def test_a_file_cut_short_after_it_was_opened_is_refused(tmp_path: Path) -> None:
+def test_a_file_truncated_after_opening_is_rejected(tmp_path: Path) -> None:
     old = {"x": np.arange(100_000, dtype=np.uint16)}
     weightwire.anchor(old).write(tmp_path / "a")
     delta = weightwire.Delta.open(tmp_path / "a")
     os.truncate(tmp_path / "a", 4096)
-    with pytest.raises(CorruptDelta, match="became shorter"):
+    with pytest.raises(CorruptDelta, match="truncated while it was read"):
         patch({}, delta, copy=True)
 
 
@@ -191,12 +191,12 @@ def test_an_applied_anchor_can_be_undone() -> None:
     assert bytes_of(old) == before
 
 
-def test_without_keeping_the_old_values_there_is_no_undo() -> None:
+def test_a_patch_without_old_values_cannot_be_undone() -> None:
     old, new = three_tensors()
     applied = apply_in_place(old, diff(old, new), keep=False)
     assert applied.state == digest(new)
     assert bytes_of(old) == bytes_of(new)
-    with pytest.raises(ValueError, match="nothing was kept"):
+    with pytest.raises(ValueError, match="were not kept"):
         applied.undo()
 
 

@@ -1,4 +1,4 @@
-"""The state digest: the same however it is computed, another one whenever anything differs."""
+"""The state digest: the same for equal weights, different for any difference."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def one(array: npt.NDArray[Any]) -> str:
     return digest({"x": array}).hex
 
 
-# The same, however it is computed
+# Equal weights
 
 
-def test_pinned(implementation: str) -> None:
-    """These may never change: bucket and replica compare them over years and releases."""
+def test_digests_are_pinned(implementation: str) -> None:
+    """These must never change: buckets and replicas compare them across releases."""
     assert digest({}).hex == "940bcfb12b0d1ccb8d48e00d7201581f6a641a28acf857f50e18ca1290ef1708"
     assert digest(weights()).hex == "ce1360c3cea1bf3d2dbac0e5a819eb026f6310461d51b677a42620cd2303efb1"
 
 
-def test_the_whole_is_made_of_names_dtypes_shapes_and_lanes() -> None:
+def test_the_state_is_a_hash_of_names_dtypes_shapes_and_lanes() -> None:
     array = np.array([[1, 2, 3, 4]] * 2, np.uint16)
     a, b = numpy_kernel.digest(array, 8, 0)
     expected = hashlib.sha256(b"weightwire state 1\n")
@@ -67,19 +67,19 @@ def test_the_order_of_the_mapping_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads(threads: int) -> None:
+def test_the_state_does_not_depend_on_the_number_of_threads(threads: int) -> None:
     large = {"x": np.arange(9_000_000, dtype=np.uint16).reshape(9000, 1000)}
     assert digest(large, threads=threads).tensors["x"].digest == numpy_kernel.digest(large["x"].reshape(-1), 8, 0)
 
 
-def test_files_and_memory(tmp_path: Path) -> None:
+def test_files_and_memory_have_the_same_state(tmp_path: Path) -> None:
     safetensors.numpy.save_file(weights(), tmp_path / "w.safetensors")
     assert digest(tmp_path / "w.safetensors") == digest(weights())
 
 
 @pytest.mark.parametrize("cuts", [[0, 100], [0, 1, 100], [0, 30, 31, 77, 100]])
 def test_shards_add_up_to_the_whole(cuts: list[int]) -> None:
-    """Each rank digests its own rows; nobody gathers anything."""
+    """Each rank digests only its rows."""
     for array in (weights()["embed"], words(4, 75).view(np.uint16).reshape(100, 3)):  # words of 8 bytes, of 2 bytes
         total = (0, 0)
         for first, last in itertools.pairwise(cuts):
@@ -89,35 +89,35 @@ def test_shards_add_up_to_the_whole(cuts: list[int]) -> None:
         assert total == digest({"x": array}).tensors["x"].digest
 
 
-def test_a_view_and_its_copy() -> None:
+def test_a_view_and_its_copy_have_the_same_state() -> None:
     buffer = bytearray(1) + weights()["embed"].tobytes()
     odd = ("U16", (100, 64), memoryview(buffer)[1:])
     assert digest({"x": odd}).hex == one(weights()["embed"])
 
 
-def test_progress_hears_of_every_byte() -> None:
+def test_progress_counts_every_byte() -> None:
     heard: list[int] = []
     digest(weights(), progress=heard.append)
     assert sum(heard) == sum(array.nbytes for array in weights().values())
 
 
-# Another one, whenever anything differs
+# Differences
 
 
-def test_two_weights_change_places() -> None:
-    for width in (64, 63):  # in one word, and as words of their own
+def test_swapping_two_weights_changes_the_state() -> None:
+    for width in (64, 63):  # in one word, and in two
         array = words(5, 1600).view(np.uint16)[: 100 * width].reshape(100, width).copy()
         swapped = array.copy()
         swapped[7, [2, 3]] = swapped[7, [3, 2]]
         assert one(swapped) != one(array)
 
 
-def test_two_rows_change_places() -> None:
+def test_swapping_two_rows_changes_the_state() -> None:
     array = weights()["embed"]
     assert one(array[[1, 0, *range(2, 100)]]) != one(array)
 
 
-def test_any_bit_changes() -> None:
+def test_any_flipped_bit_changes_the_state() -> None:
     array = base(F32, 6)
     states = {one(array)}
     for bit in range(6 * 32):
@@ -127,12 +127,12 @@ def test_any_bit_changes() -> None:
     assert len(states) == 1 + 6 * 32
 
 
-def test_zeros_and_nans_are_told_apart() -> None:
+def test_zeros_and_nans_are_distinguished() -> None:
     patterns = np.array([0x0000, 0x8000, 0x7FC0, 0x7FC1, 0xFFC0, 0x7F80], np.uint16)
     assert len({digest({"x": ("BF16", (), pattern.tobytes())}).hex for pattern in patterns}) == 6
 
 
-def test_name_dtype_and_shape() -> None:
+def test_name_dtype_and_shape_change_the_state() -> None:
     raw = bytes(range(48))
     states = {
         digest({name: (dtype, shape, raw)}).hex
@@ -149,7 +149,7 @@ def test_name_dtype_and_shape() -> None:
     assert len(states) == 7
 
 
-def test_names_and_tensors_cannot_run_into_each_other() -> None:
+def test_names_and_tensors_are_delimited() -> None:
     empty = np.zeros(0, np.uint8)
     assert digest({"ab": empty, "c": empty}) != digest({"a": empty, "bc": empty})
     assert digest({"a": empty}).hex != digest({}).hex
@@ -159,7 +159,7 @@ def test_names_and_tensors_cannot_run_into_each_other() -> None:
 # As a value
 
 
-def test_states_are_equal_where_their_tensors_are() -> None:
+def test_states_are_equal_if_their_tensors_are() -> None:
     assert digest(weights()) == digest(weights())
     assert hash(digest(weights())) == hash(digest(weights()))
     assert digest(weights()) != digest({})
@@ -167,7 +167,7 @@ def test_states_are_equal_where_their_tensors_are() -> None:
     assert repr(digest({})) == "State(0 tensors, 940bcfb12b0d)"
 
 
-def test_replacing_tensors() -> None:
+def test_replace_adds_changes_and_removes_tensors() -> None:
     before = digest(weights())
     scale = TensorState(F32, (), (1, 2))
     after = before.replace({"scale": scale, "added": scale}, removed=["bias", "never there"])
@@ -176,13 +176,13 @@ def test_replacing_tensors() -> None:
     assert before == digest(weights())
 
 
-def test_lanes_wrap_around() -> None:
+def test_digest_sums_wrap_around_at_64_bits() -> None:
     assert add_digests((2**64 - 1, 5), (2, 2**64 - 5)) == (1, 0)
     assert subtract_digests((1, 0), (2, 2**64 - 5)) == (2**64 - 1, 5)
 
 
-def test_a_delta_brings_a_state_up_to_date() -> None:
-    """O(changed): from the entries alone, and equal to a full scan of the result."""
+def test_a_delta_advances_a_state() -> None:
+    """From the entries alone, and equal to a full digest of the result."""
     old, new = weights(), weights()
     new["embed"][3, 4] ^= 1
     new["bias"] = new["bias"][::-1].copy()
@@ -191,5 +191,5 @@ def test_a_delta_brings_a_state_up_to_date() -> None:
     assert weightwire.diff(old, new).advance(digest(old)) == digest(new)
 
 
-def test_an_anchor_gives_a_state_from_nothing() -> None:
+def test_an_anchor_gives_a_state_without_a_base() -> None:
     assert weightwire.anchor(weights()).advance(State({})) == digest(weights())

@@ -1,4 +1,4 @@
-"""Processes that are started and ended together: real ones."""
+"""Groups of real processes that start and stop together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weightwire.demo.processes import Processes, free_port
 from weightwire.errors import ProcessFailed
 
 SLEEPS = [sys.executable, "-c", "import time; print('up'); time.sleep(600)"]
-# Ends only when it is killed, and has a child of its own.
+# Ignores SIGTERM and has a child.
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -55,14 +55,14 @@ def test_output_goes_to_the_logs(processes: Processes, tmp_path: Path) -> None:
     processes.check()
 
 
-def test_all_processes_end_with_the_block(tmp_path: Path) -> None:
+def test_all_processes_stop_at_the_end_of_the_block(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         pids = [processes.start(f"process {number}", SLEEPS).pid for number in range(3)]
         assert all(map(lives, pids))
     assert not any(map(lives, pids))
 
 
-def test_one_that_will_not_end_is_killed_and_what_it_started_too(
+def test_a_process_that_ignores_sigterm_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weightwire.demo.processes._GRACE", 0.2)
@@ -84,9 +84,9 @@ def test_a_killed_process_is_named_in_the_error(processes: Processes) -> None:
     assert caught.value.hint == f"see {one.log}"
 
 
-def test_the_last_error_line_of_a_process_is_passed_on(processes: Processes) -> None:
-    said = "print('working'); print('error: s3://x: no such bucket'); print('hint: make one'); exit(1)"
-    one = processes.start("trainer", [sys.executable, "-c", said])
+def test_the_last_error_in_a_log_is_reported(processes: Processes) -> None:
+    script = "print('working'); print('error: s3://x: no such bucket'); print('hint: make one'); exit(1)"
+    one = processes.start("trainer", [sys.executable, "-c", script])
     until(lambda: one.ended)
     with pytest.raises(ProcessFailed) as caught:
         processes.check()
@@ -95,7 +95,7 @@ def test_the_last_error_line_of_a_process_is_passed_on(processes: Processes) -> 
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_process_that_may_end_must_not_fail(processes: Processes, code: int) -> None:
+def test_a_process_that_may_end_must_end_with_code_0(processes: Processes, code: int) -> None:
     one = processes.start("trainer", [sys.executable, "-c", f"exit({code})"])
     one.must_last = False
     until(lambda: one.ended)
@@ -118,14 +118,14 @@ def test_waiting_times_out(processes: Processes) -> None:
         processes.wait_to_answer(one, f"http://127.0.0.1:{free_port()}/health", 0.2)
 
 
-def test_a_signal_that_comes_while_one_is_started_loses_nothing(
+def test_a_signal_during_a_start_does_not_lose_the_process(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     popen = subprocess.Popen
 
     def interrupted(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
         started = popen(*args, **kwargs)
-        os.kill(os.getpid(), signal.SIGINT)  # it runs, and nobody has heard of it
+        os.kill(os.getpid(), signal.SIGINT)  # the child runs but is not tracked yet
         return started
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
@@ -135,7 +135,7 @@ def test_a_signal_that_comes_while_one_is_started_loses_nothing(
     assert lives(one.pid)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux stops children with their parent")
 def test_no_process_outlives_a_killed_parent(tmp_path: Path) -> None:
     script = f"""
 import sys, time

@@ -1,4 +1,4 @@
-"""Who plays in the demo: the programs are there, and take the words that they are given."""
+"""The demo's programs exist and accept their command lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_example_is_found() -> None:
     assert {"environment.py", "policy", "train.py"} <= {path.name for path in example.iterdir()}
 
 
-def test_a_server_of_ours_follows_by_itself(tmp_path: Path) -> None:
+def test_our_own_server_needs_no_follower(tmp_path: Path) -> None:
     one = programs.replica("torch", 1, Path("example"), "s3://bucket/run", tmp_path, 8000)
     assert (one.name, one.url, one.into, one.follower) == (
         "replica-1",
@@ -26,7 +26,7 @@ def test_a_server_of_ours_follows_by_itself(tmp_path: Path) -> None:
     assert "s3://bucket/run" in one.server.argv
 
 
-def test_vllm_has_a_follower_beside_it_and_knows_nothing_of_the_run(tmp_path: Path) -> None:
+def test_vllm_has_a_follower_and_does_not_know_the_run(tmp_path: Path) -> None:
     one = programs.replica("vllm", 2, Path("example"), "s3://bucket/run", tmp_path, 8000)
     assert one.follower is not None
     assert "s3://bucket/run" in one.follower.argv
@@ -36,8 +36,8 @@ def test_vllm_has_a_follower_beside_it_and_knows_nothing_of_the_run(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_programs_know_their_options(tmp_path: Path) -> None:
-    """With a --help behind them, they say what is wrong with the words before it."""
+def test_the_programs_accept_their_options(tmp_path: Path) -> None:
+    """With --help at the end, a program still rejects unknown options before it."""
     example = programs.find_example()
     replica = programs.replica("torch", 1, example, "run", tmp_path, 8000)
     follower = programs.replica("vllm", 1, example, "run", tmp_path, 8000).follower

@@ -1,4 +1,4 @@
-"""The proof that all hold the same bits: it must fail where one does not."""
+"""The proof of equal bits fails if one bit differs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weightwire.errors import EngineError, EngineGone
 
 
 def checkpoint(directory: Path, *, flipped: int | None = None) -> Path:
-    """A thousand weights, of which one may have another last bit."""
+    """A checkpoint of 1,000 weights. The last bit of one can be flipped."""
     bits = np.arange(1000, dtype=np.uint16)
     if flipped is not None:
         bits[flipped] ^= 1
@@ -28,11 +28,11 @@ def checkpoint(directory: Path, *, flipped: int | None = None) -> Path:
 
 
 def replica(into: Path, *, ours: bool = False) -> ReplicaProgram:
-    """One whose server is none of ours has a follower beside it."""
+    """A replica of our own server, or of another server with a follower."""
     return ReplicaProgram("replica-1", NOWHERE, into, Program([]), None if ours else Program([]))
 
 
-def test_the_same_bits_are_proven(tmp_path: Path) -> None:
+def test_equal_bits_are_proven(tmp_path: Path) -> None:
     trained = checkpoint(tmp_path / "trained")
     checkpoint(tmp_path / "replica" / "current")
     proof = prove([replica(tmp_path / "replica")], trained)
@@ -42,12 +42,12 @@ def test_the_same_bits_are_proven(tmp_path: Path) -> None:
 def test_one_different_bit_fails_the_proof(tmp_path: Path) -> None:
     trained = checkpoint(tmp_path / "trained")
     checkpoint(tmp_path / "replica" / "current", flipped=999)
-    with pytest.raises(EngineError, match="replica-1: its replica holds state"):
+    with pytest.raises(EngineError, match="replica-1: the replica holds state"):
         prove([replica(tmp_path / "replica")], trained)
 
 
-def test_a_server_of_ours_must_tell_what_is_in_its_memory(tmp_path: Path) -> None:
+def test_our_own_server_must_report_its_digest(tmp_path: Path) -> None:
     trained = checkpoint(tmp_path / "trained")
     checkpoint(tmp_path / "replica" / "current")
-    with pytest.raises(EngineGone, match="does not tell what it holds"):
+    with pytest.raises(EngineGone, match="cannot read the digest of its weights"):
         prove([replica(tmp_path / "replica", ours=True)], trained)

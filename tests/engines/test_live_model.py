@@ -1,4 +1,4 @@
-"""A running model's weights: what is swapped in is there, all of it, or nothing of it is."""
+"""A running model's weights: a patch is swapped in completely or not at all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def patch_of(before: Arrays, after: Arrays) -> Delta:
 
 
 @pytest.mark.parametrize(("rank", "ranks"), RANKS)
-def test_a_chain_of_patches_ends_where_a_load_would(rank: int, ranks: int, tmp_path: Path) -> None:
+def test_patches_give_the_same_bits_as_a_load(rank: int, ranks: int, tmp_path: Path) -> None:
     model, bits = Fused(rank, ranks), arrays()
     runtime = runtime_of(model, bits, tmp_path)
     places = {name: one.data_ptr() for name, one in model.named_parameters()}
@@ -43,7 +43,7 @@ def test_a_chain_of_patches_ends_where_a_load_would(rank: int, ranks: int, tmp_p
     assert {name: one.data_ptr() for name, one in model.named_parameters()} == places
 
 
-def test_nothing_is_written_by_staging(tmp_path: Path) -> None:
+def test_staging_a_patch_writes_nothing(tmp_path: Path) -> None:
     model, bits = Fused(), arrays()
     runtime = runtime_of(model, bits, tmp_path)
     after = changed(bits, 2)
@@ -53,7 +53,7 @@ def test_nothing_is_written_by_staging(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rank", "ranks"), RANKS)
-def test_undo_goes_back_and_the_next_patch_still_fits(rank: int, ranks: int, tmp_path: Path) -> None:
+def test_undo_restores_the_weights_and_the_next_patch_still_fits(rank: int, ranks: int, tmp_path: Path) -> None:
     model, bits = Fused(rank, ranks), arrays()
     runtime = runtime_of(model, bits, tmp_path)
     after = changed(bits, 2)
@@ -67,8 +67,8 @@ def test_undo_goes_back_and_the_next_patch_still_fits(rank: int, ranks: int, tmp
     assert contents(model) == loaded(after, rank, ranks)
 
 
-def test_a_patch_may_start_earlier_than_the_model_is(tmp_path: Path) -> None:
-    """Positions with absolute values: from 1 to 3 is right at 2, too."""
+def test_a_patch_may_start_before_the_models_version(tmp_path: Path) -> None:
+    """A patch has absolute values, so one from version 1 to 3 also fits version 2."""
     model, first = Fused(), arrays()
     second, third = changed(first, 2), changed(changed(first, 2), 3)
     runtime = runtime_of(model, first, tmp_path)
@@ -77,26 +77,26 @@ def test_a_patch_may_start_earlier_than_the_model_is(tmp_path: Path) -> None:
     assert contents(model) == loaded(third)
 
 
-def test_a_model_that_has_drifted_is_noticed_and_put_back(tmp_path: Path) -> None:
+def test_a_foreign_write_is_noticed_and_the_patch_undone(tmp_path: Path) -> None:
     model, bits = Fused(), arrays()
     runtime = runtime_of(model, bits, tmp_path)
     after = {**bits, "layer.q.weight": bits["layer.q.weight"] ^ np.uint16(1)}
-    model.qk.data[3, 4] = 7.5  # someone else writes to it
+    model.qk.data[3, 4] = 7.5  # a foreign write
     drifted = contents(model)
     staged = runtime.stage(patch_of(bits, after), holding(after, 2))
-    with pytest.raises(EngineError, match=r"layer\.q\.weight.*another digest") as caught:
+    with pytest.raises(EngineError, match=r"layer\.q\.weight.*the expected digest") as caught:
         staged.swap()
     assert "reload" in str(caught.value)
     assert contents(model) == drifted
 
 
-def test_a_patch_is_swapped_in_once(tmp_path: Path) -> None:
+def test_a_patch_cannot_be_swapped_in_twice(tmp_path: Path) -> None:
     model, bits = Fused(), arrays()
     runtime = runtime_of(model, bits, tmp_path)
     after = changed(bits, 2)
     staged = runtime.stage(patch_of(bits, after), holding(after, 2))
     staged.swap()
-    with pytest.raises(EngineError, match="no longer holds"):
+    with pytest.raises(EngineError, match="has changed since this patch was staged"):
         staged.swap()
     assert contents(model) == loaded(after)
     assert runtime.holding == holding(after, 2)
@@ -108,14 +108,14 @@ def test_a_patch_staged_before_another_swap_is_refused(tmp_path: Path) -> None:
     after, other = changed(bits, 2), changed(bits, 3)
     late = runtime.stage(patch_of(bits, after), holding(after, 2))
     runtime.stage(patch_of(bits, other), holding(other, 3)).swap()
-    with pytest.raises(EngineError, match="no longer holds"):
+    with pytest.raises(EngineError, match="has changed since this patch was staged"):
         late.swap()
     late.undo()
     assert contents(model) == loaded(other)
     assert runtime.holding == holding(other, 3)
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_restores_the_old_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, bits = Fused(), arrays()
     runtime = runtime_of(model, bits, tmp_path)
     after = changed(bits, 2)
@@ -128,18 +128,18 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     with pytest.raises(MemoryError):
         staged.swap()
     assert contents(model) == loaded(bits)
-    assert (runtime.holding, runtime.torn) == (holding(bits, 1), False)
+    assert (runtime.holding, runtime.mixed) == (holding(bits, 1), False)
 
 
 @pytest.mark.parametrize("when", ["before it is staged", "before it is swapped in"])
-def test_parameters_that_were_moved_are_noticed(when: str, tmp_path: Path) -> None:
+def test_moved_parameters_are_noticed(when: str, tmp_path: Path) -> None:
     model, bits = Fused(), arrays()
     runtime = runtime_of(model, bits, tmp_path)
     after = changed(bits, 2)
     staged = runtime.stage(patch_of(bits, after), holding(after, 2))
     model.norm.data = model.norm.data.clone()
     stage = partial(runtime.stage, patch_of(bits, after), holding(after, 2))
-    with pytest.raises(EngineError, match="no longer where they were"):
+    with pytest.raises(EngineError, match="were moved or replaced"):
         (stage if when == "before it is staged" else staged.swap)()
     assert runtime.holding is None
     assert contents(model) == loaded(bits)
@@ -147,15 +147,15 @@ def test_parameters_that_were_moved_are_noticed(when: str, tmp_path: Path) -> No
     assert contents(model) == loaded(after)
 
 
-class TestTied:
-    """A model with one memory for two tensors of the checkpoint."""
+class TestTiedWeights:
+    """A model that keeps two tensors of the checkpoint in one parameter."""
 
     def tied(self) -> Fused:
         model = Fused()
         model.head = model.embed
         return model
 
-    def test_the_same_weights_under_two_names(self, tmp_path: Path) -> None:
+    def test_equal_weights_under_two_names_are_accepted(self, tmp_path: Path) -> None:
         model, bits = self.tied(), arrays()
         bits["head.weight"] = bits["embed.weight"]
         runtime = runtime_of(model, bits, tmp_path)
@@ -166,37 +166,37 @@ class TestTied:
             bits = after
             assert contents(model)["embed"][: bits["embed.weight"].nbytes] == bits["embed.weight"].tobytes()
 
-    def test_weights_that_differ_are_refused_before_anything_is_written(self, tmp_path: Path) -> None:
+    def test_tied_weights_that_differ_are_refused_before_the_first_write(self, tmp_path: Path) -> None:
         model, bits = self.tied(), arrays()
         before = contents(model)
         runtime = LiveModel(model, model.load_weights)
-        with pytest.raises(EngineError, match=r"'head\.weight': has no place of its own"):
+        with pytest.raises(EngineError, match=r"'head\.weight': the model does not use it"):
             runtime.reload(save(bits, tmp_path / "a"), holding(bits, 1))
         assert contents(model) == before
-        assert not runtime.torn
+        assert not runtime.mixed
 
     def test_a_patch_that_unties_weights_is_refused(self, tmp_path: Path) -> None:
         model, bits = self.tied(), arrays()
         bits["head.weight"] = bits["embed.weight"]
         runtime = runtime_of(model, bits, tmp_path)
         before, after = contents(model), changed(bits, 2)
-        with pytest.raises(EngineError, match=r"'head\.weight': has no place of its own"):
+        with pytest.raises(EngineError, match=r"'head\.weight': the model does not use it"):
             runtime.stage(patch_of(bits, after), holding(after, 2))
         assert contents(model) == before
 
 
-def test_a_loader_that_fails_half_way_leaves_it_torn(tmp_path: Path) -> None:
+def test_a_failed_load_leaves_the_model_mixed(tmp_path: Path) -> None:
     model, bits = Fused(), arrays()
     runtime = runtime_of(model, bits, tmp_path)
     after = changed(bits, 2)
     runtime._load = lambda weights: [next(iter(weights)), 1 / 0]
     with pytest.raises(EngineError, match="ZeroDivisionError"):
         runtime.reload(save(after, tmp_path / "b"), holding(after, 2))
-    assert (runtime.holding, runtime.torn) == (None, True)
+    assert (runtime.holding, runtime.mixed) == (None, True)
 
 
-def test_a_fresh_tensor_takes_the_place_of_a_whole_one(tmp_path: Path) -> None:
-    """Where nearly all of a tensor changed, a patch has the whole of it."""
+def test_a_patch_may_hold_a_whole_tensor(tmp_path: Path) -> None:
+    """If nearly all of a tensor changed, the patch holds all of it."""
     from weightwire.replica.replica import Replica
     from weightwire.replica.workdir import Position
 
@@ -222,7 +222,7 @@ def test_a_fresh_tensor_takes_the_place_of_a_whole_one(tmp_path: Path) -> None:
         assert contents(model) == loaded(after, rank, ranks)
 
 
-def test_adopting_compares_every_bit_and_writes_none(tmp_path: Path) -> None:
+def test_adopt_compares_every_bit_and_writes_nothing(tmp_path: Path) -> None:
     model, bits = Fused(), arrays()
     path = save(bits, tmp_path / "a")
     runtime = LiveModel(model, model.load_weights)
@@ -238,7 +238,7 @@ def test_adopting_compares_every_bit_and_writes_none(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
     model, bits = Fused(), arrays()
     runtime = LiveModel(model, model.load_weights)
-    with pytest.raises(EngineError, match="is not version 4"):
+    with pytest.raises(EngineError, match="does not hold version 4"):
         runtime.reload(save(bits, tmp_path / "a"), holding(changed(bits, 1), 4))
     assert runtime.holding is None
 
@@ -246,14 +246,14 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("unknown", "what the model holds is not known"),
+        ("unknown", "the version in the model is unknown"),
         ("run", "the model holds run aaaaaaaaaaaa, not bbbbbbbbbbbb"),
-        ("name", "tensor 'other': the model has none"),
-        ("shape", r"tensor 'layer\.norm\.weight': is BF16 \[24\], and BF16 \[12, 2\] in the patch"),
+        ("name", "tensor 'other': not in the model"),
+        ("shape", r"tensor 'layer\.norm\.weight': is BF16 \[24\], but BF16 \[12, 2\] in the patch"),
         ("elsewhere", "the patch does not lead from version 1 to 9"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_the_first_write(case: str, message: str, tmp_path: Path) -> None:
+def test_an_unfitting_patch_is_refused_before_the_first_write(case: str, message: str, tmp_path: Path) -> None:
     model, bits = Fused(), arrays()
     runtime = runtime_of(model, bits, tmp_path)
     after, target = changed(bits, 2), holding(changed(bits, 2), 2)
@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_refused_before_the_first_write(case: str, message:
     assert contents(model) == loaded(bits)
 
 
-def test_naked_tensors_are_what_a_loader_takes(tmp_path: Path) -> None:
+def test_naked_tensors_are_torch_views_of_the_checkpoint(tmp_path: Path) -> None:
     bits = arrays()
     given = dict(naked_tensors(Checkpoint(save(bits, tmp_path / "a"))))
     assert all(

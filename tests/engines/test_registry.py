@@ -1,4 +1,4 @@
-"""Engines by name: the built-in ones, and those that another package brings through an entry point."""
+"""Engines by name: built in, or from another package through an entry point."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ ENTRY_POINTS = """
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package with engines, installed where Python looks for packages; the environment makes commands look there."""
+    """Installs a package with engines, and sets the environment so that commands find it."""
     site = tmp_path / "site"
     about = site / "madeup_engine-1.0.dist-info"
     about.mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_vllm_is_built_in() -> None:
     assert engine_names() == ["vllm"]
 
 
-def test_an_unknown_engine_is_refused_with_the_known_ones(installed: Path) -> None:
+def test_the_error_of_an_unknown_engine_lists_the_known_engines(installed: Path) -> None:
     with pytest.raises(EngineError, match="unknown engine 'sglang'") as caught:
         open_engine("sglang=http://127.0.0.1:8000")
     assert (
@@ -112,18 +112,18 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(installed: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["", "vllm", "vllm=", "=http://127.0.0.1:8000", "http://127.0.0.1:8000"])
-def test_a_name_and_a_url_are_needed(text: str) -> None:
-    with pytest.raises(EngineError, match="given as NAME=URL") as caught:
+def test_an_engine_needs_a_name_and_a_url(text: str) -> None:
+    with pytest.raises(EngineError, match="given as 'NAME=URL'") as caught:
         open_engine(text)
     assert caught.value.hint == "known engines: vllm"
 
 
-def test_a_url_alone_is_one_of_the_default_engine() -> None:
+def test_a_url_alone_means_the_default_engine() -> None:
     assert split_engine("http://host:1/a?b=c", default="vllm") == ("vllm", "http://host:1/a?b=c")
     assert split_engine("other=http://host:1/a?b=c", default="vllm") == ("other", "http://host:1/a?b=c")
 
 
-def test_what_is_not_a_url_is_refused_before_any_contact() -> None:
+def test_a_malformed_url_is_refused_without_connecting() -> None:
     with pytest.raises(EngineError, match=r"'127\.0\.0\.1:8000' is not the URL"):
         open_engine("vllm=127.0.0.1:8000")
 
@@ -144,16 +144,16 @@ def test_an_entry_point_may_name_a_class_or_a_kind(installed: Path) -> None:
         ("missing", "cannot be loaded"),
         ("unimportable", "cannot be loaded"),
         ("raising", "cannot be loaded"),
-        ("number", "is a int"),
+        ("number", "has an entry point of type int"),
     ],
 )
-def test_an_entry_point_that_leads_nowhere(installed: Path, name: str, message: str) -> None:
+def test_a_broken_entry_point_is_one_clear_error(installed: Path, name: str, message: str) -> None:
     with pytest.raises(EngineError, match=f"engine '{name}' {message}") as caught:
         find_engine(name)
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(("name", "message"), [("failing", "ValueError: no such thing"), ("nothing", "opened nothing")])
+@pytest.mark.parametrize(("name", "message"), [("failing", "ValueError: no such thing"), ("nothing", "returned None")])
 def test_an_engine_that_cannot_be_opened_is_one_clear_error(installed: Path, name: str, message: str) -> None:
     with pytest.raises(EngineError, match=message) as caught:
         open_engine(f"{name}=http://127.0.0.1:1")
@@ -165,14 +165,14 @@ def test_listing_engines_imports_none_of_them(installed: Path) -> None:
     assert "madeup_engine" not in sys.modules
 
 
-def test_the_command_line_brings_versions_to_an_installed_engine(installed: Path, run: Path, tmp_path: Path) -> None:
+def test_the_command_line_updates_an_installed_engine(installed: Path, run: Path, tmp_path: Path) -> None:
     ran = follow(run, tmp_path / "replica", f"madeup={tmp_path / 'served'}")
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "served").read_text() == "1"
     assert "made-up engine" in ran.stderr
 
 
-def test_the_command_line_lists_the_engines_it_knows(installed: Path, run: Path, tmp_path: Path) -> None:
+def test_the_command_line_lists_the_known_engines(installed: Path, run: Path, tmp_path: Path) -> None:
     ran = follow(run, tmp_path / "replica", "sglang=http://127.0.0.1:8000")
     said = " ".join(ran.stderr.split())
     assert ran.returncode == 2

@@ -1,9 +1,10 @@
-"""Engines that are kept at the version of their follower: by patches, and by a reload where there is none."""
+"""Engines that are kept at their follower's version, by patches or reloads."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import pytest
 from support.fused_model import Arrays, Fused, arrays, changed, contents, loaded, weights_of
 from weightwire import Follower, Publisher
 from weightwire.bucket.directory import DirectoryBucket
-from weightwire.bucket.registry import open_bucket
-from weightwire.chain.records import Heartbeat, heartbeat_path, unseal
+from weightwire.chain.record_paths import heartbeat_path
+from weightwire.chain.records import Heartbeat, unseal
 from weightwire.delta.file import Delta
 from weightwire.engines import version_keeper
 from weightwire.engines.engine import ServedVersion, Swap
@@ -27,11 +28,11 @@ from weightwire.telemetry.events import Event
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DirectoryBucket, "poll_interval", 0.005)
-    monkeypatch.setattr(version_keeper, "_LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(version_keeper, "_RETRY_AFTER", 0.0)
 
 
 class Watched(TorchEngine):
-    """Says what it was asked for; out of order while `gone` or `failing` says so."""
+    """An engine that records its calls, and fails while `gone` or `failing` is set."""
 
     def __init__(self, name: str = "engine") -> None:
         self.model = Fused()
@@ -57,7 +58,7 @@ class Watched(TorchEngine):
         return super().reload(checkpoint, target)
 
     def forget(self) -> None:
-        """As a server does that is started anew."""
+        """Loses its weights, as a restarted server does."""
         self._live.holding = None
         self.model.norm.data.zero_()
 
@@ -70,7 +71,7 @@ class Watched(TorchEngine):
 
 
 class Scene:
-    """A publisher, a follower, and what they and the engines said."""
+    """A publisher, a follower, engines and their events."""
 
     def __init__(self, root: Path, publisher: Publisher, follower: Follower, engines: list[Watched]) -> None:
         self.bits: Arrays = arrays()
@@ -84,7 +85,7 @@ class Scene:
         return self._publisher.publish(weights_of(self.bits)).wait()
 
     def bring(self) -> None:
-        """What there is, to all engines."""
+        """Brings all engines to the newest version."""
         self.follower.once()
         update = self.follower.take()
         assert update is not None
@@ -111,7 +112,7 @@ def scene(root: Path, *engines: Watched) -> Iterator[Scene]:
             made.keeper.close()
 
 
-def test_first_a_reload_then_patches(tmp_path: Path) -> None:
+def test_the_first_update_is_a_reload_and_later_ones_are_patches(tmp_path: Path) -> None:
     engine = Watched()
     with scene(tmp_path, engine) as one:
         one.bring()
@@ -132,7 +133,7 @@ def test_first_a_reload_then_patches(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_stays_while_an_engine_loads_it(tmp_path: Path) -> None:
-    """Though newer versions come meanwhile, and are handed out to others."""
+    """Newer versions are handed out meanwhile."""
     engine = Watched()
     with scene(tmp_path, engine) as one:
         first = loaded(one.bits)
@@ -150,7 +151,7 @@ def test_a_checkpoint_stays_while_an_engine_loads_it(tmp_path: Path) -> None:
         assert one.warnings == []
 
 
-def test_an_engine_that_holds_it_already_is_left_alone(tmp_path: Path) -> None:
+def test_an_engine_that_already_holds_the_version_is_left_alone(tmp_path: Path) -> None:
     engine = Watched()
     with scene(tmp_path, engine) as one:
         engine.model.load_weights(_tensors(one.bits))
@@ -159,7 +160,7 @@ def test_an_engine_that_holds_it_already_is_left_alone(tmp_path: Path) -> None:
         assert engine.version == 1
 
 
-def test_several_versions_at_once_are_one_patch(tmp_path: Path) -> None:
+def test_several_versions_become_one_patch(tmp_path: Path) -> None:
     engine = Watched()
     with scene(tmp_path, engine) as one:
         one.bring()
@@ -170,7 +171,7 @@ def test_several_versions_at_once_are_one_patch(tmp_path: Path) -> None:
         assert contents(engine.model) == loaded(one.bits)
 
 
-def test_one_engine_that_is_gone_holds_up_no_other_and_is_reloaded_later(tmp_path: Path) -> None:
+def test_a_lost_engine_blocks_no_other_and_is_reloaded_later(tmp_path: Path) -> None:
     one_engine, other = Watched("one"), Watched("other")
     with scene(tmp_path, one_engine, other) as one:
         one.bring()
@@ -184,7 +185,7 @@ def test_one_engine_that_is_gone_holds_up_no_other_and_is_reloaded_later(tmp_pat
         assert one.warnings == ["other: cannot be reached"]
         assert one.keeper.served == 1
         other.gone = False
-        one.keeper.look()
+        one.keeper.retry_failed()
         assert contents(other.model) == contents(one_engine.model) == loaded(one.bits)
         assert one.keeper.trouble == ""
         assert one.keeper.served == 3
@@ -193,27 +194,27 @@ def test_one_engine_that_is_gone_holds_up_no_other_and_is_reloaded_later(tmp_pat
         assert other.asked[-1] == "patch 4"
 
 
-def test_an_engine_that_hangs_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_engine_blocks_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick, stuck = Watched("quick"), Watched("stuck")
     with scene(tmp_path, quick, stuck) as one:
         one.bring()
         monkeypatch.setattr(version_keeper, "_LONGEST", 1.0)
-        with stuck.lock:  # someone generates for ever
+        with stuck.lock:  # a generation that never ends
             for _ in range(2):
                 version = one.publish()
                 one.bring()
                 assert quick.version == version
-            assert one.keeper.trouble == "stuck: is still busy with an earlier version"
+            assert one.keeper.trouble == "stuck: still busy with an earlier version"
             assert one.keeper.served == 1
         deadline = time.monotonic() + 20
         while one.keeper.served != version and time.monotonic() < deadline:
-            one.keeper.look()
+            one.keeper.retry_failed()
             time.sleep(0.01)
         assert contents(stuck.model) == loaded(one.bits)
         assert one.keeper.trouble == ""
 
 
-def test_an_unexpected_error_of_one_engine_leaves_the_others_alone(
+def test_an_unexpected_error_of_one_engine_does_not_affect_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Watched()
@@ -228,12 +229,12 @@ def test_a_restarted_engine_is_noticed_and_reloaded(tmp_path: Path) -> None:
     with scene(tmp_path, engine) as one:
         one.bring()
         engine.forget()
-        one.keeper.look()
+        one.keeper.retry_failed()
         assert engine.asked[-1] == "reload 1"
         assert contents(engine.model) == loaded(one.bits)
 
 
-def test_a_patch_that_fails_becomes_a_reload(tmp_path: Path) -> None:
+def test_a_failed_patch_becomes_a_reload(tmp_path: Path) -> None:
     engine = Watched()
     with scene(tmp_path, engine) as one:
         one.bring()
@@ -241,14 +242,14 @@ def test_a_patch_that_fails_becomes_a_reload(tmp_path: Path) -> None:
         one.publish()
         one.bring()
         assert contents(engine.model) == loaded(one.bits)
-        assert one.warnings == ["engine: will not patch 2; loading all weights anew"]
+        assert one.warnings == ["engine: will not patch 2; reloading all weights"]
         engine.failing = ""
         one.publish()
         one.bring()
         assert engine.asked[-1] == "patch 3"
 
 
-def test_an_engine_that_takes_nothing_serves_what_it_served(tmp_path: Path) -> None:
+def test_an_engine_that_refuses_updates_keeps_its_version(tmp_path: Path) -> None:
     engine = Watched()
     with scene(tmp_path, engine) as one:
         one.bring()
@@ -256,12 +257,12 @@ def test_an_engine_that_takes_nothing_serves_what_it_served(tmp_path: Path) -> N
         engine.gone = True
         one.publish()
         one.bring()
-        one.keeper.look()
+        one.keeper.retry_failed()
         assert contents(engine.model) == before
         assert engine.version == 1
 
 
-def test_the_publisher_is_told_what_is_served(tmp_path: Path) -> None:
+def test_the_heartbeat_reports_the_served_version(tmp_path: Path) -> None:
     engine = Watched()
     with scene(tmp_path, engine) as one:
         assert (one.heartbeat().served, one.heartbeat().reached) == (-1, -1)
@@ -281,9 +282,65 @@ def test_the_publisher_is_told_what_is_served(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             one._publisher.wait(replicas=1, timeout=0.5)
         engine.gone = False
-        one.keeper.look()
+        one.keeper.retry_failed()
         one.follower.once()
         assert one._publisher.wait(replicas=1, timeout=5) == 2
+
+
+class TimedEngine(Watched):
+    """An engine whose patches report a fixed time, and wait for `go`."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        super().__init__(name)
+        self.go = threading.Event()
+        self.go.set()
+        self._seconds = seconds
+
+    def patch(self, patch: Delta, target: ServedVersion) -> Swap:
+        self.go.wait(20)
+        super().patch(patch, target)
+        return Swap(self._seconds, self._seconds)
+
+
+@pytest.mark.parametrize("first", ["slow", "fast"])
+def test_the_heartbeat_reports_the_slowest_engine(tmp_path: Path, first: str) -> None:
+    engines = {"slow": TimedEngine("slow", 5.0), "fast": TimedEngine("fast", 1.0)}
+    last = next(engine for name, engine in engines.items() if name != first)
+    with scene(tmp_path, *engines.values()) as one:
+        one.bring()
+        version = one.publish()
+        last.go.clear()
+        threading.Thread(target=lambda: _until(lambda: engines[first].version == version, last.go.set)).start()
+        one.bring()
+        stages = one.heartbeat().stages
+        assert (stages["stage"].seconds, stages["swap"].seconds) == (5.0, 5.0)
+
+
+def test_an_engine_that_finishes_late_is_not_reported_for_a_later_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, fast = TimedEngine("late", 5.0), TimedEngine("fast", 1.0)
+    with scene(tmp_path, late, fast) as one:
+        one.bring()
+        late.go.clear()
+        version = one.publish()
+        monkeypatch.setattr(version_keeper, "_LONGEST", 0.5)
+        one.bring()
+        assert one.heartbeat().stages["swap"].seconds == 1.0
+        monkeypatch.setattr(version_keeper, "_LONGEST", 20.0)
+        one.publish()
+        fast.go.clear()
+        threading.Thread(target=lambda: _until(lambda: late.version == version, fast.go.set)).start()
+        late.go.set()
+        one.bring()
+        assert one.heartbeat().stages["swap"].seconds == 1.0
+
+
+def _until(condition: Callable[[], bool], then: Callable[[], None]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    then()
 
 
 def test_engines_are_kept_up_to_date_in_the_background(tmp_path: Path) -> None:
@@ -305,7 +362,6 @@ def _tensors(bits: Arrays) -> Any:
     return tensors_of(bits).items()
 
 
-def test_a_heartbeat_says_nothing_of_engines_where_there_are_none(tmp_path: Path) -> None:
+def test_a_heartbeat_without_engines_reports_no_served_version(tmp_path: Path) -> None:
     with scene(tmp_path) as one:
         assert one.heartbeat().served is None
-        assert open_bucket(tmp_path / "bucket").url.startswith("file:")

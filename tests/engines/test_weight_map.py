@@ -1,4 +1,4 @@
-"""Where weights lie in a running model: learnt from its loader, which loads nothing meanwhile."""
+"""Where weights lie in a running model, learned from its loader without loading anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from support.fused_model import SCHEMA, SHAPES, Fused, arrays, contents, loaded, tensors_of
-from weightwire.engines.weight_map import Box, learn
+from weightwire.engines.weight_map import Box, Unpatchable, UnpatchableKind, learn
 from weightwire.errors import EngineError
 from weightwire.weights.dtypes import DTYPES
 
@@ -17,10 +17,10 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (0, 2), (1, 2), (3, 4)])
-def test_what_is_learnt_is_what_the_loader_does(rank: int, ranks: int) -> None:
+def test_the_map_matches_the_loader(rank: int, ranks: int) -> None:
     model, bits = Fused(rank, ranks), arrays()
     mapped = learn(model, model.load_weights, SCHEMA)
-    assert not mapped.odd
+    assert not mapped.unpatchable
     for name, tensor in tensors_of(bits).items():
         for copy in mapped.copies[name]:
             copy.target_view.copy_(copy.source_in(tensor.reshape(-1)))
@@ -28,7 +28,7 @@ def test_what_is_learnt_is_what_the_loader_does(rank: int, ranks: int) -> None:
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (1, 2), (3, 4)])
-def test_positions_are_found_one_by_one(rank: int, ranks: int) -> None:
+def test_single_positions_are_mapped(rank: int, ranks: int) -> None:
     model, bits = Fused(rank, ranks), arrays()
     mapped = learn(model, model.load_weights, SCHEMA)
     for name, shape in SHAPES.items():
@@ -41,20 +41,20 @@ def test_positions_are_found_one_by_one(rank: int, ranks: int) -> None:
     held, whole = contents(model), loaded(bits, rank, ranks)
     everything = learn(model, model.load_weights, SCHEMA)
     assert everything.copies.keys() == SHAPES.keys()
-    for name in held:  # either what was there before, or what the loader would have put there
+    for name in held:  # either the old value, or the one from the loader
         now, then = (np.frombuffer(one[name], np.uint16) for one in (held, whole))
         assert ((now == then) | (now == 0)).all()
         assert (now == then).sum() > 0.1 * len(now)
 
 
-def test_nothing_is_written_while_learning() -> None:
+def test_learning_the_map_writes_nothing() -> None:
     model, bits = Fused(), arrays()
     model.load_weights(tensors_of(bits).items())
     learn(model, model.load_weights, SCHEMA)
     assert contents(model) == loaded(bits)
 
 
-def test_a_transposed_copy_is_a_box_like_any_other() -> None:
+def test_a_transposed_copy_is_mapped() -> None:
     model = torch.nn.Linear(6, 4, bias=False)
 
     def load(weights: Weights) -> None:
@@ -66,11 +66,11 @@ def test_a_transposed_copy_is_a_box_like_any_other() -> None:
     assert found.positions.tolist() == [4 * 0 + 6 * column + row for row in range(6) for column in range(4)]
 
 
-def test_tied_parameters_are_one_place() -> None:
+def test_tied_parameters_share_one_place() -> None:
     model = Fused()
     model.head = model.embed
     mapped = learn(model, model.load_weights, SCHEMA)
-    assert mapped.placeless == {"head.weight"}
+    assert mapped.unused == {"head.weight"}
     assert mapped.copies.keys() == SHAPES.keys() - {"head.weight"}
 
 
@@ -98,7 +98,7 @@ def repeat(model: torch.nn.Module, value: torch.Tensor) -> None:
         (add, "the loader writes it with aten.add_.Tensor"),
     ],
 )
-def test_weights_that_the_loader_casts_or_computes_are_odd(
+def test_weights_that_the_loader_casts_or_computes_cannot_be_patched(
     write: Callable[[torch.nn.Module, torch.Tensor], None], why: str
 ) -> None:
     model = torch.nn.Linear(4, 4, bias=False)
@@ -108,20 +108,23 @@ def test_weights_that_the_loader_casts_or_computes_are_odd(
         for _, value in weights:
             write(model, value)
 
-    mapped = learn(model, load, {"w": (DTYPES["BF16"], (4, 4))})
-    assert mapped.odd == {"w": why}
+    mapped = learn(model, load, {"w": (DTYPES["F16"], (4, 4))})
+    assert {name: str(one) for name, one in mapped.unpatchable.items()} == {"w": why}
+    assert (mapped.unpatchable["w"].kind is UnpatchableKind.CAST) == ("casts" in why)
     assert "w" not in mapped.copies
     assert torch.equal(model.weight, before)
 
 
-def test_a_repeated_row_is_odd() -> None:
+def test_weights_that_the_loader_repeats_cannot_be_patched() -> None:
     model = torch.nn.Linear(4, 4, bias=False)
 
     def load(weights: Weights) -> None:
         for _, value in weights:
             repeat(model, value)
 
-    assert learn(model, load, {"w": (DTYPES["F32"], (4, 4))}).odd == {"w": "the loader repeats it"}
+    assert learn(model, load, {"w": (DTYPES["F32"], (4, 4))}).unpatchable == {
+        "w": Unpatchable(UnpatchableKind.REPEATED, "the loader repeats it")
+    }
 
 
 def put_together(model: torch.nn.Module, values: list[torch.Tensor]) -> None:
@@ -164,11 +167,11 @@ def put_twice(model: torch.nn.Module, values: list[torch.Tensor]) -> None:
         (put_together, {"a", "b"}),
         (put_out, "writes to its weights with"),
         (put_each, "writes to its weights with"),
-        (put_data, "puts a new one in its place"),
+        (put_data, "replaces it instead of filling it"),
         (put_numbers, {"a"}),
-        (put_nothing, "parameter 'weight': the run has no weights for all of it"),
-        (put_half, "parameter 'weight': the run has no weights for all of it"),
-        (put_twice, "parameter 'weight': the model's loader writes some of it twice"),
+        (put_nothing, "parameter 'weight': no tensor of the run fills all of it"),
+        (put_half, "parameter 'weight': no tensor of the run fills all of it"),
+        (put_twice, "parameter 'weight': the model's loader writes parts of it twice"),
     ],
 )
 def test_a_loader_that_cannot_be_traced_is_refused_and_changes_nothing(
@@ -182,7 +185,7 @@ def test_a_loader_that_cannot_be_traced_is_refused_and_changes_nothing(
 
     schema = {"a": (DTYPES["F32"], (2, 4)), "b": (DTYPES["F32"], (2, 4))}
     if isinstance(outcome, set):
-        assert learn(model, load, schema).odd.keys() == outcome
+        assert learn(model, load, schema).unpatchable.keys() == outcome
     else:
         with pytest.raises(EngineError, match=outcome):
             learn(model, load, schema)
@@ -190,7 +193,7 @@ def test_a_loader_that_cannot_be_traced_is_refused_and_changes_nothing(
     assert model.weight.data_ptr() == place
 
 
-def test_a_loader_that_puts_in_new_parameters_is_refused_and_undone() -> None:
+def test_a_loader_that_replaces_parameters_is_refused_and_undone() -> None:
     model = torch.nn.Linear(4, 4, bias=False)
     weight = model.weight
 
@@ -198,7 +201,7 @@ def test_a_loader_that_puts_in_new_parameters_is_refused_and_undone() -> None:
         for _, value in weights:
             model.weight = torch.nn.Parameter(value)
 
-    with pytest.raises(EngineError, match="puts a new one in its place"):
+    with pytest.raises(EngineError, match="replaces it instead of filling it"):
         learn(model, load, {"w": (DTYPES["F32"], (4, 4))})
     assert model.weight is weight
 

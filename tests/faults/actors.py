@@ -1,22 +1,24 @@
-"""A trainer and followers as processes of their own, to be killed at any moment; and what the trainer knows to be true.
+"""A trainer and followers as subprocesses that can be killed at any moment, and the expected weights.
 
-Started by `Actor`, which needs no more than weightwire: a crowd of them must not take long to start. What they know
-they write to files, and nothing is asked of them but signals. They die with whoever started them.
+`Actor` starts them. They import only weightwire, so that many of them start fast. They write what they know to files,
+are controlled by signals, and die with their parent.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import json
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -33,7 +35,7 @@ from weightwire.telemetry.events import Event
 from weightwire.weights import DTYPES
 from weightwire.weights.source import read_weights
 
-__all__ = ["Actor", "Journal", "Line", "bits_at", "weights_at"]
+__all__ = ["Actor", "Engine", "Journal", "Line", "Rest", "become_actor", "bits_at", "sample", "say", "weights_at"]
 
 Line = dict[str, Any]
 
@@ -47,11 +49,11 @@ SHAPES = {
 TIME_TO_START = 120.0
 
 
-# --- the truth -------------------------------------------------------------------------------------------------------
+# --- the expected weights --------------------------------------------------------------------------------------------
 
 
 def weights_at(seed: int, step: int) -> dict[str, Tensor]:
-    """What the trainer has at a step: nothing else goes into it, so a trainer that was killed simply goes on."""
+    """The trainer's weights at a step. They depend only on seed and step, so a killed trainer can continue."""
     rng = np.random.default_rng([seed, step])
     weights = {}
     for name, first in _first(seed).items():
@@ -80,7 +82,7 @@ def _first(seed: int) -> dict[str, Tensor]:
 
 
 class Journal:
-    """Lines on disk, only ever added to. What `add` has returned from survives whoever wrote it."""
+    """An append-only file of lines. A line survives its writer once `add` has returned."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -93,13 +95,45 @@ class Journal:
 
     @staticmethod
     def read(path: Path) -> list[Line]:
-        """All lines but one that was cut off."""
-        if not path.exists():
-            return []
-        return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        """All complete lines."""
+        return Journal.Reader(path).read()
+
+    class Reader:
+        """Reads a journal that is being written. Each call returns the complete lines since the last."""
+
+        def __init__(self, path: Path) -> None:
+            self._path = path
+            self._read = 0  # bytes
+
+        def read(self) -> list[Line]:
+            if not self._path.exists():
+                return []
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                lines = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
+            self._read += sum(map(len, lines))
+            return [json.loads(line) for line in lines]
 
 
-# --- whoever starts them ---------------------------------------------------------------------------------------------
+class Rest:
+    """The file that makes the trainer rest. See `Trainer`."""
+
+    def __init__(self, room: Path) -> None:
+        self._path = room / "rest"
+
+    def begin(self, name: str) -> str:
+        """Asks the trainer to rest. Returns the text that its answer contains."""
+        asked = f"{name}-{secrets.token_hex(4)}"
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(asked)
+        os.replace(partial, self._path)
+        return asked
+
+    def end(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+# --- the parent ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -110,12 +144,13 @@ class Actor:
     name: str
     arguments: Sequence[str]
     env: Mapping[str, str]
+    program: Path = Path(__file__)
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
         assert not self.alive
-        command = [sys.executable, __file__, *self.arguments, "--parent", str(os.getpid())]
-        # More threads than one would only get in each other's way here.
+        command = [sys.executable, str(self.program), *self.arguments, "--parent", str(os.getpid())]
+        # Several processes share the cores.
         env = os.environ | dict(self.env) | {"OPENBLAS_NUM_THREADS": "1"}
         with self.said.open("ab") as said:
             self.process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
@@ -128,11 +163,19 @@ class Actor:
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    def pause(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
     def leave(self) -> int:
-        """As one that is told to stop; returns its exit status."""
+        """Stops it with SIGTERM and returns its exit status."""
         return self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> int:
@@ -141,6 +184,10 @@ class Actor:
         self.process.send_signal(number)
         try:
             return self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired as problem:
+            self.process.send_signal(signal.SIGUSR1)  # it says where it hangs
+            time.sleep(1.0)
+            raise AssertionError(f"{self.name} did not end:\n{self.said.read_text()[-8000:]}") from problem
         finally:
             self.process.kill()
             self.process.wait()
@@ -151,9 +198,9 @@ class Actor:
 
 
 class Trainer:
-    """Publishes one step after the other. Writes down what it captures before, and what it was promised after.
+    """Publishes step after step. Records each capture before, and each acknowledgement after it.
 
-    While a file called `rest` is there it captures nothing new; when all is published it writes down that it rests.
+    While a file named `rest` exists, it captures nothing new, and records that it rests once all is published.
     """
 
     def __init__(self, url: str, room: Path, seed: int, pace: float) -> None:
@@ -171,7 +218,7 @@ class Trainer:
         self._rested = ""
 
     def run(self, versions: int | None, replicas: int) -> None:
-        with _started(lambda: Publisher(self._url, threads=1, on_event=_say), self._journal) as publisher:
+        with _started(lambda: Publisher(self._url, threads=1, on_event=say), self._journal) as publisher:
             self._journal.add(what="started", version=publisher.version)
             while versions is None or self._step < versions:
                 self._settle()
@@ -199,7 +246,7 @@ class Trainer:
         self._journal.add(sync=False, what="returned", step=step, seconds=seconds)
 
     def _settle(self) -> None:
-        """Writes down what became of those that are done."""
+        """Records the results of finished publications."""
         waiting, self._waiting = self._waiting, []
         for publication, state in waiting:
             if not publication.done:
@@ -210,7 +257,7 @@ class Trainer:
                 self._journal.add(what="acknowledged", step=publication.step, version=publication.version, state=state)
 
     def _rest(self, publisher: Publisher) -> None:
-        """Not before the last capture is published: what failed is captured again."""
+        """Records that it rests, once the last capture is published. Captures again after a failure."""
         asked = (self._room / "rest").read_text() if (self._room / "rest").exists() else ""
         if self._waiting or asked == self._rested:
             return
@@ -223,7 +270,7 @@ class Trainer:
 
 
 def _started(make: Any, journal: Journal) -> Publisher:
-    """A publisher that finds no server fails at once: whoever runs it starts it again."""
+    """Starts a publisher. Retries, because a publisher fails at once without a server."""
     until = time.monotonic() + TIME_TO_START
     while True:
         try:
@@ -239,25 +286,32 @@ def _started(make: Any, journal: Journal) -> Publisher:
 # --- followers -------------------------------------------------------------------------------------------------------
 
 
-class Engine:
-    """Takes patches as an inference server does, and holds them against what it was told."""
+Serve = Callable[[int, str, Mapping[str, Tensor]], None]
+"""Receives a version, its state and the weights that an engine serves."""
 
-    def __init__(self, follower: Follower, log: Journal) -> None:
+
+class Engine:
+    """Applies patches like an inference server, and compares the digests. Calls `serve` with every version."""
+
+    def __init__(self, follower: Follower, log: Journal, serve: Serve = lambda version, state, weights: None) -> None:
         self._follower = follower
         self._log = log
+        self._serve = serve
         self._weights: dict[str, Tensor] = {}
 
     def run(self) -> None:
         for update in self._follower.watch():
             if update.patch is None or not self._weights:
                 self._load(update.state)
-                continue
-            patch(self._weights, update.patch, threads=1)
-            if digest(self._weights, threads=1).hex != update.state:
-                self._log.add(what="wrong", version=update.version)
+            else:
+                patch(self._weights, update.patch, threads=1)
+                if digest(self._weights, threads=1).hex != update.state:
+                    self._log.add(what="wrong", version=update.version)
+            if self._weights:
+                self._serve(update.version, update.state, self._weights)
 
     def _load(self, state: str) -> None:
-        """All weights anew. A checkpoint that is newer than its update is no base for the next: then once more."""
+        """Loads all weights. If the checkpoint is newer than the update, the next update loads again."""
         checkpoint = self._follower.checkpoint()
         about = json.loads((checkpoint / "weightwire.json").read_bytes())
         self._weights = {}
@@ -268,21 +322,22 @@ class Engine:
 
 def follow(url: str, room: Path, name: str) -> None:
     log = Journal(room / f"{name}.log")
-    with Follower(url, into=room / name, name=name, threads=1, on_event=_say) as follower:
+    with Follower(url, into=room / name, name=name, threads=1, on_event=say) as follower:
         log.add(sync=False, what="started")
-        threading.Thread(target=_sample, args=(follower, log), daemon=True).start()
+        threading.Thread(target=sample, args=(follower, log), daemon=True).start()
         Engine(follower, log).run()
 
 
-def _sample(follower: Follower, log: Journal) -> None:
+def sample(follower: Follower, log: Journal, every: float = 0.1) -> None:
+    """Records the version of the follower every few seconds, for ever."""
     while True:
         version = follower.version
         log.add(sync=False, what="holds", version=version, head=follower.head, trouble=follower.trouble)
-        time.sleep(0.1)
+        time.sleep(every)
 
 
 def samples(room: Path, name: str) -> Iterator[list[Line]]:
-    """What a follower said of itself, by the lives that it had."""
+    """The samples of a follower, one list per life."""
     life: list[Line] = []
     for line in Journal.read(room / f"{name}.log"):
         if line["what"] == "started" and life:
@@ -294,10 +349,10 @@ def samples(room: Path, name: str) -> Iterator[list[Line]]:
         yield life
 
 
-# --- as processes ----------------------------------------------------------------------------------------------------
+# --- subprocesses ----------------------------------------------------------------------------------------------------
 
 
-def _say(event: Event) -> None:
+def say(event: Event) -> None:
     if event.message:
         print(f"{time.time():.3f} {event.stage} {event.version} {event.message}", flush=True)
 
@@ -305,12 +360,19 @@ def _say(event: Event) -> None:
 def _die_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:  # it was faster
-        sys.exit("whoever started this is gone")
+    if os.getppid() != parent:  # the parent died before prctl
+        sys.exit("the parent process is gone")
 
 
 def _leave(number: int, frame: object) -> None:
     sys.exit(0)
+
+
+def become_actor(parent: int) -> None:
+    """Dies with the parent, and stops cleanly on SIGTERM."""
+    _die_with(parent)
+    signal.signal(signal.SIGTERM, _leave)
+    faulthandler.register(signal.SIGUSR1)
 
 
 def main() -> None:
@@ -325,8 +387,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=0)
     parser.add_argument("--parent", type=int, required=True)
     args = parser.parse_args()
-    _die_with(args.parent)
-    signal.signal(signal.SIGTERM, _leave)
+    become_actor(args.parent)
     try:
         if args.role == "train":
             Trainer(args.url, args.room, args.seed, args.pace).run(args.versions, args.replicas)

@@ -1,9 +1,9 @@
-"""Many followers of one run, which come and go as they like while versions are published.
+"""Many followers of one run, which start and stop at random while versions are published.
 
     python tests/faults/fanout.py --followers 16 --versions 50
 
-All get to the newest version, with the trainer's bits; none that has caught up once falls far behind while it lives;
-and the trainer does not notice: how long `publish()` takes, alone and in front of the crowd, is printed at the end.
+All reach the newest version with the trainer's bits. None falls far behind after it has caught up. The trainer is not
+slowed down: the time of `publish()` without and with followers is printed at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import safetensors
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.actors import Actor, Journal, bits_at, samples
-from faults.kills import Violation, bucket_of, read_commits, wait_for
+from faults.kills import wait_for
+from faults.promises import Violation, bucket_of, read_commits
 from support.stores import SeaweedFS, running
 from weightwire.chain.records import Commit
 
@@ -38,7 +39,7 @@ MOST_BEHIND = 3
 
 @dataclass(frozen=True)
 class Lag:
-    """How many versions a follower was behind, at some moment after it had caught up once."""
+    """How many versions a follower was behind at some moment after it first caught up."""
 
     name: str
     behind: int
@@ -70,20 +71,20 @@ class Crowd:
             while len(self._journal("captured")) < self.versions:
                 self._check_trainer()
                 if self.followers:
-                    self._come_or_go()
+                    self._start_or_stop()
                 time.sleep(self._random.uniform(0.0, 1.0) if self.followers else 0.1)
             for follower in self.followers:
                 if not follower.alive:
                     follower.start()
-            # It ends when all have said that they hold the last version.
-            wait_for(lambda: not self.trainer.alive, "everybody to hold the last version", self._explain)
+            # The trainer ends when all heartbeats report the last version.
+            wait_for(lambda: not self.trainer.alive, "all followers to hold the last version", self._explain)
             self._check_trainer()
         finally:
             for one in (self.trainer, *self.followers):
                 one.kill()
 
-    def _come_or_go(self) -> None:
-        """Whoever is away comes; of those that are here some go, with or without a word."""
+    def _start_or_stop(self) -> None:
+        """Starts a stopped follower, or stops, kills or keeps a running one."""
         one = self._random.choice(self.followers)
         what = self._random.choice(["kill", "leave", "stay", "stay"]) if one.alive else "come"
         self.happened[what] += 1
@@ -91,8 +92,8 @@ class Crowd:
             one.start()
         elif what == "kill":
             one.kill()
-        elif what == "leave" and one.leave() not in (0, -signal.SIGTERM):  # the latter before it could listen
-            raise Violation(f"{one.name} did not go quietly:\n{one.said.read_text()[-2000:]}")
+        elif what == "leave" and one.leave() not in (0, -signal.SIGTERM):  # the latter before it installed its handler
+            raise Violation(f"{one.name} did not stop cleanly:\n{one.said.read_text()[-2000:]}")
 
     def _check_trainer(self) -> None:
         if not self.trainer.alive and self.trainer.process is not None and self.trainer.process.returncode:
@@ -105,11 +106,11 @@ class Crowd:
     # --- afterwards ----------------------------------------------------------------------------------------------
 
     def check(self) -> list[Lag]:
-        """That all ended with the trainer's bits. Returns how far behind they were on the way."""
+        """Checks that all ended with the trainer's bits. Returns their lags on the way."""
         commits = read_commits(bucket_of(self._server, self._url))
         newest = commits[max(commits)]
         if newest.step != self.versions - 1:
-            raise Violation(f"the last version is of step {newest.step}")
+            raise Violation(f"the last version has step {newest.step}")
         expected = bits_at(self.seed, newest.step)
         for follower in self.followers:
             tensors = safetensors.deserialize(self._current(follower.name).read_bytes())
@@ -124,13 +125,13 @@ class Crowd:
         return self.room / name / "current" / "model.safetensors"
 
     def _lags(self, name: str, commits: Sequence[Commit]) -> list[Lag]:
-        """By the clock of the commits, which is also that of the followers' logs."""
+        """Commits and logs of followers use the same clock."""
         times = [commit.time for commit in commits]
         found = []
         for life in samples(self.room, name):
             caught_up = False
             for line in life:
-                if line["version"] is None:  # it has nothing yet, and perhaps there is nothing
+                if line["version"] is None:  # nothing held yet
                     continue
                 behind = bisect.bisect_right(times, line["time"]) - 1 - line["version"]
                 caught_up = caught_up or behind <= 0
@@ -167,7 +168,7 @@ def play(
     counts = Counter(lag.behind for lag in lags)
     say(f"{followers} followers, {versions} versions, seed {seed}: {time.monotonic() - began:.0f} s, {crowd.happened}")
     say(f"behind, of {len(lags)} samples: {dict(sorted(counts.items()))}")
-    say(f"publish() takes {medians[0]:.2f} ms alone, {medians[1]:.2f} ms in front of the crowd (medians)")
+    say(f"publish() takes {medians[0]:.2f} ms without followers, {medians[1]:.2f} ms with them (medians)")
     return lags
 
 

@@ -1,6 +1,6 @@
-"""A road to an S3 server on which what is told goes wrong: replies get lost, requests do not arrive, or arrive late.
+"""A proxy to an S3 server with faults on demand: lost replies, lost requests and late requests.
 
-Speaks HTTP, so that a test can say which requests it means. Passes the client's `Host` on, as the signature covers it.
+It works on HTTP, so a test can choose requests. It forwards the client's `Host`, which the signature covers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 from urllib.parse import urlsplit
 
 __all__ = [
+    "METHODS",
     "Proxy",
     "Reply",
     "Request",
@@ -28,8 +29,10 @@ __all__ = [
     "lose_request",
     "mark_parts",
     "slow",
+    "truncate",
 ]
 
+METHODS = ("GET", "PUT", "POST", "HEAD", "DELETE")
 _HOPS = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 _DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
@@ -47,18 +50,22 @@ class Reply:
     status: int
     headers: list[tuple[str, str]]
     body: bytes
+    missing: int = 0
+    """Announced bytes of the body that are never sent; if negative, bytes that are sent but not announced."""
+    pause: float = 0.0
+    """Seconds between two bytes of the body."""
 
 
 Send = Callable[[], Reply]
 Trouble = Callable[[Send], Reply | None]
-"""What happens to a request: it may be sent, and None means that the client hears nothing but a line going dead."""
+"""Handles a request, and may send it. None closes the connection without a reply."""
 
 
-# --- what can happen -------------------------------------------------------------------------------------------------
+# --- faults ----------------------------------------------------------------------------------------------------------
 
 
 def lose_reply(send: Send) -> Reply | None:
-    """The server has done it, and says so to nobody."""
+    """The server executes the request, but the reply is lost."""
     send()
     return None
 
@@ -67,8 +74,15 @@ def lose_request(send: Send) -> Reply | None:
     return None
 
 
+def truncate(send: Send) -> Reply | None:
+    """The connection closes in the middle of the body."""
+    reply = send()
+    kept = reply.body[: len(reply.body) // 2]
+    return replace(reply, body=kept, missing=len(reply.body) - len(kept))
+
+
 def late(seconds: float) -> Trouble:
-    """The line goes dead, and yet the request arrives: when everybody has given it up."""
+    """The connection closes, but the request arrives later, after the client has given up."""
 
     def trouble(send: Send) -> Reply | None:
         def arrive() -> None:
@@ -91,19 +105,19 @@ def slow(seconds: float) -> Trouble:
 
 
 def deny_missing(send: Send) -> Reply | None:
-    """What S3 says to a key that may not list of an object that is not there. SeaweedFS tells everybody."""
+    """S3's answer for a missing object to a key without list permission. SeaweedFS always answers 404."""
     reply = send()
     return Reply(403, [("Content-Type", "application/xml")], _DENIED) if reply.status == 404 else reply
 
 
 def mark_parts(send: Send) -> Reply | None:
-    """rclone answers for a part of an object as if it were all of it, though it says in a header which part it is."""
+    """rclone answers a range request with status 200 and a Content-Range header. Makes it a 206."""
     reply = send()
     is_part = reply.status == 200 and any(name.lower() == "content-range" for name, _ in reply.headers)
     return Reply(206, reply.headers, reply.body) if is_part else reply
 
 
-# --- to what ---------------------------------------------------------------------------------------------------------
+# --- the proxy -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -116,19 +130,23 @@ class _Plan:
 
 @dataclass
 class Proxy:
-    """`with Proxy(endpoint) as proxy:` and then `proxy.endpoint` is where clients go."""
+    """`with Proxy(endpoint) as proxy:`. Clients connect to `proxy.endpoint`."""
 
     target: str
-    heard: list[tuple[str, str, int]] = field(default_factory=list)
-    """Method and path of every request that reached the server, and the status of its reply."""
+    requests: list[tuple[str, str, int]] = field(default_factory=list)
+    """Method, path and reply status of every request that reached the server."""
+    remembers: bool = True
+    """Whether it records requests. A proxy that runs for hours should not."""
+    nbytes: int = 0
+    """Bytes in the bodies of all requests and replies."""
 
     def __post_init__(self) -> None:
         self._plans: list[_Plan] = []
         self._lock = threading.Lock()
-        proxy = self
+        this = self
 
         class Handler(_Handler):
-            road = proxy
+            proxy = this
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -142,7 +160,7 @@ class Proxy:
         self._server.server_close()
 
     def trouble(self, method: str, path: str, trouble: Trouble, times: float = 1) -> None:
-        """What happens to the next so many requests of this kind, whose path has this in it."""
+        """Applies a fault to the next requests with this method and a matching path."""
         with self._lock:
             self._plans.append(_Plan(method, re.compile(path), trouble, times))
 
@@ -151,8 +169,8 @@ class Proxy:
             self._plans.clear()
 
     def count(self, method: str, path: str, status: int | None = None) -> int:
-        """Requests that reached the server."""
-        found = [answer for how, where, answer in self.heard if how == method and re.search(path, where)]
+        """The number of requests that reached the server."""
+        found = [answer for how, where, answer in self.requests if how == method and re.search(path, where)]
         return len(found) if status is None else found.count(status)
 
     def pass_on(self, request: Request) -> Reply | None:
@@ -179,32 +197,38 @@ class Proxy:
             reply = Reply(answer.status, answer.getheaders(), answer.read())
         finally:
             connection.close()
-        self.heard.append((request.method, request.path, reply.status))
+        if self.remembers:
+            self.requests.append((request.method, request.path, reply.status))
+        self.nbytes += len(request.body) + len(reply.body)  # inexact if threads race, which is good enough for a table
         return reply
 
 
 class _Handler(BaseHTTPRequestHandler):
-    road: Proxy
+    proxy: Proxy
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     timeout = 60
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # the client was killed: its traceback would only be noise
+            super().handle()
 
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         request = Request(self.command, self.path, list(self.headers.items()), body)
         try:
-            reply = self.road.pass_on(request)
+            reply = self.proxy.pass_on(request)
         except (OSError, http.client.HTTPException):
-            reply = None  # the server is gone, and so is this line
+            reply = None  # the server is gone: close the connection as well
         if reply is None:
             self._hang_up()
             return
-        with suppress(OSError):  # a client that did not wait
+        with suppress(OSError):  # the client is gone
             self._answer(reply)
 
     def _answer(self, reply: Reply) -> None:
         self.send_response_only(reply.status)
-        length = len(reply.body)
+        length = len(reply.body) + reply.missing
         for name, value in reply.headers:
             if name.lower() == "content-length" and self.command == "HEAD":
                 length = int(value)
@@ -213,11 +237,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(length))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(reply.body)
+            for piece in [reply.body[i : i + 1] for i in range(len(reply.body))] if reply.pause else [reply.body]:
+                time.sleep(reply.pause)
+                self.wfile.write(piece)
+        if reply.missing:
+            self._hang_up()
 
     def _hang_up(self) -> None:
         self.close_connection = True
-        with suppress(OSError):  # the client was faster
+        with suppress(OSError):  # the client closed it first
             self.connection.shutdown(socket.SHUT_RDWR)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass_on

@@ -1,10 +1,17 @@
-"""Publishers, followers and upkeep in a world of faults: the real code, a seed for everything that can go wrong.
+"""Publishers, followers and upkeep with simulated faults: the real code, and one seed for all faults.
 
-    python tests/faults/simulation.py --seeds 10000          # all of them, in order
-    python tests/faults/simulation.py --seed 4711 --trace    # one again, exactly as it was
+    python tests/faults/simulation.py --seeds 10000          # many seeds, in order
+    python tests/faults/simulation.py --seed 4711 --trace    # replay one seed
 
-What must hold, whatever happens: no follower ever holds wrong bits, no acknowledged version is lost, there is one
-history, nobody is fenced off without a successor, and once the faults end everybody catches up.
+Each seed chooses which faults happen: failed, lost and late requests, crashes at every await and at every step that
+writes a file, power cuts, pauses at the worst moment, rotten data, and stores that lie. Checked promises:
+
+- no follower or engine ever holds wrong bits, accepts a version that nobody published, goes back, or loses a version;
+- no follower with trusted keys accepts what no key in force has signed, goes back before a version that it has seen,
+  or accepts anything without a recent sign of life if it demands one; and no publisher continues such a history;
+- no acknowledged version is lost, there is one history, and no publisher is fenced off without a successor;
+- data exists before a record names it, and nothing is deleted that a lease, the grace period or retention keeps;
+- once the faults end, all followers catch up by themselves, and one complete path is enough for it.
 """
 
 from __future__ import annotations
@@ -14,126 +21,91 @@ import asyncio
 import gc
 import os
 import random
+import secrets
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import numpy as np
-import numpy.typing as npt
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to run it as a script
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where it is run as a script
-
-from faults.simulated_runtime import Faults, Process, SimBucket, SimLoop, SimRuntime, Store
-from weightwire import digest, patch
-from weightwire.chain.records import Commit, unseal
-from weightwire.errors import BucketError, Fenced, NoRun, WeightwireError
-from weightwire.follower.follow_context import FollowContext
-from weightwire.follower.follow_loop import FollowLoop
-from weightwire.publisher.publication import Publication
-from weightwire.publisher.publish_context import PublishContext
-from weightwire.publisher.publish_loop import PublishLoop
-from weightwire.publisher.settings import PublisherSettings
-from weightwire.publisher.single_process import SingleProcess
-from weightwire.replica.replica import Replica
-from weightwire.telemetry.events import Event
-from weightwire.upkeep.gc import sweep
+from faults.final_checks import FinalChecks
+from faults.simulated_disk import SimDisk
+from faults.simulated_follower import SimFollower, follower_ambush
+from faults.simulated_keeper import SimKeeper
+from faults.simulated_keys import SimKeys
+from faults.simulated_runtime import Ambush, Faults, Livelock, Process, SimLoop
+from faults.simulated_sweeper import SimSweeper, sweeper_ambush
+from faults.simulated_trainer import SimTrainer, publisher_ambush
+from faults.simulated_world import Violation, World
+from faults.tampering import Tamperer
 from weightwire.upkeep.retention import Retention
-from weightwire.weights.source import read_weights
 
-Arrays = dict[str, npt.NDArray[Any]]
+_CATCH_UP = 2 * 3600.0  # seconds that followers have after the faults end; damaged files are tried every 10 minutes
 
-
-class Violation(AssertionError):
-    """A promise that was broken."""
-
-
-@dataclass
-class Truth:
-    """What the trainers really had, and what they were told."""
-
-    states: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    acknowledged: dict[int, str] = field(default_factory=dict)
-
-    def remember(self, weights: Arrays) -> str:
-        state = digest(weights, threads=1).hex
-        self.states[state] = _bytes(weights)
-        return state
-
-    def check(self, state: str, held: Any, who: str) -> None:
-        if state not in self.states:
-            raise Violation(f"{who}: holds a state that no trainer ever had")
-        if _bytes(held) != self.states[state]:
-            raise Violation(f"{who}: holds other bits than its version has")
-
-
-def _bytes(weights: Any) -> dict[str, bytes]:
-    return {name: tensor.bits.tobytes() for name, tensor in read_weights(weights).items()}
-
-
-class Watched(Publication):
-    """Tells at once what became of it: asking again and again would take for ever in a world where hours pass."""
-
-    def __init__(self, step: int, ended: asyncio.Event, told: Callable[[Publication], None]) -> None:
-        super().__init__(step=step)
-        self.ended = ended
-        self.told = told
-
-    def succeed(self, commit: Commit) -> None:
-        super().succeed(commit)
-        self.told(self)
-        self.ended.set()
-
-    def fail(self, error: WeightwireError) -> None:
-        super().fail(error)
-        self.ended.set()
-
-    def supersede(self, newer: Publication) -> None:
-        super().supersede(newer)
-        self.ended.set()
+_LONGEST_WORK = 60.0  # seconds of processor time
 
 
 class Simulation:
+    """The story of one seed."""
+
     def __init__(self, seed: int, loop: SimLoop, room: Path, trace: Callable[[str], None]) -> None:
-        self.random = random.Random(seed)
-        self.loop = loop
-        self.room = room
-        self.trace = trace
-        self.store = Store()
-        self.truth = Truth()
-        self.calm = False
-        self.violations: list[str] = []
-        chance = self.random.random
-        self.faults = Faults(
-            failed=0.1 * chance() if chance() < 0.7 else 0.0,
-            lost=0.1 * chance() if chance() < 0.7 else 0.0,
+        rng = self.random = random.Random(seed)
+        chance = rng.random
+        faults = Faults(
+            failed=0.1 * chance() if chance() < 0.6 else 0.0,
+            lost=0.1 * chance() if chance() < 0.6 else 0.0,
             landing=0.5,
             slow=0.05 * chance(),
-            pause=0.002 * chance() if chance() < 0.4 else 0.0,
+            pause=0.002 * chance() if chance() < 0.3 else 0.0,
+            rotten=0.2 * chance() if chance() < 0.25 else 0.0,
+            disk=0.3 * chance() if chance() < 0.25 else 0.0,
         )
-        self.crashes = chance() < 0.7
-        self.rivals = 1 + (chance() < 0.5) + (chance() < 0.2)
-        self.followers = self.random.randint(1, 3)
-        self.versions = self.random.randint(3, 12)
+        on_tmpfs = str(room).startswith("/dev/shm/")
+        self.world = World(
+            rng,
+            loop,
+            room,
+            trace,
+            faults,
+            crashes=chance() < 0.6,
+            power=on_tmpfs,
+            model=rng.choice([8, 256, 256, 1024]),
+        )
+        if chance() < 0.4:
+            self.world.keys = SimKeys(random.Random(rng.getrandbits(64)), has_ages=chance() < 0.5)
+        self.ambushes = chance() < 0.6
+        self.rots = chance() < 0.15
+        self.lies = rng.choice([0, 2, 3, 4] if self.world.keys else [0, 0, 2, 3])
+        self.world.rules.retention = Retention(
+            anchors=rng.randint(1, 2),
+            window=rng.choice([0.0, 0.0, 30.0, 120.0]),
+            grace=rng.choice([0.0, 5.0, 20.0, 60.0]),
+        )
+        self.followers = [SimFollower(self.world, f"follower-{number}") for number in range(rng.randint(1, 3))]
+        self.lives: list[asyncio.Task[None]] = []
 
-    # --- processes -----------------------------------------------------------------------------------------------
-
-    def process(self, name: str) -> Process:
-        calm = self.calm
-        crash = None if calm or not self.crashes else self.random.choice([None, self.random.randint(0, 400)])
-        seeded = random.Random(self.random.getrandbits(64))
-        skew = 0.0 if calm else self.random.choice([0.0, -3600.0, 86400.0])
-        return Process(name, seeded, Faults() if calm else self.faults, skew, crash)
-
-    async def supervise(self, name: str, life: Callable[[Process], Coroutine[Any, Any, bool]]) -> None:
-        """Starts a process again whenever it crashes, until it ends by itself."""
+    async def supervise(
+        self,
+        name: str,
+        life: Callable[[Process], Coroutine[Any, Any, bool]],
+        ambush: Callable[[random.Random], Ambush],
+        delay: float = 0.0,
+    ) -> None:
+        """Restarts a process after each crash, until it ends normally."""
+        world = self.world
+        await asyncio.sleep(delay)
         while True:
-            process = self.process(name)
+            trap = ambush(self.random) if self.ambushes and self.random.random() < 0.5 else None
+            process = world.process(name, trap)
             task = process.start(life(process))
             died = asyncio.create_task(process.died.wait())
             await asyncio.wait([task, died], return_when=asyncio.FIRST_COMPLETED)
@@ -142,257 +114,141 @@ class Simulation:
                 if task.result():
                     return
             else:
-                self.trace(f"{self.now()} {name}: crashed")
+                world.trace(f"{world.now()} {name}: crashed")
+            if self.rots and self.random.random() < 0.3:
+                world.rotted.add(name)
             await asyncio.sleep(self.random.expovariate(0.1))
 
-    def now(self) -> str:
-        return f"{self.loop.time():10.2f}"
+    def join(self, name: str, delay: float = 0.0) -> SimFollower:
+        """Starts a new follower."""
+        follower = SimFollower(self.world, name)
+        self.followers.append(follower)
+        self.lives.append(asyncio.create_task(self.supervise(name, follower.live, follower_ambush, delay)))
+        return follower
 
-    def heard(self, name: str) -> Callable[[Event], None]:
-        def listen(event: Event) -> None:
-            self.trace(f"{self.now()} {name}: {event.stage} {event.version} {event.message}")
-
-        return listen
-
-    # --- trainers ------------------------------------------------------------------------------------------------
-
-    async def train(self, process: Process) -> bool:
-        """Publishes some versions. Returns whether its life is over, for good or because another took over."""
-        rng = process.random
-        settings = PublisherSettings(threads=1, anchor_every=rng.choice([None, 2, 5]), retry_seconds=30.0)
-        work = self.publishing(process, settings)
-        try:
-            await work.process.start()
-        except Fenced as problem:
-            self.check_fenced(work, problem)
-            return True
-        except BucketError as problem:
-            self.trace(f"{self.now()} {process.name}: could not start ({problem.message})")
-            return False
-        running = process.start(work.run())
-        weights = _copy(work.process.copies.published) if work.process.copies and work.process.state else _initial(rng)
-        for step in range(self.versions):
-            _train(weights, rng)
-            pause = 0.01
-            while (copies := work.process.copies) is not None and copies.busy:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 60.0)
-            publication = self.publish(work, weights, step)
-            await asyncio.sleep(rng.expovariate(rng.choice([0.2, 2.0, 20.0])))
-            if work.context.lifecycle.failure is not None:
-                self.check_fenced(work, work.context.lifecycle.failure)
-                return True
-        await publication.ended.wait()
-        await work.close()
-        await running
-        await work.close()
-        if work.context.lifecycle.failure is not None:
-            self.check_fenced(work, work.context.lifecycle.failure)
-        return True
-
-    def publishing(self, process: Process, settings: PublisherSettings) -> PublishLoop:
-        bucket, runtime = SimBucket(self.store, process), SimRuntime(process)
-        context = PublishContext(bucket, runtime, settings, self.heard(process.name))
-        return PublishLoop(context, SingleProcess(context))
-
-    def publish(self, work: PublishLoop, weights: Arrays, step: int) -> Watched:
-        state = self.truth.remember(weights)
-        publication = Watched(step, asyncio.Event(), lambda done: self.acknowledged(done, state))
-        work.capture(publication, read_weights(weights))
-        work.wake()
-        return publication
-
-    def acknowledged(self, publication: Publication, state: str) -> None:
-        assert publication.version is not None
-        before = self.truth.acknowledged.setdefault(publication.version, state)
-        if before != state:
-            self.violations.append(f"version {publication.version} was acknowledged twice, with different weights")
-
-    def check_fenced(self, work: PublishLoop, failure: WeightwireError) -> None:
-        if not isinstance(failure, Fenced):
-            raise Violation(f"a publisher failed: {failure!r} {failure.__cause__!r}")
-        epochs = [unseal(data, Commit, "").record.epoch for path, data in self.commits()]
-        claimed = [int(path[7:15]) for path in self.store.objects if path.startswith("epochs/")]
-        mine = work.process.writer.epoch if work.process.writer else min(claimed)
-        if not any(epoch > mine for epoch in epochs):
-            raise Violation(f"epoch {mine} was fenced off, but nobody has taken over")
-
-    def commits(self) -> list[tuple[str, bytes]]:
-        return [(path, data) for path, (data, _) in sorted(self.store.objects.items()) if path.startswith("commits/")]
-
-    # --- followers -----------------------------------------------------------------------------------------------
-
-    async def follow(self, process: Process) -> bool:
-        """Follows until the calm. An engine takes updates now and then, and must end up with the same bits."""
-        directory = self.room / process.name
-        replica = Replica.open(directory, threads=1)
-        process.closers.append(replica.close)
-        await self._follow(process, replica)
-        replica.close()
-        return True
-
-    async def _follow(self, process: Process, replica: Replica) -> None:
-        work = self.following(process, replica)
-        running = process.start(work.run())
-        died = asyncio.create_task(process.died.wait())
-        engine: Arrays = {}
-        while not self.calm and not process.dead:
-            more = asyncio.create_task(work.wait_for_more(600.0))
-            await asyncio.wait([died, running, more], return_when=asyncio.FIRST_COMPLETED)
-            more.cancel()
-            await asyncio.sleep(process.random.expovariate(0.5))
-            if running.done():
-                running.result()
-            if not process.dead:
-                engine = await self.take(work, engine, process) or engine
-        running.cancel()
-        died.cancel()
-
-    def following(self, process: Process, replica: Replica) -> FollowLoop:
-        told = self.heard(process.name)
-
-        def listen(event: Event) -> None:
-            told(event)
-            if event.stage == "apply":
-                assert work.commit is not None
-                self.check_replica(work, process.name)
-
-        bucket, runtime = SimBucket(self.store, process), SimRuntime(process)
-        work = FollowLoop(FollowContext(bucket, runtime, replica, listen, threads=1), process.name)
-        return work
-
-    def check_replica(self, work: FollowLoop, name: str) -> None:
-        assert work.commit is not None
-        try:
-            self.truth.check(work.commit.record.after, work.replica.weights, name)
-        except Violation as problem:
-            self.violations.append(str(problem))
-            raise
-
-    async def take(self, work: FollowLoop, engine: Arrays, process: Process) -> Arrays | None:
-        update = await work.take()
-        if update is None:
-            return None
-        if update.patch is None:
-            engine = _copy(work.replica.weights)
-            if work.commit is None or work.commit.record.version != update.version:
-                return {}  # it has gone on meanwhile; the next one tells
-        elif engine:
-            patch(engine, update.patch, threads=1)
-        if engine:
-            self.truth.check(update.state, engine, f"the engine of {process.name}")
-        return engine
-
-    # --- upkeep --------------------------------------------------------------------------------------------------
-
-    async def tidy(self, process: Process) -> bool:
-        retention = Retention(anchors=self.random.randint(1, 2), window=self.random.choice([0.0, 30.0]), grace=20.0)
-        while not self.calm:
-            await asyncio.sleep(process.random.expovariate(0.05))
-            try:
-                await sweep(SimBucket(self.store, process), SimRuntime(process), retention)
-            except (BucketError, NoRun) as problem:
-                self.trace(f"{self.now()} {process.name}: {problem.message}")
-        return True
-
-    # --- the whole -----------------------------------------------------------------------------------------------
+    async def hire(self, name: str) -> None:
+        """A new trainer publishes a few versions."""
+        trainer = SimTrainer(self.world, name, self.random.randint(1, 3))
+        await self.supervise(name, trainer.live, publisher_ambush)
 
     async def run(self) -> None:
+        """Ends when the story is over, or with the first broken promise."""
+        story = asyncio.create_task(self._tell())
+        broken = asyncio.create_task(self.world.broken.wait())
+        await asyncio.wait([story, broken], return_when=asyncio.FIRST_COMPLETED)
+        if self.world.violations:
+            raise Violation(self.world.violations[0])
+        story.result()
+
+    async def _tell(self) -> None:
+        world, rng = self.world, self.random
+        for follower in self.followers:
+            delay = rng.choice([0.0, 0.0, 30.0])
+            self.lives.append(asyncio.create_task(self.supervise(follower.name, follower.live, follower_ambush, delay)))
         trainers = []
-        for number in range(self.rivals):
-            trainers.append(asyncio.create_task(self.supervise(f"trainer-{number}", self.train)))
-        others = [
-            asyncio.create_task(self.supervise(f"follower-{number}", self.follow)) for number in range(self.followers)
-        ]
-        if self.random.random() < 0.6:
-            others.append(asyncio.create_task(self.supervise("upkeep", self.tidy)))
-        await asyncio.gather(*trainers)
-        self.calm = True
-        await asyncio.sleep(3 * 3600.0)  # whatever was still under way has landed
-        await asyncio.gather(*others)
-        await self.check_end()
+        for number in range(1 + (rng.random() < 0.5) + (rng.random() < 0.2)):
+            trainer = SimTrainer(world, f"trainer-{number}", rng.randint(3, 12))
+            delay = rng.choice([0.0, 0.0, 10.0])
+            trainers.append(self.supervise(trainer.name, trainer.live, publisher_ambush, delay))
+        sweeper = SimSweeper(world)
+        if rng.random() < 0.6:
+            self.lives.append(asyncio.create_task(self.supervise(sweeper.name, sweeper.live, sweeper_ambush)))
+        if rng.random() < 0.3:
+            self.join("joiner", rng.uniform(0, 100))
+        if world.keys is not None and rng.random() < 0.7:
+            trainers.append(self._change_keys(rng.uniform(0, 25)))
+        tamperer = Tamperer(world, self.followers[:], self.join, self.hire)
+        await self._all(*trainers, tamperer.work(self.lies))
+        await self._end(sweeper)
 
-    async def check_end(self) -> None:
-        if self.violations:
-            raise Violation(self.violations[0])
-        commits = {
-            unseal(data, Commit, path).record.version: unseal(data, Commit, path) for path, data in self.commits()
-        }
-        if sorted(commits) != list(range(len(commits))):
-            raise Violation("the chain has holes")
-        for version, state in self.truth.acknowledged.items():
-            if version not in commits or commits[version].record.after != state:
-                raise Violation(f"version {version} was acknowledged, and is not there")
-        head = commits[max(commits)] if commits else None
-        if head is None or not head.record.after:
-            return
-        for name in [*(f"follower-{number}" for number in range(self.followers)), "late"]:
-            await self.check_follower(name, head.record)
-        await self.check_successor(head.record)
+    async def _change_keys(self, delay: float) -> None:
+        """Replaces the key. The trainer is locked out, so another one goes on with the new key."""
+        keeper = SimKeeper(self.world)
+        await self.supervise(keeper.name, keeper.live, publisher_ambush, delay)
+        await self.hire("trainer-new")
 
-    async def check_follower(self, name: str, head: Commit) -> None:
-        process = self.process(name)
-        with Replica.open(self.room / name, threads=1) as replica:
-            work = self.following(process, replica)
-            await work.look()
-            if work.version != head.version or work.commit is None or work.commit.record.after != head.after:
-                raise Violation(f"{name}: ends at version {work.version}, not {head.version}")
-            self.check_replica(work, name)
-            current = await work.checkpoint()
-            self.truth.check(head.after, current, f"current of {name}")
+    async def _show_life(self) -> SimTrainer:
+        """A trainer that publishes a version, and then shows signs of life."""
+        trainer = SimTrainer(self.world, "trainer-last", 1)
+        trainer.is_stray, trainer.stays = False, asyncio.Event()
+        self.lives.append(asyncio.create_task(self.supervise(trainer.name, trainer.live, publisher_ambush)))
+        await self._all(asyncio.sleep(60.0))
+        return trainer
 
-    async def check_successor(self, head: Commit) -> None:
-        """A new publisher finds what was published last, and goes on from there."""
-        process = self.process("successor")
-        work = self.publishing(process, PublisherSettings(threads=1))
-        await work.process.start()
-        assert work.process.copies is not None
-        assert work.process.state is not None
-        self.truth.check(head.after, work.process.copies.published, "the successor")
+    async def _end(self, sweeper: SimSweeper) -> None:
+        """All faults end. The followers that are running catch up by themselves."""
+        world = self.world
+        world.calm = True
+        world.faults.end()
+        for follower in self.followers:
+            if follower.process is not None:
+                follower.process.delay, follower.process.crash_at, follower.process.ambush = 0.0, None, None
+            if follower.name in world.disks:
+                world.disks[follower.name].fuse = None
+            follower.leaves = False
+        sweeper.stop.set()
+        await self._all(asyncio.sleep(max(world.faults.busy_until - world.loop.time(), 0.0) + 60.0))
+        last = await self._show_life() if world.keys is not None and world.keys.has_ages else None
+        final = FinalChecks(world, self.followers, self.random)
+        await self._all(final.check_caught_up(_CATCH_UP))
+        for follower in self.followers:
+            follower.stop.set()
+        await self._all(*(life for life in self.lives if last is None or life is not self.lives[-1]))
+        await final.check_end()
 
-
-def _initial(rng: random.Random) -> Arrays:
-    bits = np.array([rng.getrandbits(16) for _ in range(128)], np.uint16)
-    return {
-        "layer.weight": bits.view(np.float16).reshape(8, 16),
-        "norm": np.array([rng.random() for _ in range(5)], np.float32),
-        "empty": np.zeros((0, 3), np.float32),
-    }
-
-
-def _train(weights: Arrays, rng: random.Random) -> None:
-    for name, chance in (("layer.weight", 0.05), ("norm", 0.3)):
-        flat = weights[name].reshape(-1).view(f"u{weights[name].itemsize}")
-        for at in range(len(flat)):
-            if rng.random() < chance:
-                flat[at] ^= rng.choice([1, 3, 1 << 10])
-
-
-def _copy(weights: Any) -> Arrays:
-    kinds = {"layer.weight": np.float16, "norm": np.float32, "empty": np.float32}
-    return {name: tensor.bits.view(kinds[name]).reshape(tensor.shape).copy() for name, tensor in weights.items()}
+    async def _all(self, *works: Coroutine[Any, Any, None] | asyncio.Task[None]) -> None:
+        """Waits for all, and raises the first error at once, also of a follower or the sweeper."""
+        tasks = [asyncio.ensure_future(work) for work in works]
+        pending = set(tasks)
+        while pending:
+            watched = pending | {life for life in self.lives if not life.done()}
+            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            pending -= done
 
 
 # --- running it ------------------------------------------------------------------------------------------------------
 
 
 def simulate(seed: int, trace: Callable[[str], None] = lambda line: None) -> None:
-    """Runs one seed. Raises a Violation, or whatever the code raised that it should not."""
+    """Runs one seed. Raises a Violation, or an unexpected error of the code."""
     memory = Path("/dev/shm")
     room = Path(tempfile.mkdtemp(prefix="weightwire-sim-", dir=memory if os.access(memory, os.W_OK) else None))
     loop = SimLoop()
     loop.set_exception_handler(lambda loop, context: None)
     complain, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
     try:
-        loop.run_until_complete(Simulation(seed, loop, room, trace).run())
+        with _one_thread(seed), SimDisk.watching():
+            loop.run_until_complete(_run(seed, loop, room, trace))
     finally:
         _bury(loop)
         sys.unraisablehook = complain
         shutil.rmtree(room, ignore_errors=True)
 
 
+async def _run(seed: int, loop: SimLoop, room: Path, trace: Callable[[str], None]) -> None:
+    await Simulation(seed, loop, room, trace).run()
+
+
+@contextmanager
+def _one_thread(seed: int) -> Iterator[None]:
+    """Runs work that must not be interrupted in this thread, and names directories by the seed."""
+    tokens = random.Random(seed)
+
+    def to_the_end(work: Callable[[threading.Event], Any]) -> Any:
+        return work(threading.Event())
+
+    modules = ("replica.replica", "publisher.host_copies", "publisher.copy_advance")
+    with ExitStack() as patches:
+        for module in modules:
+            patches.enter_context(mock.patch(f"weightwire.{module}.to_the_end", to_the_end))
+        patches.enter_context(mock.patch.object(secrets, "token_hex", lambda size: tokens.randbytes(size).hex()))
+        yield
+
+
 def _bury(loop: SimLoop) -> None:
-    """Tasks of crashed processes never end. What they would still do as they go comes to nothing."""
+    """Cancels the tasks of crashed processes, which never end, without effects on the store."""
     for task in asyncio.all_tasks(loop):
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         _close(task.get_coro())
@@ -401,20 +257,43 @@ def _bury(loop: SimLoop) -> None:
 
 
 def _close(coroutine: Any) -> None:
-    for _ in range(10):  # once for each await on its way out
+    for _ in range(10):  # once per await during the cancellation
         try:
             coroutine.close()
             return
-        except Exception:
+        except BaseException:
             continue
 
 
 def attempt(seed: int) -> tuple[int, str | None]:
+    """Returns the seed and what went wrong. Code that never awaits again is stopped after some seconds of work."""
+    gc.freeze()  # so that each collection looks only at this seed
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGVTALRM, _hang)
+        signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_WORK)
     try:
         simulate(seed)
     except Exception as problem:
         return seed, f"{type(problem).__name__}: {problem}"
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return seed, None
+
+
+def _hang(number: int, frame: Any) -> None:
+    raise Livelock(f"no await for {_LONGEST_WORK:g} s")
+
+
+def _attempts(seeds: range, processes: int | None) -> Iterator[tuple[int, str | None]]:
+    if processes == 1:
+        yield from map(attempt, seeds)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        try:
+            yield from pool.map(attempt, seeds, chunksize=8)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def main() -> None:
@@ -423,17 +302,23 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--stop", action="store_true", help="stop at the first seed that fails")
+    parser.add_argument("--processes", type=int)
     args = parser.parse_args()
     if args.seed is not None:
         simulate(args.seed, print if args.trace else lambda line: None)
         return
-    began, failed = time.monotonic(), 0
-    with ProcessPoolExecutor() as pool:
-        for seed, problem in pool.map(attempt, range(args.first, args.first + args.seeds), chunksize=8):
-            if problem:
-                failed += 1
-                print(f"seed {seed}: {problem}", flush=True)
-    print(f"{args.seeds - failed} passed, {failed} failed, {time.monotonic() - began:.0f} s")
+    began, failed, tried = time.monotonic(), 0, 0
+    for seed, problem in _attempts(range(args.first, args.first + args.seeds), args.processes):
+        tried += 1
+        if problem:
+            failed += 1
+            print(f"seed {seed}: {problem}", flush=True)
+            if args.stop:
+                break
+    seconds = time.monotonic() - began
+    rate = 60 * tried / seconds
+    print(f"{tried - failed} passed, {failed} failed, {seconds:.0f} s, {rate:.0f} seeds per minute")
     sys.exit(failed > 0)
 
 

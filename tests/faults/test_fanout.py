@@ -1,4 +1,4 @@
-"""Followers that come and go: see `faults/fanout.py`, of which this is a small one."""
+"""A small run of `faults/fanout.py`: followers that start and stop at random."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.stores import SeaweedFS
 
 
 @pytest.mark.slow
-def test_a_crowd_keeps_up(seaweedfs: SeaweedFS, tmp_path: Path) -> None:
+def test_many_followers_keep_up(seaweedfs: SeaweedFS, tmp_path: Path) -> None:
     lags = play(seaweedfs, tmp_path, seed=1, followers=4, versions=15)
 
     assert lags

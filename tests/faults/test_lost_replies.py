@@ -1,4 +1,4 @@
-"""A publisher on a road where requests and replies get lost finds out what came of them, and publishes each once."""
+"""Lost requests and replies: a publisher finds out which requests succeeded, and publishes each version once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from faults.actors import bits_at, weights_at
-from faults.kills import read_commits, wait_for
+from faults.kills import wait_for
+from faults.promises import read_commits
 from faults.proxy import Proxy, Trouble, late, lose_reply, lose_request, slow
 from support.small_run import bits_of
 from support.stores import SeaweedFS, environment, use
@@ -34,25 +35,25 @@ def proxy(seaweedfs: SeaweedFS) -> Iterator[Proxy]:
 
 
 @pytest.fixture(autouse=True)
-def without_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe, but for its race: SeaweedFS lets the losers wait for seconds."""
+def without_probe_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes the store without a race, because SeaweedFS makes the losers wait for seconds."""
     monkeypatch.setattr(importlib.import_module("weightwire.bucket.probe"), "_RACERS", 1)
 
 
 @pytest.fixture
-def near(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+def direct(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     use(monkeypatch, seaweedfs.env)
     return open_bucket(seaweedfs.url(f"lost-replies-{next(fresh)}"))
 
 
 @pytest.fixture
-def far(near: Bucket, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """The same, by the bad road."""
+def proxied(direct: Bucket, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """The same bucket, through the proxy."""
     use(monkeypatch, environment(proxy.endpoint, "admin-key", "admin-secret"))
-    return open_bucket(near.url)
+    return open_bucket(direct.url)
 
 
-class Ears:
+class EventLog:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
@@ -69,13 +70,13 @@ def publish(publisher: Publisher, step: int) -> int:
 
 
 def assert_published(bucket: Bucket, steps: list[int | None], into: Path) -> None:
-    """These versions and no others, each with the right state; and whoever follows gets the right bits."""
+    """Checks that exactly these steps were published with their states, and that a follower gets the bits."""
     commits = read_commits(bucket)
     assert [commit.step for commit in commits.values()] == steps
     for commit in commits.values():
         if commit.step is not None:
             assert commit.after == digest(weights_at(SEED, commit.step)).hex
-    with Follower(bucket, into=into, on_event=Ears()) as follower:
+    with Follower(bucket, into=into, on_event=EventLog()) as follower:
         assert follower.once() == len(steps) - 1
         newest = [step for step in steps if step is not None][-1]
         assert bits_of(follower.checkpoint()) == bits_at(SEED, newest)
@@ -83,10 +84,10 @@ def assert_published(bucket: Bucket, steps: list[int | None], into: Path) -> Non
 
 @pytest.mark.parametrize("times", [1, pytest.param(6, marks=pytest.mark.slow)], ids=lambda times: f"{times} times")
 @pytest.mark.parametrize("trouble", [lose_reply, lose_request, late(0.3)], ids=["reply", "request", "late"])
-def test_a_commit_that_gets_lost(
-    near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path, trouble: Trouble, times: int
+def test_a_lost_commit_is_published_once(
+    direct: Bucket, proxied: Bucket, proxy: Proxy, tmp_path: Path, trouble: Trouble, times: int
 ) -> None:
-    with Publisher(far, on_event=Ears()) as publisher:
+    with Publisher(proxied, on_event=EventLog()) as publisher:
         assert publish(publisher, 0) == 1
 
         proxy.trouble("PUT", "/commits/", trouble, times)
@@ -94,44 +95,50 @@ def test_a_commit_that_gets_lost(
         assert publish(publisher, 2) == 3
 
     assert proxy.count("PUT", r"/commits/0*2\.json", 200) == 1
-    assert_published(near, [None, 0, 1, 2], tmp_path)
+    assert_published(direct, [None, 0, 1, 2], tmp_path)
 
 
 @pytest.mark.slow
-def test_a_commit_of_which_even_the_question_gets_lost(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    with Publisher(far, on_event=Ears()) as publisher:
+def test_a_lost_commit_is_published_once_even_if_its_check_is_lost(
+    direct: Bucket, proxied: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    with Publisher(proxied, on_event=EventLog()) as publisher:
         publish(publisher, 0)
         proxy.trouble("PUT", "/commits/", lose_reply, 5)
         proxy.trouble("GET", "/commits/", lose_reply, 5)
         assert publish(publisher, 1) == 2
 
-    assert_published(near, [None, 0, 1], tmp_path)
+    assert_published(direct, [None, 0, 1], tmp_path)
 
 
 @pytest.mark.parametrize("what", ["run.json", "/epochs/", "/commits/", "/probe/"])
-def test_a_start_that_gets_lost(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path, what: str) -> None:
+def test_a_lost_reply_at_the_start_is_recovered(
+    direct: Bucket, proxied: Bucket, proxy: Proxy, tmp_path: Path, what: str
+) -> None:
     proxy.trouble("PUT", what, lose_reply, 1)
-    with Publisher(far, on_event=Ears()) as publisher:
+    with Publisher(proxied, on_event=EventLog()) as publisher:
         assert publish(publisher, 0) == 1
 
-    assert proxy.count("PUT", what, 412) > 0  # it did ask again
-    assert_published(near, [None, 0], tmp_path)
+    assert proxy.count("PUT", what, 412) > 0  # it sent the request again
+    assert_published(direct, [None, 0], tmp_path)
 
 
 @pytest.mark.slow
-def test_a_delta_that_gets_lost_is_sent_again(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    with Publisher(far, on_event=Ears()) as publisher:
+def test_a_lost_delta_is_sent_again(direct: Bucket, proxied: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    with Publisher(proxied, on_event=EventLog()) as publisher:
         publish(publisher, 0)
         proxy.trouble("PUT", "/deltas/", lose_request, 6)
         assert publish(publisher, 1) == 2
 
-    assert_published(near, [None, 0, 1], tmp_path)
+    assert_published(direct, [None, 0, 1], tmp_path)
 
 
 @pytest.mark.slow
-def test_what_cannot_be_uploaded_is_part_of_the_next(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    """Something newer is waiting, so the older one is not tried for ever."""
-    with Publisher(far, on_event=Ears()) as publisher:
+def test_a_failed_upload_is_part_of_the_next_version(
+    direct: Bucket, proxied: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    """A newer version waits, so the older one is not retried forever."""
+    with Publisher(proxied, on_event=EventLog()) as publisher:
         publish(publisher, 0)
         proxy.trouble("PUT", "/deltas/2/", lose_request, float("inf"))
         first = publisher.publish(weights_at(SEED, 1), step=1)
@@ -142,51 +149,55 @@ def test_what_cannot_be_uploaded_is_part_of_the_next(near: Bucket, far: Bucket, 
         proxy.calm()
         assert second.wait(60) == 2
 
-    assert_published(near, [None, 0, 2], tmp_path)
+    assert_published(direct, [None, 0, 2], tmp_path)
 
 
-def test_who_lost_his_request_and_then_the_run(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    """While it tries again and again, another takes over: then its version is not published, and it hears of it."""
-    ears = Ears()
-    with Publisher(far, on_event=ears) as publisher:
+def test_a_publisher_replaced_after_a_lost_request_is_fenced(
+    direct: Bucket, proxied: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    """Another publisher takes over during the retries. The lost version is not published, and raises Fenced."""
+    log = EventLog()
+    with Publisher(proxied, on_event=log) as publisher:
         publish(publisher, 0)
         proxy.trouble("PUT", "/commits/", lose_request, float("inf"))
         lost = publisher.publish(weights_at(SEED, 1), step=1)
-        wait_for(lambda: any("trying again" in warning for warning in ears.warnings), "trouble")
+        wait_for(lambda: any("trying again" in warning for warning in log.warnings), "trouble")
         assert not lost.done
-        with Publisher(near, on_event=Ears()) as successor:
+        with Publisher(direct, on_event=EventLog()) as successor:
             assert publish(successor, 2) == 3
         proxy.calm()
         with pytest.raises(Fenced, match="another publisher"):
             lost.wait(60)
 
-    assert_published(near, [None, 0, None, 2], tmp_path)
+    assert_published(direct, [None, 0, None, 2], tmp_path)
 
 
 @pytest.mark.slow
-def test_who_lost_his_reply_and_then_the_run(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    """His version was published before the other came: he hears of both."""
-    ears = Ears()
-    with Publisher(far, on_event=ears) as publisher:
+def test_a_publisher_replaced_after_a_lost_reply_gets_its_version_before_the_fence(
+    direct: Bucket, proxied: Bucket, proxy: Proxy, tmp_path: Path
+) -> None:
+    """The version was published before the takeover. The next version raises Fenced."""
+    log = EventLog()
+    with Publisher(proxied, on_event=log) as publisher:
         publish(publisher, 0)
         proxy.trouble("PUT", "/commits/", lose_reply, float("inf"))
         proxy.trouble("GET", "/commits/", lose_request, float("inf"))
         lost = publisher.publish(weights_at(SEED, 1), step=1)
-        wait_for(lambda: any("trying again" in warning for warning in ears.warnings), "trouble")
+        wait_for(lambda: any("trying again" in warning for warning in log.warnings), "trouble")
         assert not lost.done
-        with Publisher(near, on_event=Ears()) as successor:
+        with Publisher(direct, on_event=EventLog()) as successor:
             assert publish(successor, 2) == 4
         proxy.calm()
         assert lost.wait(60) == 2
         with pytest.raises(Fenced):
             publish(publisher, 3)
 
-    assert_published(near, [None, 0, 1, None, 2], tmp_path)
+    assert_published(direct, [None, 0, 1, None, 2], tmp_path)
 
 
 @pytest.mark.slow
-def test_a_slow_road_costs_no_trainer_time(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    with Publisher(far, on_event=Ears()) as publisher:
+def test_a_slow_store_costs_no_trainer_time(direct: Bucket, proxied: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    with Publisher(proxied, on_event=EventLog()) as publisher:
         publish(publisher, 0)
         proxy.trouble("PUT", "/commits/", slow(1.5), 1)
         began = time.monotonic()
@@ -194,19 +205,19 @@ def test_a_slow_road_costs_no_trainer_time(near: Bucket, far: Bucket, proxy: Pro
         assert time.monotonic() - began < 1
         publications[-1].wait(60)
 
-    # The first was under way already, or had not even begun; the second was never needed.
-    steps = [commit.step for commit in read_commits(near).values()]
+    # Depending on timing, one of the first two is superseded, or both are.
+    steps = [commit.step for commit in read_commits(direct).values()]
     assert steps in ([None, 0, 1, 3], [None, 0, 3], [None, 0, 2, 3])
-    assert_published(near, steps, tmp_path)
+    assert_published(direct, steps, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_follower_on_a_bad_road(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    with Publisher(near, on_event=Ears()) as publisher:
+def test_a_follower_survives_lost_replies(direct: Bucket, proxied: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    with Publisher(direct, on_event=EventLog()) as publisher:
         publish(publisher, 0)
         for method, path in (("GET", "/commits/"), ("GET", "/anchors/"), ("GET", "run.json")):
             proxy.trouble(method, path, lose_reply, 2)
-        with Follower(far, into=tmp_path, on_event=Ears()) as follower:
+        with Follower(proxied, into=tmp_path, on_event=EventLog()) as follower:
             watching = follower.watch()
             assert next(watching).version == 1
             for step in (1, 2, 3):
@@ -217,9 +228,12 @@ def test_a_follower_on_a_bad_road(near: Bucket, far: Bucket, proxy: Proxy, tmp_p
 
 
 @pytest.mark.slow
-def test_a_follower_whose_road_is_closed_for_a_while(near: Bucket, far: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    ears = Ears()
-    with Publisher(near, on_event=Ears()) as publisher, Follower(far, into=tmp_path, on_event=ears) as follower:
+def test_a_follower_survives_an_outage(direct: Bucket, proxied: Bucket, proxy: Proxy, tmp_path: Path) -> None:
+    log = EventLog()
+    with (
+        Publisher(direct, on_event=EventLog()) as publisher,
+        Follower(proxied, into=tmp_path, on_event=log) as follower,
+    ):
         publish(publisher, 0)
         follower.start()
         wait_for(lambda: follower.version == 1, "the first version")
@@ -227,6 +241,6 @@ def test_a_follower_whose_road_is_closed_for_a_while(near: Bucket, far: Bucket, 
         publish(publisher, 1)
         wait_for(lambda: follower.trouble, "the follower to notice")
         proxy.calm()
-        wait_for(lambda: follower.version == 2 and not follower.trouble, "the follower to go on")
+        wait_for(lambda: follower.version == 2 and not follower.trouble, "the follower to continue")
         assert bits_of(follower.checkpoint()) == bits_at(SEED, 1)
-    assert len(ears.warnings) == 1  # it was said once, however often it was tried
+    assert len(log.warnings) == 1  # once for all retries

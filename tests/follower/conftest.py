@@ -1,4 +1,4 @@
-"""What most tests of followers start from: a bucket with a trainer and a follower, or a scene in virtual time."""
+"""Fixtures for followers: a bucket with a trainer and a follower, or a scene in virtual time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from weightwire.telemetry.events import Event
 
 
 @pytest.fixture(autouse=True)
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power is cut here."""
+def _without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes tests fast: none of them cuts the power."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 

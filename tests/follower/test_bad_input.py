@@ -1,4 +1,4 @@
-"""Whatever is wrong with a version is refused, said once, and got over; the version before stays."""
+"""A bad version is refused and reported once. The follower keeps the version before, and recovers."""
 
 from __future__ import annotations
 
@@ -34,12 +34,8 @@ from support.followers import (
 from support.records import sha, token
 from support.small_run import Bits, bits_of
 from weightwire import Follower, diff
-from weightwire.chain.records import (
-    HEAD,
-    commit_path,
-    data_path,
-    seal,
-)
+from weightwire.chain.record_paths import HEAD, commit_path, data_path
+from weightwire.chain.records import seal
 from weightwire.errors import (
     BrokenChain,
     BucketError,
@@ -55,12 +51,12 @@ from weightwire.errors import (
 )
 from weightwire.telemetry.events import Event
 
-HELD, BAD = 3, 4  # the version that is held, and the one with which something is wrong
+HELD, BAD = 3, 4  # the version held, and the bad version
 
 
 @dataclass(frozen=True)
 class Harm:
-    """Something that happens to version 4, and what a follower says of it."""
+    """A change to version 4, and the follower's error."""
 
     name: str
     do: Callable[[Troubled], None]
@@ -72,7 +68,7 @@ class Harm:
 
 
 def rewritten(**fields: Any) -> Callable[[Troubled], None]:
-    """A commit with other fields."""
+    """Replaces fields of the commit."""
 
     def do(bucket: Troubled) -> None:
         commit = msgspec.structs.replace(commit_in(bucket, BAD), **fields)
@@ -81,13 +77,25 @@ def rewritten(**fields: Any) -> Callable[[Troubled], None]:
     return do
 
 
+def of_epoch(epoch: int) -> Callable[[Troubled], None]:
+    """Moves the commit and its data to another epoch."""
+
+    def do(bucket: Troubled) -> None:
+        (file,) = commit_in(bucket, BAD).files
+        moved = msgspec.structs.replace(file, path=data_path("delta", BAD, epoch, 0, file.sha256))
+        write(bucket, moved.path, read(bucket, file.path))
+        rewritten(epoch=epoch, files=(moved,))(bucket)
+
+    return do
+
+
 def replaced(change: Callable[[bytes], bytes]) -> Callable[[Troubled], None]:
-    """A commit of other bytes."""
+    """Replaces the bytes of the commit."""
     return lambda bucket: write(bucket, commit_path(BAD), change(read(bucket, commit_path(BAD))))
 
 
-def spoilt(change: Callable[[bytes], bytes]) -> Callable[[Troubled], None]:
-    """A delta of other bytes."""
+def damaged(change: Callable[[bytes], bytes]) -> Callable[[Troubled], None]:
+    """Replaces the bytes of the delta."""
 
     def do(bucket: Troubled) -> None:
         [path] = paths(bucket, f"deltas/{BAD}/")
@@ -96,8 +104,8 @@ def spoilt(change: Callable[[bytes], bytes]) -> Callable[[Troubled], None]:
     return do
 
 
-def of_other_weights(bucket: Troubled) -> None:
-    """A commit that names a good delta, with its hash: but one for other weights."""
+def made_for_other_weights(bucket: Troubled) -> None:
+    """The commit names a valid delta with its hash, but one that was made for other weights."""
     old, new = initial(), initial()
     old["norm"][:] = 17
     data = diff(old, new).to_bytes()
@@ -113,7 +121,7 @@ def repeated(bucket: Troubled) -> None:
 
 
 def swapped(bucket: Troubled) -> None:
-    """Another good delta in the place of one."""
+    """Replaces the delta with another valid one."""
     [other] = paths(bucket, f"deltas/{HELD}/")
     [path] = paths(bucket, f"deltas/{BAD}/")
     write(bucket, path, read(bucket, other).ljust(len(read(bucket, path)), b" "))
@@ -128,7 +136,7 @@ def out_of_reach(bucket: Troubled) -> None:
 
 
 HARMS = [
-    Harm("no JSON", replaced(lambda data: b"hello"), BrokenChain, "it is no JSON"),
+    Harm("no JSON", replaced(lambda data: b"hello"), BrokenChain, "it is not JSON"),
     Harm("cut off", replaced(lambda data: data[:-9]), BrokenChain, "cannot be read"),
     Harm(
         "a newer format",
@@ -136,17 +144,19 @@ HARMS = [
         UnsupportedFormat,
         "has format version 2",
     ),
-    Harm("another parent", rewritten(parent=sha("other")), BrokenChain, "its parent hash is another"),
-    Harm("another state before", rewritten(before=sha("other")), BrokenChain, "starts from another state"),
-    Harm("the version before", repeated, BrokenChain, "says it is version 3"),
+    Harm("another parent", rewritten(parent=sha("other")), BrokenChain, "its parent hash differs"),
+    Harm("another state before", rewritten(before=sha("other")), BrokenChain, "does not start from the state"),
+    Harm("the version before", repeated, BrokenChain, "claims to be version 3"),
     Harm("another run", rewritten(run=token("other")), ForeignRun, "belongs to run"),
-    Harm("an epoch that is over", rewritten(epoch=1), BrokenChain, "from a publisher that had been replaced"),
-    Harm("an epoch without a fence", rewritten(epoch=7), BrokenChain, "must begin with a fence"),
+    Harm("an epoch that is over", of_epoch(1), BrokenChain, "from a publisher that was fenced off"),
+    Harm("an epoch without a fence", of_epoch(7), BrokenChain, "must begin with a fence"),
     Harm("another state after", rewritten(after=sha("other")), CorruptDelta, "the result has state"),
-    Harm("a delta of other weights", of_other_weights, WrongBase, "was made for"),
-    Harm("a delta cut off", spoilt(lambda data: data[:-1]), BucketError, "ends at byte"),
-    Harm("a bit of a delta", spoilt(lambda data: data[:-1] + bytes([data[-1] ^ 1])), CorruptDelta, "its bytes are not"),
-    Harm("another delta", swapped, CorruptDelta, "its bytes are not those that were published"),
+    Harm("a delta of other weights", made_for_other_weights, WrongBase, "made for weights"),
+    Harm("a delta cut off", damaged(lambda data: data[:-1]), BucketError, "truncated"),
+    Harm(
+        "a bit of a delta", damaged(lambda data: data[:-1] + bytes([data[-1] ^ 1])), CorruptDelta, "corrupt: its hash"
+    ),
+    Harm("another delta", swapped, CorruptDelta, "corrupt: its hash does not match the record"),
     Harm("a delta that is gone", lambda bucket: remove(bucket, f"deltas/{BAD}/"), DataGone, "no anchor leads"),
     Harm("no network", out_of_reach, Unavailable, "the request failed"),
     Harm("no rights", without_rights, PermissionDenied, "may not do that"),
@@ -154,8 +164,8 @@ HARMS = [
 
 
 @cache
-def a_run() -> tuple[dict[str, bytes], Mapping[int, Bits]]:
-    """Four versions, two of them by a second publisher: what is in the bucket, and the bits of each."""
+def published_run() -> tuple[dict[str, bytes], Mapping[int, Bits]]:
+    """The objects and the bits of four versions, two of them by a second publisher."""
     bucket = in_memory()
     trainer = Trainer(bucket.inner)
     trainer.publish()
@@ -167,23 +177,23 @@ def a_run() -> tuple[dict[str, bytes], Mapping[int, Bits]]:
 
 @pytest.mark.parametrize("harm", HARMS, ids=str)
 class TestBadInput:
-    """The follower holds version 3; then something happens to version 4."""
+    """The follower holds version 3, and version 4 is bad."""
 
     @pytest.fixture(autouse=True)
     def _held(self, bucket: Troubled, follower: Follower, harm: Harm) -> None:
-        objects = a_run()[0]
+        objects = published_run()[0]
         put_back(bucket, {path: data for path, data in objects.items() if path not in (commit_path(BAD), HEAD)})
         assert follower.once() == HELD
         put_back(bucket, objects)
         harm.do(bucket)
 
-    def test_is_refused(self, bucket: Troubled, follower: Follower, into: Path, harm: Harm) -> None:
-        objects, bits = a_run()
+    def test_bad_version_is_refused(self, bucket: Troubled, follower: Follower, into: Path, harm: Harm) -> None:
+        objects, bits = published_run()
         for _ in range(2):
             with pytest.raises(harm.error, match=harm.says) as caught:
                 follower.once()
             check(follower, bits, HELD)
-        if harm.do not in (out_of_reach, without_rights):  # what is said of these is up to the bucket
+        if harm.do not in (out_of_reach, without_rights):  # these errors come from the bucket
             assert caught.value.hint
             assert bucket.url in caught.value.message
 
@@ -197,10 +207,10 @@ class TestBadInput:
             assert again.once() == BAD
             check(again, bits, BAD)
 
-    def test_is_said_once_and_got_over(
+    def test_follower_reports_a_bad_version_once_and_recovers(
         self, bucket: Troubled, follower: Follower, heard: list[Event], harm: Harm
     ) -> None:
-        objects, bits = a_run()
+        objects, bits = published_run()
         heard.clear()
         follower.start()
         until(lambda: follower.trouble)
@@ -217,14 +227,13 @@ class TestBadInput:
         put_back(bucket, objects)
         until(lambda: settled(follower, BAD))
         check(follower, bits, BAD)
-        assert [event.message for event in heard if event.stage == "recovered"] == [f"over: {said}"]
+        assert [event.message for event in heard if event.stage == "recovered"] == [f"recovered: {said}"]
 
 
-def test_a_bucket_that_was_deleted(bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
-    """Not only the run in it."""
+def test_a_deleted_bucket_is_reported(bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
 
     async def missing(act: Act) -> NoReturn:
-        raise NoBucket("there is no such bucket")
+        raise NoBucket("the bucket does not exist")
 
     trainer.publish()
     follower.once()
@@ -233,8 +242,8 @@ def test_a_bucket_that_was_deleted(bucket: Troubled, trainer: Trainer, follower:
         follower.once()
 
 
-def test_a_delta_that_would_fill_the_disk(bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
-    """By what its commit says."""
+def test_a_delta_larger_than_the_disk_is_refused(bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
+    """Its commit names the size."""
     trainer.publish()
     follower.once()
     trainer.publish()
@@ -247,7 +256,7 @@ def test_a_delta_that_would_fill_the_disk(bucket: Troubled, trainer: Trainer, fo
     check(follower, trainer.bits, 1)
 
 
-def test_what_is_good_before_something_bad_is_taken(bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
+def test_good_versions_before_a_bad_one_are_applied(bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
     trainer.publish()
     follower.once()
     trainer.publish(5)

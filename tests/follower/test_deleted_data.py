@@ -1,4 +1,4 @@
-"""Data that was deleted: the way around it, also for keys that may not list."""
+"""Followers route around deleted data, also with keys without list permission."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from support.followers import (
     remove,
 )
 from weightwire import Follower
-from weightwire.chain.records import (
-    HEAD,
-)
+from weightwire.chain.record_paths import HEAD
 from weightwire.errors import (
     DataGone,
     NotFound,
@@ -28,7 +26,7 @@ from weightwire.errors import (
 
 
 class TestLostData:
-    def test_is_passed_by_an_anchor(self, bucket: Troubled, follower: Follower) -> None:
+    def test_follower_avoids_lost_data_with_an_anchor(self, bucket: Troubled, follower: Follower) -> None:
         trainer = Trainer(bucket.inner, anchor_every=4)
         trainer.publish()
         follower.once()
@@ -39,7 +37,9 @@ class TestLostData:
         check(follower, trainer.bits, 7)
         assert bucket.count("read_into", "anchors/5/") == 1
 
-    def test_makes_a_fresh_follower_start_from_an_older_anchor(self, bucket: Troubled, follower: Follower) -> None:
+    def test_fresh_follower_starts_from_an_older_anchor_if_data_is_lost(
+        self, bucket: Troubled, follower: Follower
+    ) -> None:
         trainer = Trainer(bucket.inner, anchor_every=4)
         trainer.publish(10)
         trainer.close()
@@ -47,15 +47,16 @@ class TestLostData:
         assert follower.once() == 10
         check(follower, trainer.bits, 10)
 
-    def test_is_healed_by_a_later_anchor(self, bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
-        """An anchor that comes later is as good."""
+    def test_follower_gets_past_lost_data_once_there_is_an_anchor(
+        self, bucket: Troubled, trainer: Trainer, follower: Follower
+    ) -> None:
         trainer.publish()
         follower.once()
         trainer.publish(2)
         remove(bucket, "deltas/2/")
         with pytest.raises(DataGone) as caught:
             follower.once()
-        assert str(caught.value.hint).startswith("publish a new anchor, or ")
+        assert str(caught.value.hint).startswith("restart the trainer with anchor_every=1; or stop it")
         check(follower, trainer.bits, 1)
         trainer.close()
         trainer._settings |= {"anchor_every": 1, "published": trainer.weights}
@@ -65,7 +66,7 @@ class TestLostData:
         assert follower.once() == version
         check(follower, trainer.bits, version)
 
-    def test_of_every_anchor_leaves_nothing_to_start_from(
+    def test_fresh_follower_fails_if_every_anchor_is_lost(
         self, bucket: Troubled, trainer: Trainer, follower: Follower, into: Path
     ) -> None:
         trainer.publish(3)
@@ -77,7 +78,7 @@ class TestLostData:
 
 
 def missing_is_denied(bucket: Troubled) -> None:
-    """As S3 answers to a key that may not list."""
+    """Denies access to missing objects, as S3 does for a key without list permission."""
 
     async def get(act: Act) -> Any:
         try:
@@ -96,8 +97,10 @@ def missing_is_denied(bucket: Troubled) -> None:
     bucket.trouble("list", "", denied, ALWAYS)
 
 
-class TestAKeyWithoutListPermission:
-    def test_is_enough(self, bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
+class TestKeyWithoutListPermission:
+    def test_key_without_list_permission_can_follow(
+        self, bucket: Troubled, trainer: Trainer, follower: Follower
+    ) -> None:
         missing_is_denied(bucket)
         trainer.publish(3)
         assert follower.once() == 3
@@ -107,7 +110,7 @@ class TestAKeyWithoutListPermission:
             assert follower.once() == version
             check(follower, trainer.bits, version)
 
-    def test_finds_the_newest_anchor(self, bucket: Troubled, follower: Follower) -> None:
+    def test_key_without_list_permission_finds_the_newest_anchor(self, bucket: Troubled, follower: Follower) -> None:
         trainer = Trainer(bucket.inner, anchor_every=5)
         trainer.publish(14)
         trainer.close()
@@ -117,7 +120,7 @@ class TestAKeyWithoutListPermission:
         check(follower, trainer.bits, 14)
         assert bucket.count("read_into", "anchors/11/") == 1
 
-    def test_gets_past_data_that_is_gone(self, bucket: Troubled, follower: Follower) -> None:
+    def test_key_without_list_permission_avoids_lost_data(self, bucket: Troubled, follower: Follower) -> None:
         trainer = Trainer(bucket.inner, anchor_every=4)
         trainer.publish()
         follower.once()
@@ -128,9 +131,7 @@ class TestAKeyWithoutListPermission:
         assert follower.once() == 7
         check(follower, trainer.bits, 7)
 
-    def test_differs_from_one_without_any_permission(
-        self, bucket: Troubled, trainer: Trainer, follower: Follower
-    ) -> None:
+    def test_key_without_any_permission_is_denied(self, bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
         follower.once()
         bucket.trouble("get find list read_into", "", denied, ALWAYS)

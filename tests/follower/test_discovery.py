@@ -1,10 +1,11 @@
-"""Which way is taken to the newest version, and how many requests it costs."""
+"""The path to the newest version, and the number of requests."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from support.failing_bucket import Act
@@ -16,21 +17,13 @@ from support.follow_scene import (
     random_bits,
 )
 from support.records import sha
-from weightwire.chain.records import (
-    HEAD,
-    RUN,
-    HeadHint,
-    Shortcut,
-    commit_path,
-    seal,
-    shortcut_path,
-    unseal,
-)
+from weightwire.chain.record_paths import HEAD, RUN, commit_path
+from weightwire.chain.records import HeadHint, Run, Shortcut, seal, shortcut_path, unseal
 from weightwire.errors import BrokenChain, DataGone
 
 
 class TestRequests:
-    def test_a_look_without_news_is_one(self, play: Play) -> None:
+    def test_a_look_without_new_versions_takes_one_request(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish(3)
             await scene.look()
@@ -40,7 +33,7 @@ class TestRequests:
 
         play(act)
 
-    def test_a_new_version_takes_few(self, play: Play) -> None:
+    def test_a_new_version_takes_few_requests(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish(3)
             await scene.look()
@@ -52,8 +45,8 @@ class TestRequests:
 
         play(act)
 
-    def test_some_versions_are_read_one_after_the_other(self, play: Play) -> None:
-        """Without asking which anchors there are."""
+    def test_some_versions_are_read_one_by_one(self, play: Play) -> None:
+        """The anchors are not listed."""
 
         async def act(scene: Scene) -> None:
             await scene.publish()
@@ -77,7 +70,7 @@ class TestRequests:
 
         play(act)
 
-    def test_an_anchor_is_taken_where_it_is_cheaper(self, play: Play) -> None:
+    def test_an_anchor_is_used_if_it_is_cheaper(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             scene.every = 50
             await scene.publish()
@@ -88,7 +81,7 @@ class TestRequests:
 
         play(act, anchor_every=20)
 
-    def test_deltas_are_taken_where_they_are_cheaper(self, play: Play) -> None:
+    def test_deltas_are_used_if_they_are_cheaper(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()
             await scene.look()
@@ -109,9 +102,7 @@ class TestRequests:
 
         play(act, anchor_every=4)
 
-    def test_a_long_history_is_proven_by_few(self, play: Play) -> None:
-        """The history is proven by few requests, however long it is."""
-
+    def test_a_long_history_is_proven_with_few_requests(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish(200)
             assert await scene.look() == ["anchors/181", *(f"deltas/{version}" for version in range(182, 201))]
@@ -121,7 +112,7 @@ class TestRequests:
         play(act, anchor_every=20)
 
     def test_the_newest_version_is_found_without_head_json(self, play: Play) -> None:
-        """HEAD.json is overwritten, lost, wrong or a lie: the newest version is found all the same."""
+        """HEAD.json is missing, malformed or wrong: the newest version is still found."""
 
         async def act(scene: Scene) -> None:
             await scene.publish(20)
@@ -139,7 +130,7 @@ class TestRequests:
 
         play(act)
 
-    def test_after_a_restart_nothing_is_fetched_again(self, play: Play) -> None:
+    def test_a_restarted_follower_fetches_nothing_again(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish(4)
             await scene.look()
@@ -152,7 +143,7 @@ class TestRequests:
         play(act)
 
     def test_versions_are_fetched_ahead(self, play: Play) -> None:
-        """The next while one is applied, and not one after the other."""
+        """The next versions are fetched while one is applied."""
 
         async def act(scene: Scene) -> None:
             await scene.publish()
@@ -179,8 +170,8 @@ class TestRequests:
 
 
 class TestAnchors:
-    def test_that_are_forged_are_not_taken(self, play: Play) -> None:
-        """Anyone who may write may have made them."""
+    def test_forged_anchors_are_not_used(self, play: Play) -> None:
+        """Anyone with write permission may have written them."""
 
         async def act(scene: Scene) -> None:
             await scene.publish(8)
@@ -196,7 +187,7 @@ class TestAnchors:
 
         play(act, anchor_every=4)
 
-    def test_whose_data_is_gone_are_passed_over(self, play: Play) -> None:
+    def test_anchors_with_missing_data_are_skipped(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish(10)
             scene.remove("anchors/9/")
@@ -205,7 +196,7 @@ class TestAnchors:
 
         play(act, anchor_every=4)
 
-    def test_lead_past_what_retention_has_deleted(self, play: Play) -> None:
+    def test_anchors_lead_past_data_deleted_by_gc(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()
             await scene.look()
@@ -219,7 +210,7 @@ class TestAnchors:
 
         play(act, anchor_every=4)
 
-    def test_that_are_damaged_are_passed_over(self, play: Play) -> None:
+    def test_damaged_anchors_are_skipped(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             scene.every = 50
             await scene.publish()
@@ -234,8 +225,8 @@ class TestAnchors:
 
         play(act, anchor_every=20)
 
-    def test_of_another_history_are_refused(self, play: Play) -> None:
-        """Commits that follow from what is held, and later ones, with an anchor, that do not follow from those."""
+    def test_anchors_of_another_history_are_refused(self, play: Play) -> None:
+        """Some commits follow from the version held, but later ones with an anchor do not follow from those."""
 
         async def act(scene: Scene) -> None:
             scene.every = 50
@@ -250,7 +241,7 @@ class TestAnchors:
             for path, one in other.store.objects.items():
                 if not path.startswith("commits/") or path > commit_path(68):
                     scene.store.objects[path] = one
-            with pytest.raises(BrokenChain, match="is not the commit that later ones were built on"):
+            with pytest.raises(BrokenChain, match="its hash is not the one that later commits name"):
                 await scene.look()
             scene.check(3)
 
@@ -258,7 +249,7 @@ class TestAnchors:
 
 
 class TestLostData:
-    def test_is_looked_for_again(self, play: Play) -> None:
+    def test_lost_data_is_tried_again_at_the_next_look(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()
             await scene.look()
@@ -275,9 +266,7 @@ class TestLostData:
 
         play(act)
 
-    def test_may_also_be_damaged_data(self, play: Play) -> None:
-        """Where an anchor leads past it."""
-
+    def test_damaged_data_is_avoided_with_an_anchor(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()
             await scene.look()
@@ -288,3 +277,22 @@ class TestLostData:
             scene.check(7)
 
         play(act, anchor_every=4)
+
+
+def test_new_follower_reads_a_damaged_run_json_again(play: Play) -> None:
+    """It holds nothing that could contradict run.json, so only the first commit shows the damage."""
+
+    async def act(scene: Scene) -> None:
+        await scene.publish(2)
+        whole = scene.read(RUN)
+        run = unseal(whole, Run, RUN).record
+        damaged = msgspec.structs.replace(run, tensors={**run.tensors, "norm": ("F32", (6,))})
+        scene.write(RUN, seal(damaged).data)
+        for _ in range(2):
+            with pytest.raises(BrokenChain, match=r"does not belong to this run\.json"):
+                await scene.look()
+        scene.write(RUN, whole)
+        await scene.look()
+        scene.check(2)
+
+    play(act)

@@ -31,7 +31,7 @@ from weightwire.follower import replica_updater
 
 
 class TestCheckpoint:
-    def test_is_of_the_version_held(self, trainer: Trainer, follower: Follower, into: Path) -> None:
+    def test_checkpoint_has_the_version_of_the_replica(self, trainer: Trainer, follower: Follower, into: Path) -> None:
         trainer.publish(2)
         follower.once()
         path = follower.checkpoint()
@@ -39,12 +39,12 @@ class TestCheckpoint:
         assert bits_of(path) == trainer.bits[2]
         assert follower.checkpoint() == path
 
-    def test_needs_a_version(self, follower: Follower) -> None:
+    def test_checkpoint_of_an_empty_replica_is_an_error(self, follower: Follower) -> None:
         with pytest.raises(WeightwireError, match="holds nothing yet") as caught:
             follower.checkpoint()
         assert caught.value.hint
 
-    def test_of_a_closed_follower_is_refused_as_such(self, trainer: Trainer, follower: Follower) -> None:
+    def test_closed_follower_refuses_to_make_a_checkpoint(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
         follower.once()
         follower.close()
@@ -53,8 +53,8 @@ class TestCheckpoint:
         with pytest.raises(Closed), follower.borrow_checkpoint():
             pass
 
-    def test_is_where_the_next_patch_starts(self, trainer: Trainer, follower: Follower) -> None:
-        """Though the follower has gone on since it said that all weights must be loaded."""
+    def test_next_patch_starts_from_the_loaded_checkpoint(self, trainer: Trainer, follower: Follower) -> None:
+        """The follower has advanced since the update without a patch."""
         engine = Engine(follower)
         trainer.publish()
         follower.once()
@@ -69,7 +69,9 @@ class TestCheckpoint:
         engine.take(taken(follower))
         assert bits_of(engine.weights) == trainer.bits[4]
 
-    def test_for_others_does_not_move_the_next_patch(self, trainer: Trainer, follower: Follower) -> None:
+    def test_checkpoint_without_a_pending_load_does_not_move_the_next_patch(
+        self, trainer: Trainer, follower: Follower
+    ) -> None:
         engine = Engine(follower)
         trainer.publish()
         follower.once()
@@ -81,8 +83,10 @@ class TestCheckpoint:
         engine.take(taken(follower))
         assert bits_of(engine.weights) == trainer.bits[4]
 
-    def test_is_never_changed(self, trainer: Trainer, follower: Follower, into: Path) -> None:
-        """Whoever has it open keeps the version that it was."""
+    def test_checkpoint_is_never_changed_by_newer_versions(
+        self, trainer: Trainer, follower: Follower, into: Path
+    ) -> None:
+        """A process that has it open keeps its version."""
         trainer.publish()
         follower.once()
         with (into / "current" / "model.safetensors").open("rb") as file:
@@ -93,8 +97,7 @@ class TestCheckpoint:
             assert file.read() == before
         assert current(into) == 4
 
-    def test_stays_while_newer_versions_come(self, trainer: Trainer, follower: Follower) -> None:
-        """However fast versions come."""
+    def test_checkpoint_stays_while_newer_versions_arrive(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
         follower.once()
         taken(follower)
@@ -103,7 +106,7 @@ class TestCheckpoint:
         follower.once()
         assert bits_of(path) == trainer.bits[1]
 
-    def test_is_there_after_close(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
+    def test_checkpoint_stays_after_close(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
         trainer.publish()
         with Follower(bucket, into=into, on_event=ignore) as follower:
             follower.once()
@@ -113,7 +116,7 @@ class TestCheckpoint:
         assert bits_of(path) == trainer.bits[1]
         assert current(into) == 2
 
-    def test_can_be_borrowed_by_several(self, trainer: Trainer, follower: Follower) -> None:
+    def test_several_checkpoints_can_be_borrowed_at_once(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
         follower.once()
         with follower.borrow_checkpoint() as first:
@@ -128,7 +131,7 @@ class TestCheckpoint:
             assert bits_of(first) == trainer.bits[1]
         assert not first.exists()
 
-    def test_that_is_borrowed_is_where_the_next_patch_starts(self, trainer: Trainer, follower: Follower) -> None:
+    def test_next_patch_starts_from_the_borrowed_checkpoint(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
         follower.once()
         assert taken(follower).patch is None
@@ -138,11 +141,13 @@ class TestCheckpoint:
             assert bits_of(path) == trainer.bits[2]
         assert follower.take() is None
 
-    def test_of_nothing_cannot_be_borrowed(self, follower: Follower) -> None:
+    def test_checkpoint_of_an_empty_replica_cannot_be_borrowed(self, follower: Follower) -> None:
         with pytest.raises(WeightwireError, match="holds nothing yet"), follower.borrow_checkpoint():
             pass
 
-    def test_can_be_had_while_the_bucket_is_away(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
+    def test_checkpoint_is_available_while_the_bucket_is_unreachable(
+        self, bucket: Troubled, trainer: Trainer, into: Path
+    ) -> None:
         trainer.publish(2)
         with Follower(bucket, into=into) as follower:
             follower.once()
@@ -154,10 +159,10 @@ class TestCheckpoint:
 
 
 class TestClose:
-    def test_leaves_the_version_held(
+    def test_close_makes_current_the_version_held(
         self, bucket: Troubled, trainer: Trainer, into: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Of a large replica, for which `current` is not made each time."""
+        """The `current` of a large replica is not made for each version."""
         monkeypatch.setattr(replica_updater, "_SMALL", 0)
         trainer.publish()
         with Follower(bucket, into=into) as follower:
@@ -169,7 +174,7 @@ class TestClose:
         assert current(into) == 3
         assert bits_of(into / "current") == trainer.bits[3]
 
-    def test_ends_the_lease(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
+    def test_close_ends_the_lease(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
         trainer.publish()
         for start in (Follower.once, Follower.start):
             with Follower(bucket, into=into, name="rollout-1", on_event=ignore) as follower:
@@ -178,7 +183,7 @@ class TestClose:
             assert beat_in(bucket, "rollout-1").stopped
 
     @pytest.mark.parametrize("what", [failed, denied, slow(600)])
-    def test_works_where_the_last_heartbeat_cannot_be_written(
+    def test_close_works_if_the_last_heartbeat_cannot_be_written(
         self,
         bucket: Troubled,
         trainer: Trainer,
@@ -186,19 +191,19 @@ class TestClose:
         monkeypatch: pytest.MonkeyPatch,
         what: Trouble,
     ) -> None:
-        """It takes a bounded time, and is no error; the lease runs out."""
-        monkeypatch.setattr("weightwire.follower.follower._LAST_WORDS", 0.05)
+        """It takes a bounded time and raises no error. The lease runs out."""
+        monkeypatch.setattr("weightwire.follower.follower._LAST_HEARTBEAT", 0.05)
         trainer.publish()
         follower.once()
         bucket.trouble("put", "replicas/", what, ALWAYS)
         follower.close()
         assert beat_in(bucket, "rollout-1").lease > 0
 
-    def test_may_be_called_twice(self, follower: Follower) -> None:
+    def test_close_may_be_called_twice(self, follower: Follower) -> None:
         follower.close()
         follower.close()
 
-    def test_lets_go_of_the_replica(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
+    def test_close_unlocks_the_replica(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
         trainer.publish()
         first = Follower(bucket, into=into)
         first.start()
@@ -207,15 +212,16 @@ class TestClose:
         with Follower(bucket, into=into) as second:
             assert second.once() == 1
 
-    def test_leaves_no_thread(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
+    def test_close_leaves_no_thread(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
         trainer.publish()
         with Follower(bucket, into=into) as follower:
             next(follower.watch(timeout=20))
             assert "weightwire-follower" in {thread.name for thread in threading.enumerate()}
         assert "weightwire-follower" not in {thread.name for thread in threading.enumerate()}
 
-    def test_leaves_a_whole_checkpoint_at_any_moment(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
-        """At any moment: what is left is whole."""
+    def test_close_leaves_a_complete_checkpoint_at_any_moment(
+        self, bucket: Troubled, trainer: Trainer, into: Path
+    ) -> None:
         trainer.publish(30)
         for pause in (0.0, 0.005, 0.01, 0.02):
             with Follower(bucket, into=into, threads=1, on_event=ignore) as follower:

@@ -1,4 +1,4 @@
-"""What engines are handed: all weights first, then one patch for all that has come since."""
+"""Updates for engines: all weights first, then one patch for all versions since."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from weightwire.telemetry.events import Event
 
 
 class TestWatch:
-    def test_begins_with_all_weights_and_goes_on_with_patches(self, trainer: Trainer, follower: Follower) -> None:
+    def test_watch_starts_with_all_weights_and_continues_with_patches(
+        self, trainer: Trainer, follower: Follower
+    ) -> None:
         trainer.publish(2)
         engine, seen = Engine(follower), []
         for update in follower.watch(timeout=20):
@@ -37,7 +39,7 @@ class TestWatch:
             trainer.publish()
         assert seen == [(2, True), (3, False), (4, False), (5, False)]
 
-    def test_says_what_the_trainer_said(self, trainer: Trainer, follower: Follower) -> None:
+    def test_watch_returns_the_trainers_step_and_metrics(self, trainer: Trainer, follower: Follower) -> None:
         began = time.time()
         trainer.publish(2)
         update = next(follower.watch(timeout=20))
@@ -45,7 +47,7 @@ class TestWatch:
         assert update.state == digest(trainer.weights).hex
         assert began <= update.time <= time.time()
 
-    def test_has_one_patch_for_several_versions(self, trainer: Trainer, follower: Follower) -> None:
+    def test_watch_returns_one_patch_for_several_versions(self, trainer: Trainer, follower: Follower) -> None:
         engine = Engine(follower)
         trainer.publish()
         updates = follower.watch(timeout=20)
@@ -58,14 +60,14 @@ class TestWatch:
         engine.take(update)
         assert bits_of(engine.weights) == trainer.bits[version]
 
-    def test_ends_when_nothing_comes(self, trainer: Trainer, follower: Follower) -> None:
+    def test_watch_ends_after_the_timeout(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
         assert [update.version for update in follower.watch(timeout=0.3)] == [1]
         began = time.monotonic()
         assert not list(follower.watch(timeout=0.1))
         assert 0.1 <= time.monotonic() - began < 2
 
-    def test_goes_on_where_the_last_one_ended(self, trainer: Trainer, follower: Follower) -> None:
+    def test_watch_continues_where_the_last_watch_ended(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
         assert next(follower.watch(timeout=20)).patch is None
         trainer.publish()
@@ -73,7 +75,7 @@ class TestWatch:
         assert update.version == 2
         assert update.patch is not None
 
-    def test_waits_for_a_run_to_begin(self, trainer: Trainer, follower: Follower, heard: list[Event]) -> None:
+    def test_watch_waits_for_a_run_to_begin(self, trainer: Trainer, follower: Follower, heard: list[Event]) -> None:
         follower.start()
         until(lambda: follower.trouble)
         assert "nothing has been published there yet" in follower.trouble
@@ -82,7 +84,7 @@ class TestWatch:
         until(lambda: not follower.trouble)
         assert len(warnings(heard)) == 1
 
-    def test_of_a_closed_follower_ends(self, trainer: Trainer, bucket: Troubled, into: Path) -> None:
+    def test_watch_of_a_closed_follower_ends(self, trainer: Trainer, bucket: Troubled, into: Path) -> None:
         trainer.publish()
         for started in (False, True):
             with Follower(bucket, into=into, on_event=ignore) as follower:
@@ -90,7 +92,9 @@ class TestWatch:
                     assert next(follower.watch(timeout=20)).version == 1
             assert not list(follower.watch())
 
-    def test_ends_when_another_thread_closes(self, trainer: Trainer, bucket: Troubled, into: Path) -> None:
+    def test_watch_ends_when_another_thread_closes_the_follower(
+        self, trainer: Trainer, bucket: Troubled, into: Path
+    ) -> None:
         trainer.publish()
         follower = Follower(bucket, into=into, on_event=ignore)
         seen: list[int] = []
@@ -111,14 +115,14 @@ class TestWatch:
         thread.join(10)
         assert ended == [None]
 
-    def test_does_not_hide_a_fault_of_ours(
+    def test_watch_raises_an_unexpected_error_of_the_loop(
         self, trainer: Trainer, follower: Follower, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         trainer.publish()
         updates = follower.watch(timeout=20)
         next(updates)
 
-        async def look(self: FollowLoop) -> NoReturn:
+        async def look(self: FollowLoop, *, retries_later: bool) -> NoReturn:
             raise ZeroDivisionError("ours")
 
         monkeypatch.setattr(FollowLoop, "look", look)
@@ -126,9 +130,7 @@ class TestWatch:
         with pytest.raises(ZeroDivisionError, match="ours"):
             next(updates)
 
-    def test_survives_a_listener_that_fails(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
-        """As the publisher does."""
-
+    def test_watch_survives_a_failing_listener(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
         def fail(event: Event) -> NoReturn:
             raise ValueError("theirs")
 
@@ -138,7 +140,7 @@ class TestWatch:
 
 
 class TestTake:
-    def test_returns_nothing_without_news(self, trainer: Trainer, follower: Follower) -> None:
+    def test_take_returns_none_without_a_new_version(self, trainer: Trainer, follower: Follower) -> None:
         assert follower.take() is None
         trainer.publish()
         assert follower.take() is None
@@ -148,7 +150,7 @@ class TestTake:
         follower.once()
         assert follower.take() is None
 
-    def test_one_patch_for_each_version(self, trainer: Trainer, follower: Follower) -> None:
+    def test_take_returns_one_patch_per_version(self, trainer: Trainer, follower: Follower) -> None:
         engine = Engine(follower)
         for version in range(1, 6):
             trainer.publish()
@@ -158,7 +160,7 @@ class TestTake:
             engine.take(update)
             assert bits_of(engine.weights) == trainer.bits[version]
 
-    def test_one_patch_for_all_since(self, trainer: Trainer, follower: Follower) -> None:
+    def test_take_returns_one_patch_for_all_versions_since_the_last(self, trainer: Trainer, follower: Follower) -> None:
         engine = Engine(follower)
         trainer.publish()
         follower.once()
@@ -187,7 +189,7 @@ class TestTake:
         engine.take(update)
         assert bits_of(engine.weights) == trainer.bits[1]
 
-    def test_after_a_rebuild_all_weights_must_be_loaded(self, bucket: Troubled, follower: Follower) -> None:
+    def test_all_weights_must_be_loaded_after_a_rebuild(self, bucket: Troubled, follower: Follower) -> None:
         trainer = Trainer(bucket.inner, every=50, anchor_every=40)
         trainer.publish()
         follower.once()
@@ -202,8 +204,8 @@ class TestTake:
         engine.take(update)
         assert bits_of(engine.weights) == trainer.bits[91]
 
-    def test_after_a_restart_all_weights_must_be_loaded(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
-        """Nobody knows what the engine holds."""
+    def test_all_weights_must_be_loaded_after_a_restart(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
+        """The version of the engine is unknown."""
         trainer.publish(2)
         for _ in range(2):
             with Follower(bucket, into=into) as follower:

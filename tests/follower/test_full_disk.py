@@ -1,7 +1,9 @@
-"""A disk without room leaves the version held, and is got over."""
+"""On a full disk, a follower keeps its version. It recovers when space is free again."""
 
 from __future__ import annotations
 
+import errno
+import json
 import resource
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.failing_bucket import Troubled
 from support.followers import (
     Trainer,
     check,
@@ -19,16 +22,18 @@ from support.followers import (
     warnings,
 )
 from weightwire import Follower
+from weightwire.chain.keys import PrivateKey
 from weightwire.errors import (
     ReplicaError,
     WeightwireError,
 )
+from weightwire.system import durable_files
 from weightwire.telemetry.events import Event
 
 
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
-    """No file can be longer than this."""
+    """Limits the size of any file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -37,8 +42,8 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-class TestAFullDisk:
-    def test_leaves_the_version_held(self, trainer: Trainer, follower: Follower) -> None:
+class TestFullDisk:
+    def test_full_disk_leaves_the_version_held(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
         follower.once()
         trainer.publish(2)
@@ -50,7 +55,7 @@ class TestAFullDisk:
         assert follower.once() == 3
         check(follower, trainer.bits, 3)
 
-    def test_leaves_nothing_half_made(self, trainer: Trainer, follower: Follower, into: Path) -> None:
+    def test_full_disk_leaves_no_partial_files(self, trainer: Trainer, follower: Follower, into: Path) -> None:
         trainer.publish(2)
         with full_disk(50_000):
             with pytest.raises(WeightwireError, match="File too large") as caught:
@@ -60,21 +65,20 @@ class TestAFullDisk:
         assert follower.once() == 2
         check(follower, trainer.bits, 2)
 
-    def test_leaves_current_as_it_was(self, trainer: Trainer, follower: Follower, into: Path) -> None:
+    def test_full_disk_leaves_current_unchanged(self, trainer: Trainer, follower: Follower, into: Path) -> None:
         trainer.publish()
         follower.once()
         trainer.publish(2)
         with full_disk(50_000):
             with pytest.raises(ReplicaError, match="File too large") as caught:
                 follower.once()
-            assert caught.value.hint == "free some space, and go on"
+            assert caught.value.hint == "free some space, then try again"
             assert current(into) == 1
         trainer.publish()
         assert follower.once() == 4
         check(follower, trainer.bits, 4)
 
-    def test_that_has_room_again_makes_current(self, trainer: Trainer, follower: Follower, into: Path) -> None:
-        """Without waiting for the next version."""
+    def test_current_is_made_once_there_is_space(self, trainer: Trainer, follower: Follower, into: Path) -> None:
         trainer.publish()
         follower.once()
         trainer.publish()
@@ -83,7 +87,9 @@ class TestAFullDisk:
         assert follower.once() == 2
         assert current(into) == 2
 
-    def test_is_got_over(self, trainer: Trainer, follower: Follower, heard: list[Event]) -> None:
+    def test_background_follower_recovers_from_a_full_disk(
+        self, trainer: Trainer, follower: Follower, heard: list[Event]
+    ) -> None:
         trainer.publish()
         follower.start()
         until(lambda: settled(follower, 1))
@@ -94,3 +100,26 @@ class TestAFullDisk:
             assert len(warnings(heard)) == 1
         until(lambda: settled(follower, 2))
         check(follower, trainer.bits, 2)
+
+    def test_version_is_not_applied_before_it_is_remembered(
+        self, bucket: Troubled, into: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A follower with trusted keys writes down each version that it has seen."""
+
+        def fail(path: Path, data: bytes) -> None:
+            raise OSError(errno.ENOSPC, "disk full")
+
+        trainer = Trainer(bucket.inner, key=(key := PrivateKey.generate()))
+        trainer.publish(2)
+        with Follower(bucket, into=into, trust=str(key.public), threads=1, on_event=lambda event: None) as follower:
+            follower.once()
+            trainer.publish(3)
+            trainer.close()
+            with monkeypatch.context() as patched:
+                patched.setattr(durable_files, "write_file", fail)
+                with pytest.raises(ReplicaError, match="disk full") as caught:
+                    follower.once()
+            assert caught.value.hint
+            assert follower.version == 2
+            assert follower.once() == 5
+        assert json.loads((into / "seen.json").read_bytes())["version"] == 5

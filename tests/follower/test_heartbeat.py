@@ -1,4 +1,4 @@
-"""What a follower tells about itself: how far it is, what is wrong, and that it has stopped."""
+"""Heartbeats: the version, trouble and end of a follower."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ from support.failing_bucket import Troubled, denied, failed, slow
 from support.follow_scene import NAME, Play, Scene, eventually
 from support.followers import ALWAYS, Trainer, beat_in, check, commit_in, ignore, paths, read, warnings, write
 from weightwire import Follower
-from weightwire.chain.records import (
-    RUN,
-    Heartbeat,
-    PassedVersion,
-    commit_path,
-    heartbeat_path,
-    seal,
-)
+from weightwire.chain.record_paths import RUN, commit_path, heartbeat_path
+from weightwire.chain.records import Heartbeat, PassedVersion, seal
 from weightwire.follower import stage_timings
 from weightwire.telemetry.events import Event
 
 
 async def in_trouble(scene: Scene) -> None:
-    """It follows, holds version 1, and cannot read version 2."""
+    """Follows to version 1, and cannot read version 2."""
     await scene.publish()
     scene.start()
     await eventually(lambda: scene.work.version == 1)
@@ -35,7 +29,7 @@ async def in_trouble(scene: Scene) -> None:
 
 
 class TestHeartbeats:
-    def test_come_after_each_version(self, play: Play) -> None:
+    def test_heartbeat_is_written_after_each_version(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             scene.start()
             for version in range(1, 5):
@@ -46,8 +40,8 @@ class TestHeartbeats:
 
         play(act)
 
-    def test_come_while_nothing_does(self, play: Play) -> None:
-        """Several within a lease, so that one may be lost."""
+    def test_heartbeats_are_written_without_new_versions(self, play: Play) -> None:
+        """Several per lease, so that one may be lost."""
 
         async def act(scene: Scene) -> None:
             await scene.publish()
@@ -60,7 +54,7 @@ class TestHeartbeats:
 
         play(act)
 
-    def test_say_what_is_wrong(self, play: Play) -> None:
+    def test_heartbeat_reports_trouble(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish(3)
             good = scene.store.objects.pop(commit_path(3))
@@ -77,8 +71,8 @@ class TestHeartbeats:
 
         play(act)
 
-    def test_say_at_once_that_trouble_is_over(self, play: Play) -> None:
-        """Before the next one would be due."""
+    def test_heartbeat_reports_a_recovery_at_once(self, play: Play) -> None:
+        """Before the next regular heartbeat."""
 
         async def act(scene: Scene) -> None:
             await in_trouble(scene)
@@ -92,7 +86,7 @@ class TestHeartbeats:
 
         play(act)
 
-    def test_come_at_once_after_a_restart_without_news(self, play: Play) -> None:
+    def test_heartbeat_is_written_at_once_after_a_restart(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()
             await scene.look()
@@ -104,7 +98,7 @@ class TestHeartbeats:
 
         play(act)
 
-    def test_end_with_one_that_ends_the_lease(self, play: Play) -> None:
+    def test_last_heartbeat_ends_the_lease(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish(2)
             scene.start()
@@ -119,19 +113,20 @@ class TestHeartbeats:
 
         play(act)
 
-    def test_end_without_trouble(self, play: Play) -> None:
-        """Whoever has stopped is not in trouble any more."""
-
+    def test_last_heartbeat_keeps_the_trouble(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await in_trouble(scene)
+            trouble = scene.work.trouble
+            scene.work.report_served(1, "vllm: gone", {})
             await scene.stop()
             await scene.work.stop_beating()
-            assert (scene.beat.stopped, scene.beat.trouble) == (True, "")
+            assert scene.beat.stopped
+            assert scene.beat.trouble == f"{trouble}; vllm: gone"
 
         play(act)
 
-    def test_never_follow_the_last_one(self, play: Play) -> None:
-        """One that is still being written lands before it."""
+    def test_no_heartbeat_is_written_after_the_last(self, play: Play) -> None:
+        """A heartbeat that is still being written lands before the last."""
 
         async def act(scene: Scene) -> None:
             await scene.publish()
@@ -145,7 +140,7 @@ class TestHeartbeats:
 
         play(act)
 
-    def test_of_one_that_never_said_anything_have_no_last_one(self, play: Play) -> None:
+    def test_a_follower_without_heartbeats_writes_no_last_heartbeat(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()
             await scene.look()
@@ -154,31 +149,31 @@ class TestHeartbeats:
 
         play(act)
 
-    def test_of_one_that_cannot_begin_go_on_telling_of_the_versions_before(self, play: Play) -> None:
+    def test_heartbeat_keeps_its_history_while_the_follower_cannot_start(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish(3)
             await scene.look()
             await scene.work.beat()
-            told = scene.beat.recent
-            assert told
+            recent = scene.beat.recent
+            assert recent
             scene.replica.close()
             scene.remove(commit_path(3))
             scene.open()
             scene.start()
             await eventually(lambda: scene.work.trouble)
             await asyncio.sleep(1)
-            assert (scene.beat.version, scene.beat.recent) == (-1, told)
+            assert (scene.beat.version, scene.beat.recent) == (-1, recent)
 
         play(act)
 
-    def test_that_are_denied_are_tried_again(self, play: Play) -> None:
+    def test_denied_heartbeats_are_retried(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             scene.bucket.trouble("put", "replicas/", denied, ALWAYS)
             await scene.publish()
             scene.start()
             await eventually(lambda: scene.work.version == 1)
             await asyncio.sleep(300)
-            assert scene.warnings == ["this key may not write, so nobody sees how far this follower is"]
+            assert scene.warnings == ["this key has no write permission, so this follower writes no heartbeats"]
             await scene.publish()
             await eventually(lambda: scene.work.version == 2)
             assert heartbeat_path(NAME) not in scene.store.objects
@@ -187,11 +182,11 @@ class TestHeartbeats:
             assert scene.beat.version == 2
             scene.bucket.trouble("put", "replicas/", denied, ALWAYS)
             await asyncio.sleep(20)
-            assert len(scene.warnings) == 2  # it was allowed in between
+            assert len(scene.warnings) == 2  # it was permitted in between
 
         play(act)
 
-    def test_that_get_lost_are_no_trouble(self, play: Play) -> None:
+    def test_failed_heartbeats_are_not_reported(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             scene.bucket.trouble("put", "replicas/", failed, 3)
             await scene.publish()
@@ -202,8 +197,8 @@ class TestHeartbeats:
 
         play(act)
 
-    def test_of_one_that_cannot_begin_say_why(self, play: Play) -> None:
-        """A replica ahead of the bucket keeps serving, and whoever looks sees why it does not move."""
+    def test_heartbeat_reports_why_the_follower_cannot_start(self, play: Play) -> None:
+        """A replica ahead of the bucket keeps serving, and its heartbeat shows the reason."""
 
         async def act(scene: Scene) -> None:
             await scene.publish(3)
@@ -220,8 +215,8 @@ class TestHeartbeats:
         play(act)
 
 
-class TestTheHeartbeatOfAFollower:
-    def test_says_how_far_it_is(self, bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
+class TestFollowerHeartbeat:
+    def test_heartbeat_has_version_and_head(self, bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
         began = time.time()
         for version in (1, 2):
             trainer.publish()
@@ -234,15 +229,15 @@ class TestTheHeartbeatOfAFollower:
             assert {"discover", "apply"} <= set(beat.stages)
             assert beat.stages["apply"].bytes == commit_in(bucket, version).nbytes
 
-    def test_tells_of_the_last_versions_also_after_a_restart(
+    def test_heartbeat_keeps_recent_versions_over_a_restart(
         self, bucket: Troubled, trainer: Trainer, follower: Follower, into: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for _ in range(3):
             trainer.publish()
             follower.once()
-        told = beat_in(bucket, "rollout-1").recent
-        assert [one.version for one in told] == [1, 2, 3]
-        for one in told:
+        recent = beat_in(bucket, "rollout-1").recent
+        assert [one.version for one in recent] == [1, 2, 3]
+        for one in recent:
             stages = one.stages
             assert stages["fetch"].bytes == stages["apply"].bytes == commit_in(bucket, one.version).nbytes
             assert 0 < stages["discover"].at <= stages["fetch"].at <= stages["verify"].at <= stages["apply"].at
@@ -250,14 +245,14 @@ class TestTheHeartbeatOfAFollower:
         trainer.publish()
         with Follower(bucket, into=into, name="rollout-1", on_event=ignore) as again:
             again.once()
-            assert beat_in(bucket, "rollout-1").recent[:3] == told
+            assert beat_in(bucket, "rollout-1").recent[:3] == recent
             assert beat_in(bucket, "rollout-1").recent[3].version == 4
             monkeypatch.setattr(stage_timings, "_RECENT", 2)
             trainer.publish()
             again.once()
             assert [one.version for one in beat_in(bucket, "rollout-1").recent] == [4, 5]
 
-    def test_that_another_wrote_in_its_name_pushes_nothing_out(
+    def test_foreign_versions_do_not_displace_recent_ones(
         self, bucket: Troubled, trainer: Trainer, follower: Follower
     ) -> None:
         trainer.publish()
@@ -268,14 +263,14 @@ class TestTheHeartbeatOfAFollower:
         follower.once()
         assert [one.version for one in beat_in(bucket, "rollout-1").recent] == [1]
 
-    def test_is_what_the_publisher_waits_for(self, trainer: Trainer, follower: Follower) -> None:
+    def test_publisher_waits_for_heartbeats(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
         follower.start()
         assert trainer.publisher.wait(replicas=1, timeout=20) == 1
         trainer.publish()
         assert trainer.publisher.wait(replicas=1, timeout=20) == 2
 
-    def test_that_is_denied_stops_nobody(
+    def test_denied_heartbeat_does_not_stop_the_follower(
         self, bucket: Troubled, trainer: Trainer, follower: Follower, heard: list[Event]
     ) -> None:
         bucket.trouble("put", "replicas/", denied, ALWAYS)
@@ -283,8 +278,35 @@ class TestTheHeartbeatOfAFollower:
             trainer.publish()
             assert follower.once() == version
             check(follower, trainer.bits, version)
-        assert warnings(heard) == ["this key may not write, so nobody sees how far this follower is"]
+        assert warnings(heard) == ["this key has no write permission, so this follower writes no heartbeats"]
         assert not paths(bucket, "replicas/")
         bucket.calm()
         follower.once()
         assert beat_in(bucket, "rollout-1").version == 2
+
+
+class TestSharedName:
+    def test_once_leaves_the_heartbeat_of_a_running_follower_alone(
+        self, trainer: Trainer, follower: Follower, bucket: Troubled, tmp_path: Path
+    ) -> None:
+        trainer.publish()
+        follower.once()
+        before = read(bucket, heartbeat_path("rollout-1"))
+        heard: list[Event] = []
+        with Follower(bucket, into=tmp_path / "other", name="rollout-1", threads=1, on_event=heard.append) as other:
+            assert other.once() == 1
+        assert read(bucket, heartbeat_path("rollout-1")) == before
+        assert warnings(heard) == ["a running follower uses the same name, so this one writes no heartbeat"]
+
+    def test_once_takes_over_the_name_of_a_stopped_follower(
+        self, trainer: Trainer, bucket: Troubled, tmp_path: Path
+    ) -> None:
+        trainer.publish()
+        heard: list[Event] = []
+        for directory in ("first", "second"):
+            with Follower(bucket, into=tmp_path / directory, name="one", threads=1, on_event=heard.append) as follower:
+                follower.once()
+                follower.once()
+                assert not beat_in(bucket, "one").stopped
+        assert beat_in(bucket, "one").stopped
+        assert not warnings(heard)

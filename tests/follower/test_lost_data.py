@@ -1,4 +1,4 @@
-"""A follower and lost data: it serves the newest version that can be rebuilt, says so, and goes on afterwards."""
+"""Lost data: a follower serves the newest version that can be rebuilt, warns, and recovers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from support.damage import HARMS, cut, flip, put_back, remove, snapshot
 from support.failing_bucket import Troubled, in_memory
 from support.followers import NEVER, Arrays, until
 from support.small_run import bits_of
+from support.special_files import fifo_at, in_time
 from weightwire import Follower, Publisher, anchor, digest
 from weightwire.chain.reader import read_run
-from weightwire.chain.records import Commit, DataFile, Shortcut, commit_path, data_path, seal, shortcut_path, unseal
+from weightwire.chain.record_paths import commit_path, data_path
+from weightwire.chain.records import Commit, DataFile, Shortcut, seal, shortcut_path, unseal
 from weightwire.errors import CorruptDelta, DataGone, ReplicaError, Truncated, WeightwireError
 from weightwire.telemetry.events import Event
 
@@ -53,7 +55,7 @@ def follower(bucket: Troubled, tmp_path: Path, heard: list[Event]) -> Iterator[F
 
 
 def check(follower: Follower, version: int) -> None:
-    """It holds these bits, and so does `current`, which says that it is this version."""
+    """Checks the bits of the replica and of `current`, and the version of `current`."""
     current = follower.replica.directory / "current"
     assert follower.version == version
     assert bits_of(follower.replica.weights) == bits_of(weights_at(version))
@@ -65,8 +67,8 @@ def messages(heard: list[Event], stage: str) -> list[str]:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-class TestADamagedDelta:
-    def test_a_fresh_follower_serves_the_version_before_it(
+class TestDamagedDelta:
+    def test_a_fresh_follower_serves_the_version_before_a_damaged_delta(
         self, bucket: Troubled, follower: Follower, harm: Any
     ) -> None:
         harm(bucket.inner, "deltas/5/")
@@ -79,7 +81,9 @@ class TestADamagedDelta:
             assert caught.value.hint
             check(follower, 4)
 
-    def test_a_follower_goes_as_far_as_it_can(self, bucket: Troubled, follower: Follower, harm: Any) -> None:
+    def test_a_follower_advances_to_the_version_before_a_damaged_delta(
+        self, bucket: Troubled, follower: Follower, harm: Any
+    ) -> None:
         objects = snapshot(bucket.inner)
         remove(bucket.inner, "commits/00000000000000000002")
         for version in (3, 4, 5):
@@ -92,7 +96,7 @@ class TestADamagedDelta:
             follower.once()
         check(follower, 3)
 
-    def test_it_is_said_once_and_over_when_the_data_is_back(
+    def test_follower_reports_a_damaged_delta_once_and_recovers(
         self, bucket: Troubled, follower: Follower, heard: list[Event], harm: Any
     ) -> None:
         objects = snapshot(bucket.inner)
@@ -112,9 +116,9 @@ class TestADamagedDelta:
         put_back(bucket.inner, objects)
         follower.wake()
         until(lambda: follower.version == 5 and not follower.trouble)
-        assert messages(heard, "recovered") == [f"over: {said}"]
+        assert messages(heard, "recovered") == [f"recovered: {said}"]
 
-    def test_a_new_publisher_heals_the_run_for_its_followers(
+    def test_a_new_publisher_repairs_the_run_for_its_followers(
         self, bucket: Troubled, follower: Follower, harm: Any
     ) -> None:
         harm(bucket.inner, "deltas/4/")
@@ -124,17 +128,19 @@ class TestADamagedDelta:
         assert follower.once() == 8
         check(follower, 8)
 
-    def test_an_anchor_leads_past_it(self, bucket: Troubled, follower: Follower, heard: list[Event], harm: Any) -> None:
+    def test_an_anchor_leads_past_a_damaged_delta(
+        self, bucket: Troubled, follower: Follower, heard: list[Event], harm: Any
+    ) -> None:
         publish(bucket, range(7, 8), anchor_every=1)
         harm(bucket.inner, "deltas/4/")
         harm(bucket.inner, "deltas/7/")
         assert follower.once() == 7
         check(follower, 7)
-        assert not messages(heard, "warning")  # the anchor was the cheapest way
+        assert not messages(heard, "warning")  # the anchor was the cheapest path anyway
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_a_damaged_anchor_is_passed_by(bucket: Troubled, follower: Follower, heard: list[Event], harm: Any) -> None:
+def test_a_damaged_anchor_is_avoided(bucket: Troubled, follower: Follower, heard: list[Event], harm: Any) -> None:
     publish(bucket, range(7, 8), anchor_every=1)
     harm(bucket.inner, "anchors/7/")
     for _ in range(2):
@@ -142,11 +148,11 @@ def test_a_damaged_anchor_is_passed_by(bucket: Troubled, follower: Follower, hea
     check(follower, 7)
     [warning] = messages(heard, "warning")
     assert "anchors/7/" in warning
-    assert warning.endswith("; there was another way")
+    assert warning.endswith("; took another path")
 
 
-def test_the_file_that_blocks_the_way_is_named(bucket: Troubled, follower: Follower) -> None:
-    """Not the damaged anchor that it tried before, past which there is another way."""
+def test_the_error_names_the_file_that_blocks(bucket: Troubled, follower: Follower) -> None:
+    """It does not name the damaged anchor that was tried before, which can be avoided."""
     publish(bucket, range(7, 9), anchor_every=1)
     for folder in ("anchors/7/", "anchors/8/", "deltas/8/"):
         flip(bucket.inner, folder)
@@ -155,7 +161,7 @@ def test_the_file_that_blocks_the_way_is_named(bucket: Troubled, follower: Follo
     check(follower, 7)
 
 
-def test_a_follower_without_any_whole_version_says_what_blocks_it(
+def test_a_follower_without_any_complete_version_names_the_file(
     bucket: Troubled, follower: Follower, tmp_path: Path
 ) -> None:
     remove(bucket.inner, "anchors/")
@@ -168,7 +174,7 @@ def test_a_follower_without_any_whole_version_says_what_blocks_it(
 def test_a_lost_replica_is_not_rebuilt_at_an_older_version(
     bucket: Troubled, follower: Follower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has served version 5, and never goes back."""
+    """It served version 5 and never goes back."""
     assert follower.once() == 5
     publish(bucket, range(7, 8), anchor_every=NEVER)
 
@@ -188,7 +194,7 @@ def test_a_lost_replica_is_not_rebuilt_at_an_older_version(
 
 
 def add_anchor(bucket: Troubled, version: int, weights: Arrays, after: str) -> None:
-    """A shortcut to a version, made by someone else, which says that these weights have this state."""
+    """Adds a foreign shortcut that claims that these weights have this state."""
     data = anchor(weights).to_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
     file = DataFile(data_path("anchor", version, 1, 0, sha256), len(data), sha256, 0)
@@ -197,19 +203,17 @@ def add_anchor(bucket: Troubled, version: int, weights: Arrays, after: str) -> N
     put_back(bucket.inner, {file.path: data, shortcut_path(shortcut): shortcut.data})
 
 
-def test_an_anchor_that_holds_other_weights_is_passed_by(
-    bucket: Troubled, follower: Follower, heard: list[Event]
-) -> None:
-    """Its bytes are those that its record names; but they do not lead to the state of the version."""
+def test_an_anchor_with_other_weights_is_avoided(bucket: Troubled, follower: Follower, heard: list[Event]) -> None:
+    """Its bytes match its record, but do not give the state of the version."""
     add_anchor(bucket, 5, weights_at(9), digest(weights_at(5)).hex)
     assert follower.once() == 5
     check(follower, 5)
     [warning] = messages(heard, "warning")
-    assert warning.endswith("there was another way")
+    assert warning.endswith("took another path")
 
 
-def test_a_delta_that_leads_elsewhere_is_passed_by(bucket: Troubled, follower: Follower, heard: list[Event]) -> None:
-    """A commit whose state is that of an anchor, but not what its own delta leads to."""
+def test_a_delta_to_another_state_is_avoided(bucket: Troubled, follower: Follower, heard: list[Event]) -> None:
+    """The commit has the state of an anchor, but its own delta gives another state."""
     path = commit_path(5)
     commit = unseal(asyncio.run(bucket.inner.get(path)), Commit, "").record
     remove(bucket.inner, path)
@@ -224,3 +228,22 @@ def test_a_delta_that_leads_elsewhere_is_passed_by(bucket: Troubled, follower: F
     assert follower.once() == 5
     assert bits_of(follower.replica.weights) == bits_of(weights_at(9))
     assert len(messages(heard, "warning")) == 1
+
+
+def test_a_fifo_in_place_of_a_delta_blocks_nobody(tmp_path: Path, heard: list[Event]) -> None:
+    """The follower serves the version before it, and recovers when the file is back."""
+    root = tmp_path / "bucket"
+    with Publisher(root, on_event=lambda event: None, blocking=True, threads=1, anchor_every=NEVER) as publisher:
+        for version in range(1, 4):
+            publisher.publish(weights_at(version)).wait()
+    (delta,) = (root / "deltas" / "3").iterdir()
+    with Follower(str(root), into=tmp_path / "replica", threads=1, on_event=heard.append) as follower:
+        with fifo_at(delta):
+            problem = in_time(follower.once)
+            assert isinstance(problem, DataGone)
+            assert "deltas/3/" in problem.message
+            assert "not a regular file" in problem.message
+            assert problem.hint
+            check(follower, 2)
+        in_time(follower.once)
+        check(follower, 3)

@@ -1,4 +1,4 @@
-"""What engines have not taken yet."""
+"""Patches that engines have not taken yet."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from weightwire.weights.source import read_weights
 class TestPatches:
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(patch_queue, "_FEW", 0)  # all of it is few here
+        monkeypatch.setattr(patch_queue, "_FEW", 0)  # keep nothing by default
 
-    def test_of_several_versions_become_one(self, play: Play) -> None:
+    def test_patches_of_several_versions_are_merged(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()
             await scene.look()
@@ -40,8 +40,8 @@ class TestPatches:
 
         play(act)
 
-    def test_that_nobody_takes_are_bounded(self, play: Play) -> None:
-        """The same weights change again and again: that is one patch, however many versions it spans."""
+    def test_waiting_patches_are_bounded_in_size(self, play: Play) -> None:
+        """The same weights change repeatedly, so one patch covers all versions."""
 
         async def act(scene: Scene) -> None:
             await scene.publish()
@@ -62,7 +62,7 @@ class TestPatches:
 
         play(act)
 
-    def test_that_grow_too_large_are_dropped(self, play: Play) -> None:
+    def test_too_large_patches_are_dropped(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()
             await scene.look()
@@ -82,7 +82,7 @@ class TestPatches:
 
         play(act)
 
-    def test_are_whole_though_buffers_are_used_again(self, play: Play) -> None:
+    def test_patches_do_not_share_reused_buffers(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()
             await scene.look()

@@ -1,4 +1,4 @@
-"""Bringing a replica forward: rebuilds, interrupts, a replica that is lost, and when `current` is made."""
+"""Advancing a replica: rebuilds, interrupts, a lost replica, and `current`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ from support.follow_scene import (
     now,
 )
 from support.small_run import bits_of
-from weightwire.chain.records import (
-    commit_path,
-)
+from weightwire.chain.record_paths import commit_path
 from weightwire.errors import ReplicaError, Unavailable, WeightwireError
 from weightwire.follower import replica_updater
 
 
-class TestARebuild:
-    def test_that_is_interrupted_leaves_what_was_held(self, play: Play) -> None:
+class TestRebuild:
+    def test_interrupted_rebuild_leaves_the_version_held(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             scene.every = 50
             await scene.publish()
@@ -54,7 +52,7 @@ class TestARebuild:
 
         play(act, anchor_every=20)
 
-    def test_that_is_cancelled_leaves_what_was_held(self, play: Play) -> None:
+    def test_cancelled_rebuild_leaves_the_version_held(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             scene.every = 50
             await scene.publish()
@@ -69,8 +67,8 @@ class TestARebuild:
 
         play(act, anchor_every=20)
 
-    def test_follows_the_loss_of_a_replica(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What is in memory cannot be relied on any more: all weights come anew."""
+    def test_lost_replica_is_rebuilt(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The memory can no longer be trusted, so all weights are rebuilt."""
 
         async def act(scene: Scene) -> None:
             await scene.publish(3)
@@ -78,7 +76,7 @@ class TestARebuild:
             await scene.take()
             await scene.publish()
             lose(scene, monkeypatch)
-            with pytest.raises(ReplicaError, match="half-way"):
+            with pytest.raises(ReplicaError, match="halfway"):
                 await scene.look()
             assert scene.replica.position is None
             await scene.look()
@@ -91,7 +89,7 @@ class TestARebuild:
 
         play(act)
 
-    def test_of_a_damaged_replica_is_announced(self, play: Play) -> None:
+    def test_rebuild_of_a_damaged_replica_is_reported(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish(3)
             await scene.look()
@@ -109,10 +107,10 @@ class TestARebuild:
         play(act)
 
 
-class TestALostReplica:
-    """Until it is rebuilt, there is nothing to take and nothing to load."""
+class TestLostReplica:
+    """Until it is rebuilt, it has neither an update nor a checkpoint."""
 
-    def test_hands_out_nothing(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_lost_replica_hands_out_no_update(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish()
             await scene.look()
@@ -127,8 +125,8 @@ class TestALostReplica:
 
         play(act)
 
-    def test_lets_engines_wait(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-        """And does not keep a core busy."""
+    def test_engines_wait_for_a_lost_replica(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They do not busy-wait."""
 
         async def act(scene: Scene) -> None:
             await scene.publish()
@@ -145,12 +143,14 @@ class TestALostReplica:
             began = now()
             await scene.work.wait_for_more(1.0)
             await scene.work.wait_for_more(1.0)
-            assert now() >= began + 1.0  # the sum that the loop makes: a difference may be a bit less
+            assert now() >= began + 1.0  # a difference may be slightly smaller by rounding
 
         play(act)
 
-    def test_never_goes_back(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Though the bucket was rolled back in the meantime."""
+    def test_lost_replica_is_never_rebuilt_at_an_older_version(
+        self, play: Play, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The bucket was rolled back meanwhile."""
 
         async def act(scene: Scene) -> None:
             await scene.publish(4)
@@ -167,9 +167,11 @@ class TestALostReplica:
         play(act)
 
 
-class TestAnInterrupt:
-    def test_while_a_version_is_applied_costs_nothing(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As Ctrl-C in once(), after which it is called again."""
+class TestInterrupt:
+    def test_interrupt_while_a_version_is_applied_loses_nothing(
+        self, play: Play, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ctrl-C interrupts once(), which is then called again."""
 
         async def act(scene: Scene) -> None:
             await scene.publish()
@@ -180,7 +182,7 @@ class TestAnInterrupt:
             async def run_in_thread(
                 self: SimRuntime, function: Callable[..., Result], *args: Any, **kwargs: Any
             ) -> Result:
-                """A thread is waited for; whoever was cancelled meanwhile does not hear what became of it."""
+                """Waits for the thread. A cancelled caller does not get its result."""
                 result = function(*args, **kwargs)
                 if function == scene.replica.advance:
                     looking.cancel()
@@ -198,7 +200,7 @@ class TestAnInterrupt:
 
 
 class TestCurrent:
-    def test_of_a_small_replica_is_always_the_newest(self, play: Play) -> None:
+    def test_current_of_a_small_replica_is_always_the_newest_version(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             for version in (1, 2, 3):
                 await scene.publish()
@@ -207,8 +209,8 @@ class TestCurrent:
 
         play(act)
 
-    def test_of_a_large_one_is_made_now_and_then(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-        """When so much has changed since that a crash would cost more than to write it."""
+    def test_current_of_a_large_replica_is_made_now_and_then(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is made once a replay of the journal would cost more than writing it."""
         monkeypatch.setattr(replica_updater, "_SMALL", 0)
 
         async def act(scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""A bucket that was rolled back or replaced never takes a replica back."""
+"""A replica never goes back to an older version, even if the bucket was rolled back or replaced."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ from support.followers import (
 )
 from support.small_run import bits_of
 from weightwire import Follower
-from weightwire.chain.records import (
-    RUN,
-    commit_path,
-)
+from weightwire.chain.record_paths import RUN, commit_path
 from weightwire.errors import (
     BrokenChain,
     ForeignRun,
@@ -40,17 +37,17 @@ from weightwire.errors import (
 from weightwire.telemetry.events import Event
 
 
-class TestABucketThatChanges:
-    """Under a follower that has seen nothing new for a while, and so must look whether all is as it was."""
+class TestChangedBucket:
+    """A follower without new versions checks now and then that its run is still there."""
 
-    def test_was_rolled_back(self, play: Play) -> None:
+    def test_follower_notices_a_rolled_back_bucket(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish(4)
             scene.start()
             await eventually(lambda: scene.work.version == 4)
             gone = {version: scene.store.objects.pop(commit_path(version)) for version in (3, 4)}
             await eventually(lambda: scene.work.trouble, 60)
-            assert "has no version 4, which this replica holds; it stays as it is" in scene.work.trouble
+            assert "does not have version 4, which this replica holds" in scene.work.trouble
             await asyncio.sleep(300)
             assert len(scene.warnings) == 1
             assert bits_of(scene.replica.weights) == scene.bits[4]
@@ -63,8 +60,8 @@ class TestABucketThatChanges:
         play(act)
 
     @pytest.mark.parametrize("versions", [2, 4, 8])
-    def test_holds_another_run(self, play: Play, versions: int) -> None:
-        """With fewer versions than the old one, as many, or more."""
+    def test_follower_notices_another_run_in_the_bucket(self, play: Play, versions: int) -> None:
+        """The new run has fewer, as many or more versions than the old run."""
 
         async def act(scene: Scene) -> None:
             await scene.publish(4)
@@ -80,7 +77,7 @@ class TestABucketThatChanges:
             scene.store.objects.update(other.store.objects)
             await eventually(lambda: bits_of(scene.replica.weights) == other.bits[versions], 120)
             await eventually(lambda: scene.work.version == versions and not scene.work.trouble, 60)
-            named = f"this replica is of run {old[:12]}; rebuilding it for {other.run_id[:12]}"
+            named = f"this replica belongs to run {old[:12]}; rebuilding it for run {other.run_id[:12]}"
             assert scene.warnings.count(named) == 1
             update = await scene.take()
             assert (update.version, update.patch) == (versions, None)
@@ -88,20 +85,22 @@ class TestABucketThatChanges:
         play(act)
 
 
-class TestABucketThatWasRolledBack:
+class TestRolledBackBucket:
     def roll_back(self, bucket: Troubled, version: int) -> None:
         for path in paths(bucket, "commits/"):
             if path >= commit_path(version):
                 remove(bucket, path)
 
-    def test_does_not_take_the_replica_back(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
+    def test_rolled_back_bucket_does_not_roll_back_the_replica(
+        self, bucket: Troubled, trainer: Trainer, into: Path
+    ) -> None:
         trainer.publish(4)
         with Follower(bucket, into=into) as follower:
             follower.once()
         before = copy_of(bucket)
         self.roll_back(bucket, 3)
         with Follower(bucket, into=into) as follower:
-            with pytest.raises(BrokenChain, match="has no version 4, which this replica holds; it stays") as caught:
+            with pytest.raises(BrokenChain, match="does not have version 4, which this replica holds") as caught:
                 follower.once()
             assert caught.value.hint == "the bucket was rolled back or replaced: follow it into a new directory"
             assert bits_of(follower.checkpoint()) == trainer.bits[4]
@@ -109,7 +108,7 @@ class TestABucketThatWasRolledBack:
             assert follower.once() == 4
             check(follower, trainer.bits, 4)
 
-    def test_and_has_another_history_is_refused(
+    def test_rolled_back_bucket_with_another_history_is_refused(
         self, bucket: Troubled, trainer: Trainer, into: Path, heard: list[Event]
     ) -> None:
         trainer.publish(4)
@@ -121,7 +120,7 @@ class TestABucketThatWasRolledBack:
         other.publish(3)
         other.close()
         with Follower(bucket, into=into, on_event=heard.append) as follower:
-            with pytest.raises(BrokenChain, match="has another version 4 than this replica; it stays") as caught:
+            with pytest.raises(BrokenChain, match="its version 4 is not the one that this replica holds") as caught:
                 follower.once()
             assert caught.value.hint
             follower.start()
@@ -133,8 +132,10 @@ class TestABucketThatWasRolledBack:
             assert follower.once() == 6
             check(follower, other.bits, 6)
 
-    def test_while_it_is_followed_is_refused(self, bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
-        """What comes then does not follow from what is held."""
+    def test_bucket_rolled_back_while_it_is_followed_is_refused(
+        self, bucket: Troubled, trainer: Trainer, follower: Follower
+    ) -> None:
+        """Its next version does not follow from the version held."""
         trainer.publish(4)
         follower.once()
         trainer.close()
@@ -142,11 +143,13 @@ class TestABucketThatWasRolledBack:
         other = Trainer(bucket.inner)
         other.publish(3)
         other.close()
-        with pytest.raises(BrokenChain, match="its parent hash is another"):
+        with pytest.raises(BrokenChain, match="its parent hash differs"):
             follower.once()
         check(follower, trainer.bits, 4)
 
-    def test_and_has_a_later_anchor_is_refused(self, bucket: Troubled, trainer: Trainer, follower: Follower) -> None:
+    def test_rolled_back_bucket_with_a_later_anchor_is_refused(
+        self, bucket: Troubled, trainer: Trainer, follower: Follower
+    ) -> None:
         trainer.publish(4)
         follower.once()
         trainer.close()
@@ -167,7 +170,7 @@ class TestAnotherRun:
         yield other
         other.close()
 
-    def test_under_the_url_is_named_and_followed(
+    def test_another_run_at_the_url_is_reported_and_followed(
         self, bucket: Troubled, trainer: Trainer, other: Trainer, into: Path, heard: list[Event]
     ) -> None:
         trainer.publish(4)
@@ -183,10 +186,10 @@ class TestAnotherRun:
             check(follower, other.bits, 2)
             update = taken(follower)
             assert update.patch is None
-        assert warnings(heard) == [f"this replica is of run {names[0]}; rebuilding it for {names[1]}"]
+        assert warnings(heard) == [f"this replica belongs to run {names[0]}; rebuilding it for run {names[1]}"]
         assert all(event.at > 0 for event in heard)
 
-    def test_that_cannot_be_fetched_leaves_the_replica_as_it_is(
+    def test_another_run_that_cannot_be_fetched_leaves_the_replica_unchanged(
         self, bucket: Troubled, trainer: Trainer, other: Trainer, into: Path
     ) -> None:
         trainer.publish(4)
@@ -205,7 +208,7 @@ class TestAnotherRun:
             assert follower.once() == 2
             check(follower, other.bits, 2)
 
-    def test_while_it_is_followed_needs_a_second_look(
+    def test_running_follower_refuses_another_run_until_it_is_restarted(
         self, bucket: Troubled, trainer: Trainer, other: Trainer, follower: Follower, into: Path
     ) -> None:
         trainer.publish(4)

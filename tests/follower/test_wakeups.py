@@ -1,4 +1,4 @@
-"""The server that wakes a follower: what it answers, and that nothing which is sent to it does any harm."""
+"""The server that wakes a follower: its answers, and malformed requests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 from support.http_client import ask, raw_reply
 from weightwire.errors import CannotListen
 from weightwire.follower.wakeups import WakeupServer
+from weightwire.system import Access
 
 
 class Woken:
-    """What is behind the server."""
+    """The callbacks of the server."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -41,7 +42,7 @@ def server(woken: Woken) -> Iterator[WakeupServer]:
 
 
 def post(path: str, body: bytes) -> bytes:
-    return f"POST {path} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def asked(server: WakeupServer, path: str, method: str = "GET") -> tuple[int, bytes]:
@@ -51,33 +52,53 @@ def asked(server: WakeupServer, path: str, method: str = "GET") -> tuple[int, by
 
 class TestAnswers:
     @pytest.mark.parametrize("path", ["/", "/wake", "/any/thing?x=1"])
-    def test_a_post_wakes(self, server: WakeupServer, woken: Woken, path: str) -> None:
+    def test_a_post_wakes_the_follower(self, server: WakeupServer, woken: Woken, path: str) -> None:
         assert raw_reply(server.address, post(path, b'{"version": 4}')).startswith(b"HTTP/1.0 202 ")
         assert woken.count == 1
 
     @pytest.mark.parametrize("path", ["/", "/status", "/status?pretty"])
-    def test_status(self, server: WakeupServer, woken: Woken, path: str) -> None:
+    def test_status_request_returns_the_status_as_json(self, server: WakeupServer, woken: Woken, path: str) -> None:
         code, body = asked(server, path)
 
         assert (code, json.loads(body)) == (200, woken.status())
         assert woken.count == 0
 
-    def test_metrics(self, server: WakeupServer, woken: Woken) -> None:
+    def test_metrics_request_returns_the_metrics(self, server: WakeupServer, woken: Woken) -> None:
         assert asked(server, "/metrics") == (200, woken.metrics())
 
     @pytest.mark.parametrize("hosts", [[], ["rollout-3.cluster"], ["localhost", "evil.example"]])
-    def test_it_answers_under_any_name(self, server: WakeupServer, woken: Woken, hosts: list[str]) -> None:
-        """Publishers may reach it through a tunnel, and there is nothing secret to read."""
+    def test_foreign_host_headers_are_refused(self, server: WakeupServer, woken: Woken, hosts: list[str]) -> None:
         head = "".join(f"Host: {host}\r\n" for host in hosts)
-        assert raw_reply(server.address, f"POST / HTTP/1.1\r\n{head}\r\n".encode()).startswith(b"HTTP/1.0 202 ")
+        assert raw_reply(server.address, f"POST / HTTP/1.1\r\n{head}\r\n".encode()).startswith(b"HTTP/1.0 403 ")
+        assert woken.count == 0
+
+    @pytest.mark.parametrize(("origin", "status"), [("http://evil.example", 403), ("null", 403), ("http://{}", 202)])
+    def test_web_sites_cannot_wake_the_follower(
+        self, server: WakeupServer, woken: Woken, origin: str, status: int
+    ) -> None:
+        reply, _ = ask(server.address, "/wake", "POST", Origin=origin.format(server.address))
+        assert reply.status == status
+        assert woken.count == (status == 202)
+
+    def test_every_request_needs_the_token(self, woken: Woken) -> None:
+        access = Access(token="a" * 32)
+        with WakeupServer(
+            "0.0.0.0:0", wake=woken.wake, status=woken.status, metrics=woken.metrics, access=access
+        ) as server:
+            for method, path in (("POST", "/wake"), ("GET", "/status"), ("GET", "/metrics")):
+                assert ask(server.address, path, method)[0].status == 401
+                assert ask(server.address, path, method, Authorization="Bearer " + "b" * 32)[0].status == 401
+            assert woken.count == 0
+            for method, path in (("POST", "/wake"), ("GET", "/status"), ("GET", "/metrics")):
+                assert ask(server.address, path, method, Authorization="Bearer " + "a" * 32)[0].status in (200, 202)
         assert woken.count == 1
 
-    def test_anything_else(self, server: WakeupServer) -> None:
+    def test_other_paths_are_not_found(self, server: WakeupServer) -> None:
         assert asked(server, "/../etc/passwd")[0] == 404
         assert asked(server, "/", "DELETE")[0] == 501
 
 
-class TestGarbage:
+class TestMalformedRequests:
     @pytest.mark.parametrize(
         "data",
         [
@@ -93,7 +114,7 @@ class TestGarbage:
             b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\nshort",
         ],
     )
-    def test_is_survived_in_silence(
+    def test_malformed_request_is_ignored(
         self, server: WakeupServer, woken: Woken, capfd: pytest.CaptureFixture[str], data: bytes
     ) -> None:
         raw_reply(server.address, data)
@@ -102,39 +123,47 @@ class TestGarbage:
         assert capfd.readouterr() == ("", "")
 
     def test_a_length_of_thousands_of_digits_is_answered(self, server: WakeupServer, woken: Woken) -> None:
-        head = b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"
 
         assert raw_reply(server.address, head).startswith(b"HTTP/1.0 202 ")
         assert woken.count == 1
 
-    def test_of_a_body_only_some_is_read(self, server: WakeupServer, woken: Woken) -> None:
-        head = b"POST / HTTP/1.1\r\nContent-Length: 50000\r\n\r\n"
+    def test_only_part_of_a_large_body_is_read(self, server: WakeupServer, woken: Woken) -> None:
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50000\r\n\r\n"
 
         assert raw_reply(server.address, head + b"x" * 50_000).startswith(b"HTTP/1.0 202 ")
         assert woken.count == 1
 
-    def test_a_failure_inside_is_no_traceback(self, woken: Woken, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_an_internal_error_shows_no_traceback(self, woken: Woken, capfd: pytest.CaptureFixture[str]) -> None:
         def status() -> NoReturn:
             raise ZeroDivisionError
 
         with WakeupServer("127.0.0.1:0", wake=woken.wake, status=status, metrics=woken.metrics) as server:
-            assert raw_reply(server.address, b"GET /status HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 500 ")
+            assert raw_reply(server.address, b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(
+                b"HTTP/1.0 500 "
+            )
             assert asked(server, "/metrics")[0] == 200
         assert capfd.readouterr() == ("", "")
 
 
 class TestAddress:
-    def test_of_a_port_that_is_taken(self, server: WakeupServer, woken: Woken) -> None:
-        with pytest.raises(CannotListen, match="another program listens there already") as caught:
+    def test_port_in_use_is_refused(self, server: WakeupServer, woken: Woken) -> None:
+        with pytest.raises(CannotListen, match="the port is in use by another program") as caught:
             WakeupServer(server.address, wake=woken.wake, status=woken.status, metrics=woken.metrics)
         assert caught.value.hint == "choose another port, or 0 for any"
 
     @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "x" * 70 + ".example"])
-    def test_of_a_host_that_is_not_this_one(self, woken: Woken, host: str) -> None:
-        with pytest.raises(CannotListen, match="cannot be listened on"):
-            WakeupServer(f"{host}:0", wake=woken.wake, status=woken.status, metrics=woken.metrics)
+    def test_address_of_another_host_is_refused(self, woken: Woken, host: str) -> None:
+        with pytest.raises(CannotListen, match="cannot listen"):
+            WakeupServer(
+                f"{host}:0", wake=woken.wake, status=woken.status, metrics=woken.metrics, access=Access("a" * 32)
+            )
 
-    def test_is_free_again_after_it_was_closed(self, server: WakeupServer, woken: Woken) -> None:
+    def test_address_beyond_this_machine_needs_a_token(self, woken: Woken) -> None:
+        with pytest.raises(CannotListen, match="cannot listen beyond this machine without a token"):
+            WakeupServer("0.0.0.0:0", wake=woken.wake, status=woken.status, metrics=woken.metrics)
+
+    def test_address_is_free_after_close(self, server: WakeupServer, woken: Woken) -> None:
         server.close()
 
         with WakeupServer(server.address, wake=woken.wake, status=woken.status, metrics=woken.metrics) as again:

@@ -1,10 +1,10 @@
-"""Golden files: one delta for every way to encode, from inputs that are made by integer arithmetic only.
+"""Golden files: one delta for every encoding, from inputs made with integer arithmetic.
 
-    python tests/golden/make.py                 # make the files that are missing; say which ones differ
-    python tests/golden/make.py --overwrite     # a new format version: make all of them again
+    python tests/golden/make.py                 # make missing files, list those that differ
+    python tests/golden/make.py --overwrite     # for a new format version: make all files again
 
-Deltas outlive releases. If a file differs from what the code makes now, the code is wrong, unless nothing has been
-released that reads or wrote it.
+Deltas outlive releases. If a file differs from the output of the code, the code is wrong, unless no release reads or
+wrote the file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def one(dtype: Dtype, shape: tuple[int, ...], units: Any) -> Weights:
 
 
 def changed(dtype: Dtype, shape: tuple[int, ...], kind: str, how: str, line: int = 0) -> Case:
-    """One tensor, changed in one way."""
+    """One tensor with one kind of change."""
     old = base(dtype, int(np.prod(shape)), kind)
     return one(dtype, shape, old), one(dtype, shape, change(old, dtype, how, line=line)), diff
 
@@ -58,7 +58,7 @@ def every_dtype(how: str) -> Case:
 
 
 def all_steps() -> Case:
-    """From everywhere by every power of two and its neighbours, in both directions."""
+    """Steps by every power of two and its neighbours, in both directions, from any value."""
     old, new = {}, {}
     for dtype in (U64, F64, F32, BF16, E4M3):
         powers = [2**k + d for k in range(8 * dtype.unit) for d in (-1, 0, 1)]
@@ -89,7 +89,7 @@ def outliers() -> Case:
 
 
 def dense() -> Case:
-    """Every weight of a norm moved a little: F32 by thousands of steps, BF16 by a few."""
+    """Every weight of a norm moves a little: F32 by thousands of steps, BF16 by a few."""
     f32, bf16 = base(F32, 3000), base(BF16, 3000)
     old = {**one(F32, (3000,), f32), "y": ("BF16", (3000,), bytearray(bf16.tobytes()))}
     moved = f32 + units_of(below(3, 3000, 5000).astype(np.uint64), F32)
@@ -98,7 +98,7 @@ def dense() -> Case:
 
 
 def full() -> Case:
-    """Other weights altogether; bits that cannot be coded; and zeros, padded to the least size."""
+    """Unrelated weights, incompressible bits, and zeros padded to the minimum size."""
     old = {
         "noise": ("F64", (500,), bytearray(base(F64, 500, "bits", 1).tobytes())),
         "weights": ("BF16", (5000,), bytearray(base(BF16, 5000, seed=1).tobytes())),
@@ -190,13 +190,13 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def make(name: str) -> tuple[Weights, Delta]:
-    """A case's base, and its delta."""
+    """The base and the delta of a case."""
     old, new, how = CASES[name]()
     return old, how(old, new)
 
 
 def build() -> dict[str, bytes]:
-    """All files, by name. Both implementations must make the same of them."""
+    """All files by name. Both kernels must give the same bytes."""
     files: dict[str, bytes] = {}
     states: dict[str, dict[str, str]] = {}
     for name in CASES:

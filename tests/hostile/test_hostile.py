@@ -1,7 +1,7 @@
-"""Hostile inputs, kept: each gets the error that it is known for, from both implementations, and changes nothing.
+"""Hostile inputs: each gets its expected error from both kernels, and changes nothing.
 
-`hostile/files/` are whole files, all for the base below. `hostile/blocks/` are blocks with their base, one for every
-reason to refuse that tests/support/fuzz.py found a way to, and a few that nobody would write and that are accepted.
+`hostile/files/` holds whole files for the base below. `hostile/blocks/` holds blocks with their base: one for every
+reason to reject that tests/fuzz/golden_mutations.py has reached, and a few unusual blocks that are accepted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pytest
 
 import weightwire
-from support.fuzz_inputs import Block
-from support.fuzz_verdicts import check_result, decode_with
+from fuzz.blocks import Block
+from fuzz.verdicts import check_result, decode_with
 from support.samples import vector_widths, vectors_of
 from weightwire import CheckpointError, CorruptDelta, Delta, UnsupportedFormat, WeightwireError, WrongBase
 from weightwire.codec import _kernel, numpy_kernel
@@ -25,7 +25,7 @@ BLOCKS = sorted((HOSTILE / "blocks").glob("*.json"))
 
 
 def error_of_a_deep_header() -> str:
-    """4,000 levels are too many for the JSON parser of Python 3.11; that of 3.13 reads on and misses a value."""
+    """Python 3.11 rejects 4,000 levels of JSON. Python 3.13 reads on and misses a value."""
     try:
         json.loads('{"a":' * 4000)
     except RecursionError:
@@ -36,29 +36,29 @@ def error_of_a_deep_header() -> str:
 
 
 FILES: dict[str, tuple[type[WeightwireError], str]] = {
-    "after-of-zeros": (CorruptDelta, "the result has another state than it should"),
-    "anchor-that-leans-on-a-base": (CorruptDelta, "an anchor needs no base, but this one does"),
-    "before-of-zeros": (WrongBase, "was made for weights with state 000000000000"),
+    "after-of-zeros": (CorruptDelta, "the result has a wrong state"),
+    "anchor-that-leans-on-a-base": (CorruptDelta, "an anchor must not need a base"),
+    "before-of-zeros": (WrongBase, "made for weights with state 000000000000"),
     "block-of-another-kind": (CorruptDelta, "tensor 'x': block 0: "),
     "bomb-64-gigabytes-in-5-kilobytes": (CorruptDelta, "tensor 'x': "),
-    "bomb-blocks-that-are-not-there": (CorruptDelta, "it ends inside a number"),
+    "bomb-blocks-that-are-not-there": (CorruptDelta, "its index is damaged: it ends inside a number"),
     "bomb-coo-of-2-to-the-61": (WrongBase, "tensor 'x': is U8 [2305843009213693952], but U8 [10, 64] in the base"),
-    "changed-one-too-few": (CorruptDelta, "tensor 'x': changes 2 weights, not 1 as it says"),
+    "changed-one-too-few": (CorruptDelta, "tensor 'x': changes 2 weights, but claims 1"),
     "coo-that-is-none": (CorruptDelta, "tensor 'x': its size does not fit its number of changes"),
     "cut-in-the-data": (CorruptDelta, "its tensors take"),
     "cut-in-the-header": (CorruptDelta, "ends inside its header"),
-    "digest-of-zeros": (CorruptDelta, "tensor 'x': the result has another digest than it should"),
+    "digest-of-zeros": (CorruptDelta, "tensor 'x': the result has a wrong digest"),
     "dtype-of-the-same-width": (WrongBase, "tensor 'x': is F8_E4M3 [10, 64], but U8 [10, 64] in the base"),
-    "format-2": (UnsupportedFormat, "has format version 2, and this release reads weightwire/1"),
+    "format-2": (UnsupportedFormat, "has format version 2, but this release reads weightwire/1"),
     "header-longer-than-the-file": (CorruptDelta, "ends inside its header"),
     "header-nested-deeply": (CorruptDelta, error_of_a_deep_header()),
-    "header-of-an-exabyte": (CorruptDelta, "claims a header of 1,152,921,504,606,846,976 bytes"),
-    "index-of-another-file": (CorruptDelta, "tensor 'x': its blocks do not add up to its bytes"),
-    "names-exchanged": (WrongBase, "tensor 'y': the base has no such tensor"),
-    "new-that-is-not": (CorruptDelta, "tensor 'x': block 0: it needs a base and there is none"),
+    "header-of-an-exabyte": (CorruptDelta, "not a safetensors file"),
+    "index-of-another-file": (CorruptDelta, "tensor 'x': the sizes of its blocks do not match its bytes"),
+    "names-exchanged": (WrongBase, "tensor 'y': missing in the base"),
+    "new-that-is-not": (CorruptDelta, "tensor 'x': block 0: it needs a base"),
     "one-byte-too-many": (CorruptDelta, "its tensors take"),
     "removed-nested-deeply": (CorruptDelta, "its list of removed tensors"),
-    "rows-past-the-end": (CorruptDelta, "tensor 'x': has no rows 5 to 11"),
+    "rows-past-the-end": (CorruptDelta, "tensor 'x': does not have rows 5 to 11"),
     "shape-turned": (WrongBase, "tensor 'x': is U8 [64, 10], but U8 [10, 64] in the base"),
 }
 
@@ -67,12 +67,12 @@ def base() -> dict[str, npt.NDArray[np.uint8]]:
     return {"x": np.zeros((10, 64), np.uint8)}
 
 
-def test_every_file_is_known() -> None:
+def test_every_file_has_an_expected_error() -> None:
     assert {path.stem for path in (HOSTILE / "files").iterdir()} == set(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_hostile_file(name: str, implementation: str) -> None:
+def test_hostile_files_are_rejected(name: str, implementation: str) -> None:
     path = HOSTILE / "files" / f"{name}.safetensors"
     kind, says = FILES[name]
     for copy in (True, False):
@@ -82,17 +82,17 @@ def test_a_hostile_file(name: str, implementation: str) -> None:
         assert not weights["x"].any()
         assert caught.value.message.startswith(f"{path}: ")
         assert caught.value.hint
-        # In place there may be more to say against it, and earlier.
+        # In place there may be another reason to reject it first.
         assert not copy or (type(caught.value) is kind and says in caught.value.message)
 
 
-def test_there_are_blocks() -> None:
+def test_blocks_are_found() -> None:
     assert len(BLOCKS) >= 50
 
 
 @pytest.mark.parametrize("path", BLOCKS, ids=lambda path: path.stem)
-def test_a_hostile_block(path: Path) -> None:
-    """Its name is what the kernel says of it."""
+def test_hostile_blocks_get_the_same_verdict_from_both_kernels(path: Path) -> None:
+    """The name of a block is the reason of the kernel."""
     block = Block.from_json(path.read_text())
     expected = decode_with(numpy_kernel, block)
     for width in vector_widths():

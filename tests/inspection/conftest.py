@@ -1,4 +1,4 @@
-"""The run that tests of verification damage."""
+"""A run to inspect and damage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.verify_runs import FILES
 
 @pytest.fixture
 def bucket() -> Clocked:
-    """Versions 0 to 8, of which 0 and 6 are fences, and 1, 4, 7 and 8 have anchors."""
+    """Versions 0 to 8: 0 and 6 are fences; 1, 4, 7 and 8 have anchors."""
     bucket = clocked()
     weights = publish(bucket, first_weights(), 5, every=HOUR, clock=bucket, anchor_every=3, files=FILES)
     publish(bucket, stepped(weights, 9), 2, every=HOUR, clock=bucket, anchor_every=1)

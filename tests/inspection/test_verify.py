@@ -1,8 +1,9 @@
-"""That a verification finds whatever is wrong with a run, and nothing where nothing is."""
+"""Verification passes intact runs and finds wrong weights."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,28 +11,22 @@ import pytest
 from support.clocked_bucket import Arrays, Clocked, clocked, first_weights, publish, run, stepped
 from support.verify_runs import FILES, data_of, edit, flip_last, only, read, rewrite, verified
 from weightwire.bucket.registry import open_bucket
-from weightwire.chain.records import (
-    DataFile,
-    Shortcut,
-    commit_path,
-    data_path,
-    seal,
-    shortcut_path,
-)
+from weightwire.catchup import data_file_check
+from weightwire.chain.record_paths import commit_path, data_path
+from weightwire.chain.records import DataFile, Shortcut, seal, shortcut_path
 from weightwire.delta.file import Delta, Packed, pack
 from weightwire.delta.maker import anchor, diff
 from weightwire.delta.state import digest
 from weightwire.errors import NoRun, WrongBase
-from weightwire.inspection import data_check
 from weightwire.inspection.verify import verify_run
 from weightwire.system.runtime import Runtime
 from weightwire.weights.source import read_weights
 from weightwire.weights.tensor import Tensor
 
 
-class TestFine:
+class TestIntactRun:
     @pytest.mark.parametrize("rebuild", [False, True])
-    def test_everything_is_as_it_should_be(self, bucket: Clocked, rebuild: bool) -> None:
+    def test_intact_run_has_no_problems(self, bucket: Clocked, rebuild: bool) -> None:
         found = verified(bucket, rebuild=rebuild)
 
         assert found.problems == ()
@@ -43,34 +38,34 @@ class TestFine:
         assert found.compared == (3 if rebuild else 0)
 
     @pytest.mark.parametrize("rebuild", [False, True])
-    def test_tells_how_far_it_is(self, bucket: Clocked, rebuild: bool) -> None:
-        told: list[tuple[int, int]] = []
+    def test_verify_reports_progress(self, bucket: Clocked, rebuild: bool) -> None:
+        reports: list[tuple[int, int]] = []
 
-        found = verified(bucket, rebuild=rebuild, progress=lambda done, total: told.append((done, total)))
+        found = verified(bucket, rebuild=rebuild, progress=lambda done, total: reports.append((done, total)))
 
         nbytes = found.nbytes + sum(map(len, FILES.values()))
-        assert told[-1] == (nbytes, nbytes)
-        assert {total for _, total in told} == {nbytes}
-        assert [done for done, _ in told] == sorted(done for done, _ in told)
+        assert reports[-1] == (nbytes, nbytes)
+        assert {total for _, total in reports} == {nbytes}
+        assert [done for done, _ in reports] == sorted(done for done, _ in reports)
 
-    def test_writes_nothing(self, bucket: Clocked) -> None:
+    def test_verify_writes_nothing(self, bucket: Clocked) -> None:
         bucket.read_only = True
         assert verified(bucket, rebuild=True).fine
 
-    def test_files_of_many_pieces(self, bucket: Clocked, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(data_check, "_PIECE", 100)
+    def test_file_of_many_pieces_is_intact(self, bucket: Clocked, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(data_file_check, "_PIECE", 100)
         assert verified(bucket).fine
 
-    def test_in_a_directory(self, tmp_path: Path) -> None:
+    def test_run_in_a_directory_is_rebuilt(self, tmp_path: Path) -> None:
         bucket = open_bucket(tmp_path)
         publish(bucket, first_weights(), 3, anchor_every=2)
         assert run(verify_run(bucket, Runtime(), rebuild=True)).rebuilt == ((1, 3),)
 
-    def test_nothing_published_yet(self) -> None:
+    def test_empty_bucket_has_no_run(self) -> None:
         with pytest.raises(NoRun):
             verified(clocked())
 
-    def test_a_version_that_changes_nothing(self) -> None:
+    def test_version_without_changes_is_intact(self) -> None:
         bucket = clocked()
         weights = publish(bucket, first_weights(), 2)
         publish(bucket, weights, 1)
@@ -78,8 +73,8 @@ class TestFine:
         assert read(bucket, 4).record.files == ()
         assert verified(bucket, rebuild=True).rebuilt == ((1, 4),)
 
-    def test_what_is_published_meanwhile_is_left_out(self, bucket: Clocked) -> None:
-        """A shortcut of a later version too."""
+    def test_versions_published_meanwhile_are_left_out(self, bucket: Clocked) -> None:
+        """Including shortcuts of later versions."""
         hidden = {path for path in bucket.paths() if path.split("/")[1:2] in (["7"], ["8"])}
         bucket.hidden = {commit_path(7), commit_path(8)} | {path for path in hidden if path.startswith("deltas")}
 
@@ -89,19 +84,19 @@ class TestFine:
 
 
 class TestRebuild:
-    def test_goes_on_from_the_next_anchor(self, bucket: Clocked) -> None:
+    def test_rebuild_continues_at_the_next_anchor(self, bucket: Clocked) -> None:
         run(bucket.inner.delete(data_of(bucket, 3)))
         found = verified(bucket, rebuild=True)
         assert found.rebuilt == ((1, 2), (4, 8))
         assert found.compared == 2
 
-    def test_an_anchor_that_is_damaged_does_not_stop_it(self, bucket: Clocked) -> None:
+    def test_damaged_anchor_is_skipped(self, bucket: Clocked) -> None:
         edit(bucket, data_of(bucket, 4, "anchors"), flip_last)
         found = verified(bucket, rebuild=True)
         assert (found.rebuilt, found.compared) == (((1, 8),), 2)
 
-    def test_finds_a_delta_that_does_not_do_what_it_says(self) -> None:
-        """Every hash and every header is right; only the weights are not."""
+    def test_rebuild_finds_a_delta_with_wrong_weights(self) -> None:
+        """All hashes and headers are correct. Only the weights are wrong."""
         bucket = clocked()
         publish(bucket, first_weights(), 3)
         lying = self.lie(bucket, 3, "delta")
@@ -112,22 +107,37 @@ class TestRebuild:
         assert only(found).startswith(f"{lying}: ")
         assert found.rebuilt == ((1, 2),)
 
-    def test_finds_an_anchor_that_holds_something_else(self, bucket: Clocked) -> None:
-        commit = read(bucket, 4).record
-        weights = stepped(first_weights(5), 1)
-        made = anchor(weights)
-        lying = _claim(made, after=commit.after)
-        sha256 = hashlib.sha256(lying).hexdigest()
-        file = DataFile(data_path("anchor", 4, 9, 0, sha256), len(lying), sha256)
-        shortcut = Shortcut(run=commit.run, version=4, kind="anchor", after=commit.after, files=(file,))
-        bucket.write(file.path, lying)
-        bucket.write(shortcut_path(seal(shortcut)), seal(shortcut).data)
+    def test_rebuild_finds_an_anchor_with_wrong_weights(self, bucket: Clocked) -> None:
+        """Its header has the digests of the right ones."""
+        weights = first_weights()
+        for step in range(3):
+            weights = stepped(weights, step)
+        path = self.add_anchor(bucket, 4, anchor(stepped(first_weights(5), 1)), anchor(weights))
 
         assert verified(bucket).fine
         found = verified(bucket, rebuild=True)
 
-        assert only(found).startswith(f"{file.path}: ")
+        assert only(found).startswith(f"{path}: ")
         assert found.rebuilt == ((1, 8),)
+
+    def test_an_anchor_whose_digests_contradict_its_state_is_found_without_a_rebuild(self, bucket: Clocked) -> None:
+        made = anchor(stepped(first_weights(5), 1))
+        path = self.add_anchor(bucket, 4, made, made)
+
+        assert only(verified(bucket)) == f"{path}: its tensors do not have the state that it names"
+        assert only(verified(bucket, rebuild=True)).startswith(f"{path}: ")
+
+    def add_anchor(self, bucket: Clocked, version: int, made: Delta, digests: Delta) -> str:
+        """A shortcut to an anchor that claims the state of a version, with the digests of another anchor."""
+        commit = read(bucket, version).record
+        entries = {name: replace(entry, digest=digests.entries[name].digest) for name, entry in made.entries.items()}
+        lying = _claim(replace(made, entries=entries), after=commit.after)
+        sha256 = hashlib.sha256(lying).hexdigest()
+        file = DataFile(data_path("anchor", version, 9, 0, sha256), len(lying), sha256)
+        shortcut = Shortcut(run=commit.run, version=version, kind="anchor", after=commit.after, files=(file,))
+        bucket.write(file.path, lying)
+        bucket.write(shortcut_path(seal(shortcut)), seal(shortcut).data)
+        return file.path
 
     def lie(self, bucket: Clocked, version: int, kind: str) -> str:
         commit = read(bucket, version).record
@@ -136,14 +146,14 @@ class TestRebuild:
             weights = stepped(weights, step)
         lying = _claim(diff(weights, stepped(weights, 40)), before=commit.before, after=commit.after)
         sha256 = hashlib.sha256(lying).hexdigest()
-        file = DataFile(data_path(kind, version, 9, 0, sha256), len(lying), sha256)
+        file = DataFile(data_path(kind, version, commit.epoch, 0, sha256), len(lying), sha256)
         bucket.write(file.path, lying)
         rewrite(bucket, version, files=(file,))
         return file.path
 
 
 def _claim(delta: Delta, **states: str) -> bytes:
-    """The same file, with another header."""
+    """The same file with another header."""
     parts = [
         Packed(entry, [bytes(delta.block(entry, index)) for index in range(len(entry.blocks))])
         for entry in delta.entries.values()
@@ -154,25 +164,25 @@ def _claim(delta: Delta, **states: str) -> bytes:
 class TestBase:
     @pytest.fixture
     def based(self) -> Clocked:
-        """A run that starts from a base; its only anchor is that of version 4."""
+        """A run that starts from a base. Its only anchor is at version 4."""
         bucket = clocked()
         weights = first_weights()
         publish(bucket, stepped(weights, 1), 4, base=weights, source="somewhere/else", anchor_every=3)
         return bucket
 
-    def test_is_where_a_rebuild_starts(self, based: Clocked) -> None:
+    def test_rebuild_starts_from_the_base(self, based: Clocked) -> None:
         found = verified(based, rebuild=True, base=read_weights(first_weights()))
         assert (found.problems, found.rebuilt, found.compared) == ((), ((1, 5),), 1)
 
-    def test_that_is_not_here_is_no_problem_where_there_is_an_anchor(self, based: Clocked) -> None:
+    def test_missing_base_is_accepted_if_there_is_an_anchor(self, based: Clocked) -> None:
         found = verified(based, rebuild=True)
         assert (found.problems, found.rebuilt, found.compared) == ((), ((4, 5),), 0)
 
-    def test_that_is_another_is_refused(self, based: Clocked) -> None:
+    def test_wrong_base_is_rejected(self, based: Clocked) -> None:
         with pytest.raises(WrongBase):
             verified(based, rebuild=True, base=read_weights(first_weights(8)))
 
-    def test_nothing_to_rebuild_from(self) -> None:
+    def test_missing_base_without_an_anchor_is_a_problem(self) -> None:
         bucket = clocked()
         weights = first_weights()
         publish(bucket, stepped(weights, 1), 2, base=weights, anchor_every=100)
@@ -184,8 +194,8 @@ class TestBase:
         assert digest(weights).hex == read(bucket, 1).record.after
 
 
-class TestParts:
-    """Of several ranks: each file has some rows, and knows no state of all."""
+class TestAnchorParts:
+    """Files of several ranks: each holds some rows, and does not name the whole state."""
 
     def parts(self, weights: Arrays, then: Arrays | None = None) -> list[Delta]:
         made = []
@@ -200,7 +210,7 @@ class TestParts:
 
     @pytest.fixture
     def ranks(self, weights: Arrays) -> Clocked:
-        """Version 1 is an anchor, version 2 a delta, version 2 has an anchor too; all of two parts."""
+        """Version 1 is an anchor, version 2 a delta with an anchor beside it. All have two parts."""
         bucket = clocked()
         publish(bucket, weights, 2)
         then = stepped(weights, 0)
@@ -225,24 +235,24 @@ class TestParts:
         bucket.write(shortcut_path(seal(shortcut)), seal(shortcut).data)
         return shortcut
 
-    def test_are_fine(self, ranks: Clocked) -> None:
+    def test_intact_parts_have_no_problems(self, ranks: Clocked) -> None:
         found = verified(ranks, rebuild=True)
         assert (found.problems, found.rebuilt, found.compared, found.files) == ((), ((1, 2),), 1, 6)
         assert verified(ranks).fine
 
-    def test_of_an_anchor_that_holds_something_else(self, ranks: Clocked, weights: Arrays) -> None:
+    def test_anchor_with_other_weights_is_a_problem(self, ranks: Clocked, weights: Arrays) -> None:
         shortcut = self.add_anchor(ranks, self.parts(weights))
         assert verified(ranks).fine
         found = verified(ranks, rebuild=True)
         assert only(found) == (
-            f"{shortcut.files[0].path}: leads to another state than {shortcut_path(seal(shortcut))} says"
+            f"{shortcut.files[0].path}: leads to another state than {shortcut_path(seal(shortcut))} names"
         )
 
-    def test_of_which_one_is_missing(self, ranks: Clocked) -> None:
+    def test_missing_part_is_a_problem(self, ranks: Clocked) -> None:
         path = ranks.paths("deltas/2/")[1]
         run(ranks.inner.delete(path))
         found = verified(ranks, rebuild=True)
-        assert (only(found), found.rebuilt, found.compared) == (f"{path}: is missing", ((1, 2),), 0)
+        assert (only(found), found.rebuilt, found.compared) == (f"{path}: missing", ((1, 2),), 0)
 
 
 def _rows(weights: Arrays, begin: int, end: int) -> dict[str, Tensor]:

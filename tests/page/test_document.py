@@ -1,4 +1,4 @@
-"""The page as a document: that it is whole, and that nothing in a picture can become a part of it."""
+"""The page as a document: it is complete, and nothing in a snapshot can become markup or script."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import re
 import msgspec
 
 from weightwire.page.document import SCRIPTS, exported, live, part, plotly
+from weightwire.telemetry.stages import STAGES
 
 HOSTILE = "</script><script>alert(1)</script><!-- <b>&amp;</b> \"' \u2028"
 
 
 def blocks(document: str) -> list[tuple[str, str]]:
-    """The scripts of a document as a browser finds them: attributes and text."""
+    """The script blocks of a document: attributes and text."""
     return re.findall(r"<script([^>]*)>(.*?)</script>", document, re.DOTALL)
 
 
-def test_live_it_names_its_parts() -> None:
+def test_a_live_document_links_to_its_parts() -> None:
     document = live().decode()
     assert re.findall(r'(?:src|href)="([^":]+)"', document) == ["page.css", "plotly.js", *SCRIPTS]
     assert all(not text for _, text in blocks(document))
 
 
-def test_exported_it_names_nothing() -> None:
+def test_an_exported_document_links_to_nothing() -> None:
     document = exported(b"{}").decode()
     own = document.replace(plotly(), "")
     assert not re.findall(r'(?:src|href)="(?!data:)', own)
@@ -34,18 +35,18 @@ def test_exported_it_names_nothing() -> None:
         assert part(name) in document
 
 
-def test_a_picture_stays_data() -> None:
+def test_a_hostile_snapshot_stays_data() -> None:
     document = exported(msgspec.json.encode({HOSTILE: HOSTILE})).decode()
 
     kinds = [attributes for attributes, _ in blocks(document)]
     data = blocks(document)[0][1]
 
-    assert kinds == [' type="application/json" id="picture"', *[""] * (1 + len(SCRIPTS))]
+    assert kinds == [' type="application/json" id="snapshot"', *[""] * (1 + len(SCRIPTS))]
     assert "<" not in data
     assert json.loads(data) == {HOSTILE: HOSTILE}
 
 
-def test_no_script_may_run_but_these() -> None:
+def test_the_policy_allows_only_the_scripts_of_the_page() -> None:
     document = exported(b"{}").decode()
     policy = re.findall(r'Content-Security-Policy" content="([^"]+)"', document)[0]
     assert "default-src 'none'" in policy
@@ -54,8 +55,16 @@ def test_no_script_may_run_but_these() -> None:
         assert (f"'sha256-{digest}'" in policy) == (not attributes)
 
 
-def test_no_part_could_end_its_block() -> None:
+def test_no_script_can_end_its_block() -> None:
     for text in (plotly(), *map(part, SCRIPTS)):
         assert "</script" not in text.lower()
         assert "<!--" not in text
         assert "\r" not in text
+
+
+def test_stages_in_css_and_scripts_are_those_of_the_table() -> None:
+    known = {stage.name for stage in STAGES}
+    colours = set(re.findall(r"--([a-z]+): light-dark", part("page.css")))
+    assert known - colours == {"commit"}  # drawn as a diamond, not as a bar
+    for script in SCRIPTS:
+        assert set(re.findall(r"stage [=!]== \"(\w+)\"", part(script))) <= known

@@ -1,4 +1,4 @@
-"""Which tensors share a row of the heat map, and in which order the rows come."""
+"""Tensors are grouped into the rows of the heat map, in model order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def labels(given: Tensors) -> list[str]:
     return [row.label for row in rows_of(given)]
 
 
-def test_a_layer_is_a_row_and_all_else_stands_for_itself() -> None:
+def test_each_layer_and_each_other_module_is_a_row() -> None:
     names = [
         "lm_head.weight",
         "model.embed_tokens.weight",
@@ -42,12 +42,12 @@ def test_experts_belong_to_their_layer() -> None:
     assert labels(tensors("model.layers.1.mlp.experts.7.w1", "model.layers.1.mlp.experts.8.w1")) == ["model.layers.1"]
 
 
-def test_names_of_other_families() -> None:
+def test_layers_of_other_model_families_are_recognized() -> None:
     names = ("h.0.attn.weight", "wte.weight", "ln_f.weight", "encoder.layer.3.w", "decoder.layer.0.w")
     assert labels(tensors(*names)) == ["wte", "decoder.layer.0", "encoder.layer.3", "h.0", "ln_f"]
 
 
-def test_a_number_within_a_word_is_no_layer() -> None:
+def test_a_number_within_a_word_is_not_a_layer() -> None:
     assert labels(tensors("conv2d.weight", "fc1.bias", "fc1.weight")) == ["conv2d", "fc1"]
 
 
@@ -57,7 +57,7 @@ def test_every_tensor_has_exactly_one_row() -> None:
     assert sorted(found) == sorted(given)
 
 
-def test_many_layers_share_rows_with_their_neighbours() -> None:
+def test_many_layers_share_rows() -> None:
     given = tensors("embed.weight", *(f"layers.{layer}.weight" for layer in range(200)))
 
     rows = rows_of(given)
@@ -66,7 +66,7 @@ def test_many_layers_share_rows_with_their_neighbours() -> None:
     assert (rows[1].label, rows[1].parameters) == ("layers.0-1", 12)
 
 
-def test_never_more_rows_than_can_be_seen() -> None:
+def test_the_number_of_rows_is_limited() -> None:
     odd = tensors(
         *(f"part{index}.weight" for index in range(500)), *(f"s{n}.{k}.w" for n in range(300) for k in (0, 1))
     )
@@ -75,5 +75,5 @@ def test_never_more_rows_than_can_be_seen() -> None:
     assert sum(row.parameters for row in rows) == 6 * len(odd)
 
 
-def test_no_tensors_no_rows() -> None:
+def test_no_tensors_give_no_rows() -> None:
     assert rows_of({}) == ()

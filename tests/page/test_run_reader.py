@@ -1,4 +1,4 @@
-"""What a reader finds in a bucket, and that it asks only for what is new."""
+"""A reader finds a run in its bucket, and requests only what is new."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from support.clocked_bucket import Clocked, beat, clocked, first_weights, publis
 from support.run_contents import commits_in
 from support.stores import SeaweedFS, use
 from weightwire.bucket.registry import open_bucket
-from weightwire.chain.records import Gc, PassedVersion, StageTiming, gc_path, seal
+from weightwire.chain.keys import PrivateKey
+from weightwire.chain.record_paths import gc_path
+from weightwire.chain.records import Gc, PassedVersion, StageTiming, seal
+from weightwire.chain.writer import Signer
 from weightwire.delta.file import Delta
 from weightwire.errors import BrokenChain, NoRun, PermissionDenied, Unavailable
 from weightwire.page.run_reader import RunReader
 from weightwire.page.run_view import RunView
 from weightwire.system.runtime import Runtime
+from weightwire.upkeep.key_change import change_keys
 
 
 class Later(Runtime):
-    """A clock that a test sets."""
+    """A runtime whose clock the test sets."""
 
     now = 0.0
 
@@ -38,7 +42,7 @@ def look(bucket: Clocked) -> RunView:
 
 
 def asked(bucket: Clocked) -> list[tuple[str, str]]:
-    """What is read from now on."""
+    """A log of all reads from now on."""
     log: list[tuple[str, str]] = []
 
     async def note(verb: str, path: str) -> None:
@@ -48,19 +52,33 @@ def asked(bucket: Clocked) -> list[tuple[str, str]]:
     return log
 
 
-class TestPicture:
-    def test_of_versions(self, bucket: Clocked) -> None:
-        picture = look(bucket)
-        said = commits_in(bucket)
-        assert [(one.version, one.kind, one.nbytes, one.changed) for one in picture.versions] == [
-            (one.version, one.kind, one.nbytes, one.changed) for one in said
+class TestSnapshot:
+    def test_versions_come_from_commits(self, bucket: Clocked) -> None:
+        snapshot = look(bucket)
+        commits = commits_in(bucket)
+        assert [(one.version, one.kind, one.nbytes, one.changed) for one in snapshot.versions] == [
+            (one.version, one.kind, one.nbytes, one.changed) for one in commits
         ]
-        assert [one.metrics for one in picture.versions[1:]] == [one.metrics for one in said[1:]]
-        assert picture.publisher is not None
-        assert picture.publisher.epoch == 1
-        assert {span.stage for span in picture.spans} == {"encode", "upload"}
+        assert [one.metrics for one in snapshot.versions[1:]] == [one.metrics for one in commits[1:]]
+        assert snapshot.publisher is not None
+        assert snapshot.publisher.epoch == 1
+        assert {span.stage for span in snapshot.spans} == {"encode", "upload"}
 
-    def test_of_layers(self, bucket: Clocked) -> None:
+    def test_keys_are_those_that_may_sign_the_next_version(self) -> None:
+        old, new = PrivateKey.generate(), PrivateKey.generate()
+        bucket = clocked()
+        publish(bucket, first_weights(), 2, key=old)
+        reader = RunReader(bucket, Runtime())
+        assert run(reader.look()).keys == (old.public.short,)
+        run(
+            change_keys(bucket, Runtime(), Signer(old), frozenset({new.public.hex}), frozenset({old.public.hex}), print)
+        )
+        assert run(reader.look()).keys == look(bucket).keys == (new.public.short,)
+
+    def test_a_run_that_is_not_signed_has_no_keys(self, bucket: Clocked) -> None:
+        assert look(bucket).keys == ()
+
+    def test_heat_map_comes_from_deltas(self, bucket: Clocked) -> None:
         heat = look(bucket).heat
         assert (heat.rows, heat.parameters) == (("a", "b"), (512, 40))
         for version, column in zip(heat.versions, heat.columns, strict=True):
@@ -73,17 +91,17 @@ class TestPicture:
             assert column is not None
             assert list(column) == pytest.approx([changed / 512, 0.0], rel=1e-5)
 
-    def test_of_anchors(self, bucket: Clocked) -> None:
+    def test_an_anchor_without_data_is_marked(self, bucket: Clocked) -> None:
         run(bucket.inner.delete(bucket.paths("anchors/3/")[0]))
         assert [(one.version, one.there) for one in look(bucket).anchors] == [(3, False), (5, True)]
 
-    def test_of_what_gc_took(self, bucket: Clocked) -> None:
+    def test_a_deleted_delta_is_a_gap(self, bucket: Clocked) -> None:
         ours = look(bucket).run
         run(bucket.inner.delete(bucket.paths("deltas/2/")[0]))
         bucket.write(gc_path(3), seal(Gc(run=ours, below=3)).data)
-        picture = look(bucket)
-        assert picture.below == 3
-        assert [version for version, one in zip(picture.heat.versions, picture.heat.columns, strict=True) if one] == [
+        snapshot = look(bucket)
+        assert snapshot.below == 3
+        assert [version for version, one in zip(snapshot.heat.versions, snapshot.heat.columns, strict=True) if one] == [
             3,
             4,
             5,
@@ -95,7 +113,7 @@ class TestPicture:
         bucket.write(bucket.paths("deltas/4/")[0], data)
         assert [one is None for one in look(bucket).heat.columns] == [True, True, False, False, True, False, False]
 
-    def test_of_replicas(self, bucket: Clocked) -> None:
+    def test_only_valid_heartbeats_become_replicas(self, bucket: Clocked) -> None:
         ours = look(bucket).run
         bucket.write(*beat(ours, "b", 6))
         bucket.write(*beat(ours, "a", 3, trouble="<script>"))
@@ -104,46 +122,47 @@ class TestPicture:
         found = look(bucket).replicas
         assert [(one.name, one.reached, one.trouble) for one in found] == [("a", 3, "<script>"), ("b", 6, "")]
 
-    def test_of_the_replicas_heard_of_last(self, bucket: Clocked) -> None:
+    def test_only_the_newest_heartbeats_are_read(self, bucket: Clocked, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("weightwire.page.run_reader._REPLICAS", 24)
         ours = look(bucket).run
         for index in range(30):
             bucket.now += 1
             bucket.write(*beat(ours, f"r{index:02}", 6))
         log = asked(bucket)
-        picture = look(bucket)
+        snapshot = look(bucket)
         shown = [f"r{one:02}" for one in range(6, 30)]
-        assert ([one.name for one in picture.replicas], picture.unshown) == (shown, 6)
+        assert ([one.name for one in snapshot.replicas], snapshot.unshown) == (shown, 6)
         assert {path for verb, path in log if path.startswith("replicas/") and verb == "get"} == {
             f"replicas/{name}.json" for name in shown
         }
 
-    def test_of_nothing(self) -> None:
-        picture = look(clocked())
-        assert (picture.run, picture.versions) == ("", ())
+    def test_an_empty_bucket_has_no_run(self) -> None:
+        snapshot = look(clocked())
+        assert (snapshot.run, snapshot.versions) == ("", ())
 
-    def test_of_a_run_without_a_version(self, bucket: Clocked) -> None:
+    def test_a_run_without_versions_is_shown_empty(self, bucket: Clocked) -> None:
         for path in bucket.paths("commits/"):
             run(bucket.inner.delete(path))
-        picture = look(bucket)
-        assert (picture.run != "", picture.versions, picture.heat.columns) == (True, (), ())
+        snapshot = look(bucket)
+        assert (snapshot.run != "", snapshot.versions, snapshot.heat.columns) == (True, (), ())
 
-    def test_writes_nothing(self, bucket: Clocked) -> None:
+    def test_reading_writes_nothing(self, bucket: Clocked) -> None:
         bucket.read_only = True
         look(bucket)
 
-    def test_for_a_key_that_may_not_list(self, bucket: Clocked) -> None:
+    def test_a_key_without_list_permission_gets_a_note(self, bucket: Clocked) -> None:
         async def refuse(verb: str, path: str) -> None:
             if verb == "list":
                 raise PermissionDenied(f"{path}: no")
 
         bucket.hook = refuse
-        picture = look(bucket)
-        assert (len(picture.versions), picture.anchors, picture.replicas) == (7, (), ())
-        assert "may not list" in picture.notes[0]
+        snapshot = look(bucket)
+        assert (len(snapshot.versions), snapshot.anchors, snapshot.replicas) == (7, (), ())
+        assert "no list permission" in snapshot.notes[0]
 
 
-class TestAgain:
-    def test_only_what_is_new_is_read(self, bucket: Clocked) -> None:
+class TestSecondLook:
+    def test_a_second_look_reads_only_new_records(self, bucket: Clocked) -> None:
         reader, weights = RunReader(bucket, Runtime()), stepped(first_weights(), 9)
         before = run(reader.look())
         log = asked(bucket)
@@ -160,7 +179,7 @@ class TestAgain:
             f"commits/{version:020}.json" for version in (7, 8, 9, 10, 11)
         }
 
-    def test_a_heartbeat_is_read_when_it_is_another(self, bucket: Clocked) -> None:
+    def test_a_changed_heartbeat_is_read_again(self, bucket: Clocked) -> None:
         reader = RunReader(bucket, Runtime())
         ours = run(reader.look()).run
         for version in (3, 5):
@@ -168,7 +187,7 @@ class TestAgain:
             bucket.write(*beat(ours, "one", version))
             assert run(reader.look()).replicas[0].reached == version
 
-    def test_a_replica_that_is_gone_is_forgotten(self, bucket: Clocked) -> None:
+    def test_the_history_of_a_deleted_replica_is_forgotten(self, bucket: Clocked) -> None:
         reader = RunReader(bucket, Runtime())
         ours = run(reader.look()).run
         for at in (5.0, 6.0):
@@ -178,7 +197,7 @@ class TestAgain:
             run(bucket.inner.delete(path))
             assert run(reader.look()).replicas == ()
 
-    def test_anchors_are_looked_for_now_and_then(self, bucket: Clocked) -> None:
+    def test_anchors_are_listed_again_after_a_while(self, bucket: Clocked) -> None:
         runtime = Later()
         reader = RunReader(bucket, runtime)
         run(reader.look())
@@ -187,20 +206,20 @@ class TestAgain:
         runtime.now += 60
         assert not run(reader.look()).anchors[-1].there
 
-    def test_another_run_in_its_place(self, bucket: Clocked) -> None:
+    def test_a_new_run_replaces_a_deleted_one(self, bucket: Clocked) -> None:
         reader = RunReader(bucket, Runtime())
         first = run(reader.look())
         for path in bucket.paths():
             run(bucket.inner.delete(path))
         for _ in range(2):
-            with pytest.raises(NoRun, match="the run is no longer there"):
+            with pytest.raises(NoRun, match="the run was deleted"):
                 run(reader.look())
         bucket.now += 5
         publish(bucket, first_weights(3), 2)
         second = run(reader.look())
         assert (second.run != first.run, len(second.versions)) == (True, 3)
 
-    def test_a_bucket_that_is_away_for_a_while(self, bucket: Clocked) -> None:
+    def test_reading_continues_after_an_outage(self, bucket: Clocked) -> None:
         reader = RunReader(bucket, Runtime())
         before = run(reader.look())
 
@@ -213,8 +232,8 @@ class TestAgain:
         bucket.hook = None
         assert run(reader.look()).versions == before.versions
 
-    def test_a_run_that_breaks_and_then_goes_was_there(self, bucket: Clocked) -> None:
-        """As one does that is deleted while it is looked at."""
+    def test_a_broken_run_that_is_then_deleted_has_no_run(self, bucket: Clocked) -> None:
+        """A deletion in progress looks like this."""
         reader = RunReader(bucket, Runtime())
         run(reader.look())
         bucket.write("commits/00000000000000000007.json", b"{}")
@@ -224,20 +243,20 @@ class TestAgain:
         with pytest.raises(NoRun):
             run(reader.look())
 
-    def test_a_broken_chain_is_told_of(self, bucket: Clocked) -> None:
+    def test_a_broken_chain_is_an_error(self, bucket: Clocked) -> None:
         bucket.write("commits/00000000000000000004.json", b"{}")
         with pytest.raises(BrokenChain):
             look(bucket)
 
 
-def test_s3_with_a_key_that_only_reads(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_s3_key_can_read_the_page(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, seaweedfs.env)
     url = seaweedfs.url("page/run")
     publish(open_bucket(url), first_weights(), 4, anchor_every=2)
     use(monkeypatch, seaweedfs.env_of("reader"))
 
-    picture = run(RunReader(open_bucket(url), Runtime()).look())
+    snapshot = run(RunReader(open_bucket(url), Runtime()).look())
 
-    assert [one.kind for one in picture.versions] == ["fence", "anchor", "delta", "delta", "delta"]
-    assert [one is not None for one in picture.heat.columns] == [False, False, True, True, True]
-    assert [one.version for one in picture.anchors] == [3]
+    assert [one.kind for one in snapshot.versions] == ["fence", "anchor", "delta", "delta", "delta"]
+    assert [one is not None for one in snapshot.heat.columns] == [False, False, True, True, True]
+    assert [one.version for one in snapshot.anchors] == [3]

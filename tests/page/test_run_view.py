@@ -1,4 +1,4 @@
-"""From records to what can be drawn: spans, histories, columns, whatever the records say."""
+"""Records become drawable data: spans, histories and columns, even if the records are absurd."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from weightwire.page.run_view import (
     heat_of,
     history_of,
     moment,
-    picture_of,
     replica_of,
     sampled,
+    snapshot_of,
 )
 
 NOW = 1.7e9
@@ -32,11 +32,11 @@ def commits(count: int) -> list[Commit]:
 
 
 def drawn(*fields: dict[str, Any]) -> RunView:
-    """A run of a fence, an anchor, and a delta with each of these fields."""
+    """A run with a fence, an anchor, and one delta for each set of fields."""
     chain = chain_of(2)
     for one in fields:
         grow(chain, **one)
-    return picture_of("memory://x", NOW, a_run(), [one.record for one in chain])
+    return snapshot_of("memory://x", NOW, a_run(), [one.record for one in chain])
 
 
 def beat(version: int, *recent: PassedVersion, **fields: Any) -> Heartbeat:
@@ -56,7 +56,7 @@ def passed(version: int, **ends: float) -> PassedVersion:
 
 
 def replica(*beats: Heartbeat) -> ReplicaView:
-    """As seen by one who heard all of these, one after the other."""
+    """The view after these heartbeats, in this order."""
     history: History = {}
     for one in beats:
         history = history_of(history, one)
@@ -64,42 +64,42 @@ def replica(*beats: Heartbeat) -> ReplicaView:
 
 
 class TestVersions:
-    def test_as_their_commits_tell(self) -> None:
-        picture = drawn({"time": NOW, "step": 7, "changed": 5, "metrics": {"reward": 0.5, "kl": None}})
+    def test_a_version_has_the_fields_of_its_commit(self) -> None:
+        snapshot = drawn({"time": NOW, "step": 7, "changed": 5, "metrics": {"reward": 0.5, "kl": None}})
 
-        assert [one.kind for one in picture.versions] == ["fence", "anchor", "delta"]
-        last = picture.versions[-1]
+        assert [one.kind for one in snapshot.versions] == ["fence", "anchor", "delta"]
+        last = snapshot.versions[-1]
         assert (last.version, last.step, last.time, last.nbytes, last.changed) == (2, 7, NOW, 100, 5)
         assert last.metrics == {"reward": 0.5, "kl": None}
-        assert (picture.nbytes, picture.parameters, picture.tensors, picture.older) == (64, 32, 1, 0)
+        assert (snapshot.nbytes, snapshot.parameters, snapshot.tensors, snapshot.older) == (64, 32, 1, 0)
 
-    def test_of_a_run_without_any(self) -> None:
-        picture = picture_of("memory://x", NOW, a_run(), [])
-        assert (picture.versions, picture.spans, picture.heat.versions, picture.older) == ((), (), (), 0)
+    def test_a_run_without_versions_is_empty(self) -> None:
+        snapshot = snapshot_of("memory://x", NOW, a_run(), [])
+        assert (snapshot.versions, snapshot.spans, snapshot.heat.versions, snapshot.older) == ((), (), (), 0)
 
     @pytest.mark.parametrize("time", [0.0, -5.0, 1e300])
-    def test_a_clock_without_sense_is_no_time(self, time: float) -> None:
+    def test_an_impossible_time_becomes_none(self, time: float) -> None:
         assert drawn({"time": time}).versions[-1].time is None
         assert moment(time) is None
 
-    def test_a_metric_that_no_axis_can_hold_is_left_out(self) -> None:
+    def test_a_metric_beyond_the_axis_range_becomes_none(self) -> None:
         metrics = {"a": 1e308, "b": -1e308, "c": -1e300, "d": float("nan")}
         assert drawn({"metrics": metrics}).versions[-1].metrics == {"a": None, "b": None, "c": -1e300, "d": None}
 
-    def test_can_be_told_in_json(self) -> None:
-        told = msgspec.json.decode(msgspec.json.encode(drawn({"metrics": {"</script>": 1.0}})))
-        assert told["versions"][-1]["metrics"] == {"</script>": 1.0}
+    def test_a_snapshot_encodes_as_json(self) -> None:
+        decoded = msgspec.json.decode(msgspec.json.encode(drawn({"metrics": {"</script>": 1.0}})))
+        assert decoded["versions"][-1]["metrics"] == {"</script>": 1.0}
 
 
 class TestSpans:
-    def test_end_when_their_stage_did(self) -> None:
+    def test_spans_end_at_the_recorded_time(self) -> None:
         stages = {"encode": StageTiming(0.5, 10, NOW - 2), "upload": StageTiming(1.0, 20, NOW - 0.5)}
         assert drawn({"time": NOW, "stages": stages}).spans == (
             StageSpan("encode", 2, NOW - 2.5, 0.5, 10),
             StageSpan("upload", 2, NOW - 1.5, 1.0, 20),
         )
 
-    def test_of_stages_that_do_not_say_when_they_ended(self) -> None:
+    def test_stages_without_an_end_time_are_chained_to_the_commit(self) -> None:
         stages = {"capture": StageTiming(0.25), "encode": StageTiming(0.5), "upload": StageTiming(1.0)}
         found = drawn({"time": NOW, "stages": stages}).spans
         assert [(one.stage, one.start) for one in found] == [
@@ -112,27 +112,27 @@ class TestSpans:
         "stage",
         [StageTiming(-1.0, 0, NOW), StageTiming(1e300, 0, NOW), StageTiming(1.0, 0, 1e300), StageTiming(5.0, 0, 1.0)],
     )
-    def test_not_of_numbers_without_sense(self, stage: StageTiming) -> None:
+    def test_impossible_durations_are_left_out(self, stage: StageTiming) -> None:
         assert drawn({"time": NOW, "stages": {"encode": stage}}).spans == ()
 
-    def test_not_of_stages_that_nobody_knows(self) -> None:
+    def test_unknown_stages_are_left_out(self) -> None:
         assert drawn({"time": NOW, "stages": {"<b>": StageTiming(1.0, 0, NOW)}}).spans == ()
 
-    def test_a_size_without_sense_is_bounded(self) -> None:
+    def test_impossible_sizes_are_clamped(self) -> None:
         stages = {"encode": StageTiming(1.0, -3, NOW), "upload": StageTiming(1.0, 10**30, NOW)}
         assert [one.nbytes for one in drawn({"time": NOW, "stages": stages}).spans] == [0, 2**53 - 1]
 
 
 class TestReplicas:
-    def test_what_the_last_heartbeat_says(self) -> None:
+    def test_a_replica_has_the_fields_of_its_last_heartbeat(self) -> None:
         one = replica(beat(5, host="a", trouble="tired", served=4, stages={"swap": StageTiming(0.125)}))
         assert (one.name, one.host, one.version, one.reached, one.trouble) == ("one", "a", 5, 4, "tired")
         assert (one.heard, one.lease, one.pause) == (NOW, 60.0, 0.125)
 
-    def test_one_that_was_stopped_has_no_lease(self) -> None:
+    def test_a_stopped_replica_has_no_lease(self) -> None:
         assert replica(beat(5, lease=0.0)).lease == 0
 
-    def test_what_it_went_through(self) -> None:
+    def test_history_becomes_spans_and_steps(self) -> None:
         one = replica(beat(5, passed(4, fetch=NOW, apply=NOW + 1), passed(5, fetch=NOW + 2, apply=NOW + 3)))
         assert [(span.version, span.stage, span.start) for span in one.spans] == [
             (4, "fetch", NOW - 0.25),
@@ -142,26 +142,34 @@ class TestReplicas:
         ]
         assert one.steps == ((NOW + 1, 4), (NOW + 3, 5))
 
-    def test_with_engines_it_has_reached_what_they_serve(self) -> None:
+    def test_a_step_is_a_swap_if_there_are_engines(self) -> None:
         both = passed(4, apply=NOW + 1), passed(5, apply=NOW + 2, swap=NOW + 4)
         assert replica(beat(5, *both, served=5)).steps == ((NOW + 4, 5),)
 
-    def test_heartbeats_add_up(self) -> None:
+    def test_histories_of_heartbeats_are_joined(self) -> None:
         early = beat(5, passed(4, apply=NOW), passed(5, apply=NOW + 1))
         late = beat(7, passed(6, apply=NOW + 2), passed(7, apply=NOW + 3))
         assert [version for _, version in replica(early, late).steps] == [4, 5, 6, 7]
 
-    def test_a_version_that_goes_on_is_one(self) -> None:
+    def test_a_version_in_progress_is_not_counted_twice(self) -> None:
         begun, done = passed(5, apply=NOW), passed(5, apply=NOW, swap=NOW + 1)
         one = replica(beat(5, begun, served=4), beat(5, done, served=5))
         assert [span.stage for span in one.spans] == ["apply", "swap"]
 
-    def test_one_that_starts_again_goes_through_a_version_twice(self) -> None:
+    def test_a_restarted_replica_shows_a_version_twice(self) -> None:
         early = beat(5, passed(4, apply=NOW), passed(5, apply=NOW + 1))
         again = beat(5, passed(5, apply=NOW + 60))
         assert replica(early, again).steps == ((NOW, 4), (NOW + 1, 5), (NOW + 60, 5))
 
-    def test_nothing_without_a_time(self) -> None:
+    def test_the_histories_of_a_large_fleet_are_shorter(self) -> None:
+        one = beat(400, *(passed(version, fetch=NOW + version, apply=NOW + version) for version in range(400)))
+        history = history_of({}, one)
+        for among, spans, steps in ((1, 600, 400), (16, 600, 400), (160, 60, 200)):
+            found = replica_of(one, NOW, history, among=among)
+            assert (len(found.spans), len(found.steps)) == (spans, steps)
+            assert found.steps[-1] == (NOW + 399, 399)
+
+    def test_entries_without_a_time_are_left_out(self) -> None:
         one = replica(beat(5, passed(5, apply=0.0), PassedVersion(-3, {"apply": StageTiming(1.0, 0, NOW)})))
         assert (one.spans, one.steps) == ((), ())
 
@@ -178,9 +186,9 @@ class TestHeat:
         assert heat.columns == (None, None, (0.1, 0.2, 0.0), None)
 
     @pytest.mark.parametrize(("count", "every"), [(1, 1), (200, 1), (201, 2), (400, 2), (401, 4)])
-    def test_of_many_versions_some_are_shown(self, count: int, every: int) -> None:
+    def test_many_versions_are_sampled(self, count: int, every: int) -> None:
         found, versions = sampled(commits(count))
         assert (found, len(versions) <= 200) == (every, True)
 
-    def test_those_shown_stay_the_same_as_the_run_grows(self) -> None:
+    def test_sampled_versions_stay_valid_as_the_run_grows(self) -> None:
         assert set(sampled(commits(300))[1]) <= set(sampled(commits(200))[1]) | set(range(200, 300))

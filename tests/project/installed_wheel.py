@@ -1,6 +1,6 @@
-"""Checks an installed wheel: the kernel is in it, and a delta brings one checkpoint to the bits of another.
+"""Checks an installed wheel: it has the kernel, and a delta turns one set of weights into another bit for bit.
 
-cibuildwheel runs this for every wheel that is released (see pyproject.toml); it needs weightwire and NumPy only.
+cibuildwheel runs this for every released wheel (see pyproject.toml). It needs only weightwire and NumPy.
 """
 
 import numpy as np
@@ -14,5 +14,5 @@ after["weight"][::100] += 1
 delta = weightwire.diff(before, after)
 weightwire.patch(before, delta)
 if weightwire.digest(before) != weightwire.digest(after):
-    raise SystemExit("error: the patched weights differ from those that the delta was made of")
-print(f"weightwire {weightwire.__version__}: the kernel is there, and a patch gives the same bits")
+    raise SystemExit("error: the patched weights differ from the weights that the delta was made for")
+print(f"weightwire {weightwire.__version__}: the kernel works, and a patched checkpoint is bit-exact")

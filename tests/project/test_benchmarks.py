@@ -1,4 +1,4 @@
-"""The benchmarks' command lines and processes: relative paths work, and what fails ends with its error."""
+"""Command lines and child processes of the benchmarks: relative paths work, and failures exit with their error."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SCRIPTS = sorted(BENCHMARKS.glob("*.py"))
 
 
 def run(code: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Some lines of Python beside the benchmarks, in a process of its own."""
+    """Runs Python code in a new process that can import the benchmarks."""
     env = {**os.environ, "PYTHONPATH": str(BENCHMARKS)}
     return subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, **options)
 
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
-    """One like record.py's: two checkpoints of a Qwen3 that is as small as can be."""
+    """A recording as record.py writes it: two checkpoints of a tiny Qwen3."""
     names = ["step-00000", "step-00001"]
     (tmp_path / "early").mkdir()
     facts = {"stage": "early", "lr": 1e-6, "model": "qwen3", "checkpoints": names}
@@ -45,26 +45,26 @@ def recording(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("script", ["pause", "publish", "sync"])
-def test_a_relative_recording_is_made_absolute(script: str, recording: Path) -> None:
+def test_relative_recording_path_becomes_absolute(script: str, recording: Path) -> None:
     code = f"import sys; sys.argv[1:] = ['early']; import {script}; print({script}.parse_arguments().recording)"
     ran = run(code, recording.parent)
     assert ran.stdout.strip() == str(recording), ran.stderr
 
 
-def test_paths_are_made_absolute_from_the_working_directory_and_the_home(tmp_path: Path) -> None:
+def test_absolute_path_resolves_the_working_directory_and_the_home(tmp_path: Path) -> None:
     code = "from arguments import absolute_path; print(absolute_path('a/b'), absolute_path('~/c'), absolute_path('/d'))"
     assert run(code, tmp_path).stdout.split() == [str(tmp_path / "a" / "b"), str(Path.home() / "c"), "/d"]
 
 
-def test_what_is_not_a_recording_is_refused_at_once(tmp_path: Path) -> None:
+def test_directory_without_a_recording_is_refused(tmp_path: Path) -> None:
     ran = run("import sys; sys.argv[1:] = ['nothing']; import publish; publish.main()", tmp_path)
     assert ran.returncode == 2
     assert "nothing: not a recording" in ran.stderr
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_no_command_line_takes_a_path_as_it_is(script: Path) -> None:
-    """Only `arguments` makes paths of arguments: it alone makes them absolute."""
+def test_path_arguments_use_the_parsers_of_the_arguments_module(script: Path) -> None:
+    """`type=Path` would keep a relative path."""
     tree = ast.parse(script.read_text())
     plain = [
         keyword.value.lineno
@@ -78,57 +78,57 @@ def test_no_command_line_takes_a_path_as_it_is(script: Path) -> None:
 
 # --- failures ----------------------------------------------------------------------------------------------------
 
-STUBBORN = "import sys, time; print('ready', flush=True); sys.stdin.read(); time.sleep(600)"
+HANGING = "import sys, time; print('ready', flush=True); sys.stdin.read(); time.sleep(600)"
 
 
 @pytest.mark.parametrize(
-    ("then", "said"),
+    ("then", "message"),
     [
         ("raise SystemExit('the error itself')", "the error itself"),
         ("child.end(timeout=0.1)", "did not end within 0.1 s"),
-        ("child.next_line(timeout=0.1)", "said nothing for 0.1 s"),
+        ("child.next_line(timeout=0.1)", "printed nothing for 0.1 s"),
     ],
-    ids=["the block fails", "it does not end", "it says nothing"],
+    ids=["block-fails", "does-not-end", "prints-nothing"],
 )
-def test_a_child_that_would_not_end_is_ended_with_an_error(then: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "stubborn.py").write_text(STUBBORN)
+def test_hanging_child_is_killed_and_reported(then: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
     code = (
         "import pathlib\n"
         "from child_process import Child\n"
-        "with Child(pathlib.Path('stubborn.py').absolute()) as child:\n"
+        "with Child(pathlib.Path('hanging.py').absolute()) as child:\n"
         "    child.next_line()\n"
         f"    {then}\n"
     )
     ran = run(code, tmp_path, timeout=60)
     assert ran.returncode == 1
-    assert ran.stderr.strip().endswith(said)
+    assert ran.stderr.strip().endswith(message)
 
 
-def test_a_child_that_dies_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "dying.py").write_text("raise SystemExit('its own words')")
+def test_child_that_dies_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text("raise SystemExit('its own error')")
     code = "import pathlib; from child_process import Child; Child(pathlib.Path('dying.py').absolute()).next_line()"
     ran = run(code, tmp_path, timeout=60)
     assert ran.returncode == 1
-    assert "its own words" in ran.stderr
+    assert "its own error" in ran.stderr
     assert "dying.py ended too early" in ran.stderr
 
 
 @pytest.fixture
 def broken_vllm(tmp_path: Path) -> Path:
-    """A place for PYTHONPATH."""
+    """A directory for PYTHONPATH with a vLLM that fails on import."""
     fake = tmp_path / "fake" / "vllm"
     fake.mkdir(parents=True)
     (fake / "__init__.py").write_text("raise SystemExit('this vLLM is broken')")
     return fake.parent
 
 
-def test_a_server_that_cannot_start_is_an_error(broken_vllm: Path, tmp_path: Path) -> None:
+def test_server_that_cannot_start_is_reported(broken_vllm: Path, tmp_path: Path) -> None:
     code = (
         "import os, pathlib\n"
         "from vllm_server import serving\n"
         f"os.environ['PYTHONPATH'] = {str(broken_vllm)!r}\n"
         "with serving(pathlib.Path('model'), pathlib.Path('scratch').absolute(), None, 2):\n"
-        "    print('serves')\n"
+        "    print('serving')\n"
     )
     ran = run(code, tmp_path, timeout=60)
     assert (ran.returncode, ran.stdout) == (1, "")
@@ -137,7 +137,7 @@ def test_a_server_that_cannot_start_is_an_error(broken_vllm: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_pause_ends_with_its_error_where_its_server_cannot_start(recording: Path, broken_vllm: Path) -> None:
+def test_pause_benchmark_fails_if_its_server_cannot_start(recording: Path, broken_vllm: Path) -> None:
     pytest.importorskip("transformers")
     ran = subprocess.run(
         [sys.executable, BENCHMARKS / "pause.py", "early"],

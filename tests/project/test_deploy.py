@@ -1,8 +1,7 @@
-"""What `deploy/` starts is started here, without Docker: a real vLLM on the CPU behind its proxy; the environment."""
+"""Runs the start scripts of `deploy/` without Docker: a real vLLM on the CPU behind its proxy, and the environment."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import json
@@ -16,19 +15,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
+from support.doc_pages import blocks
 from support.stores import NOWHERE, answers, environment, free_ports
 from support.vllm_server import tiny_model
 from weightwire import Publisher
@@ -38,15 +32,24 @@ from weightwire.weights.source import read_weights
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
-ROLLOUT = [sys.executable, str(DEPLOY / "rollout/start.py")]
 IMAGES = ["rollout", "environment"]
-# The options of the servers in tests/support: small, quick to start, no usage statistics.
+
+
+def start_command(block: str) -> list[str]:
+    """The command of a README block, without the variables: each test sets its own."""
+    words = [word for word in shlex.split(block) if not re.match(r"[A-Z_]+=", word)]
+    return [sys.executable if word == "python" else word for word in words]
+
+
+[ROLLOUT] = map(start_command, blocks("deploy/rollout/README.md", "Without Docker"))
+[ENVIRONMENT] = map(start_command, blocks("deploy/environment/README.md", "Without Docker"))
+# As in tests/support: small, quick to start, no usage statistics.
 SMALL = "--max-model-len 256 --max-num-seqs 8 --dtype bfloat16 --enforce-eager --distributed-executor-backend uni"
 QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
 
 
 class Started:
-    """A start script on a port of its own, told everything by its environment."""
+    """A running start script on a free port, configured by environment variables."""
 
     def __init__(self, command: list[str], root: Path, variables: Mapping[str, str | Path]) -> None:
         self.port = free_ports(1)[0]
@@ -67,21 +70,21 @@ class Started:
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_end_with_us,
+                preexec_fn=_stop_with_parent,
             )
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(errors="replace")
 
     def until(self, is_so: Callable[[], bool], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not is_so():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(self.said()[-3000:])
+                pytest.fail(self.output()[-3000:])
             time.sleep(0.05)
 
     def wait_for(self, text: str) -> None:
-        self.until(lambda: text in self.said())
+        self.until(lambda: text in self.output())
 
     def end(self, number: int | None = None) -> int:
         if number is not None:
@@ -96,10 +99,12 @@ class Started:
         return json.loads(text) if text else None
 
     def status(self, line: str) -> int:
-        """What is answered to a request line as it stands; clients would tidy it up."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as talk:
-            talk.sendall(f"{line} HTTP/1.1\r\nHost: here\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
-            return int(talk.makefile("rb").readline().split()[1])
+        """The status for a raw request line, which HTTP clients would normalize."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
+            connection.sendall(
+                f"{line} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+            )
+            return int(connection.makefile("rb").readline().split()[1])
 
 
 @contextlib.contextmanager
@@ -112,20 +117,20 @@ def started(command: list[str], root: Path, **variables: str | Path) -> Iterator
             one.end(signal.SIGTERM)
 
 
-def _end_with_us() -> None:
+def _stop_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def children(pid: int) -> dict[str, int]:
-    """The processes that one has started, by what is in their command lines."""
+    """The children of a process: process ids by command line."""
     listed = subprocess.check_output(["ps", "-e", "-o", "pid=,ppid=,args="], text=True)
     rows = [line.split(None, 2) for line in listed.splitlines()]
     return {args: int(child) for child, parent, args in rows if int(parent) == pid}
 
 
 def is_gone(group: int) -> bool:
-    """All of its processes; those that only nobody has asked for yet count for nothing."""
+    """Whether a process group has ended. Zombies do not count."""
     rows = subprocess.check_output(["ps", "-e", "-o", "pgid=,stat="], text=True).splitlines()
     return not any(int(pgid) == group and not stat.startswith("Z") for pgid, stat in map(str.split, rows))
 
@@ -134,22 +139,22 @@ def is_gone(group: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_rollout_server_from_nothing_but_a_url(tmp_path: Path) -> None:
-    """The model comes from the run; versions are served as they come; and when the follower dies, all of it ends."""
+def test_a_rollout_server_needs_only_a_url(tmp_path: Path) -> None:
+    """It takes the model from the run, serves new versions, and stops when the follower dies."""
     model = tiny_model(tmp_path / "model")
     bucket = tmp_path / "bucket"
     with (
         Publisher(bucket, files=model) as publisher,
         started(ROLLOUT, tmp_path, WEIGHTWIRE_URL=bucket, VLLM_OPTIONS=SMALL) as server,
     ):
-        server.wait_for("waiting for a run at")  # it was started first, which is all right
+        server.wait_for("waiting for a run at")  # the server may start before the publisher
         publisher.publish(model).wait()
         server.wait_for("serving on http://127.0.0.1")
         assert server.ask("/health") is None
 
         version = publisher.publish(_changed(model)).wait()
         server.until(lambda: served_version(server.url) == version)
-        assert "loading all weights anew" not in server.said()
+        assert "reloading all weights" not in server.output()
 
         prompt = {"model": "model", "prompt": "the bucket is the wire", "max_tokens": 4, "temperature": 0}
         text = server.ask("/v1/completions", prompt)["choices"][0]["text"]
@@ -179,14 +184,14 @@ def test_a_rollout_server_from_nothing_but_a_url(tmp_path: Path) -> None:
         [vllm] = [pid for args, pid in children(server.process.pid).items() if "vllm." in args]
         os.kill(follower, signal.SIGKILL)
         assert server.end() == 1
-        assert "error: the follower ended by SIGKILL, and everything with it" in server.said()
+        assert "error: the follower was killed by SIGKILL; stopping the server" in server.output()
         assert is_gone(vllm)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [False, True])
-def test_it_ends_while_vllm_starts(dies: bool, tmp_path: Path) -> None:
-    """Because it is told to; or because vLLM does, which has not served anything yet."""
+def test_rollout_server_stops_while_vllm_starts(dies: bool, tmp_path: Path) -> None:
+    """Either by SIGTERM, or because vLLM dies before it serves."""
     model = tiny_model(tmp_path / "model")
     with started(ROLLOUT, tmp_path, WEIGHTWIRE_URL=tmp_path / "bucket", MODEL=model, VLLM_OPTIONS=SMALL) as server:
         server.until(lambda: bool(children(server.process.pid)))
@@ -194,15 +199,15 @@ def test_it_ends_while_vllm_starts(dies: bool, tmp_path: Path) -> None:
         if dies:
             os.kill(vllm, signal.SIGKILL)
             assert server.end() == 1
-            assert server.said().endswith("error: vLLM ended by SIGKILL, and everything with it\n")
+            assert server.output().endswith("error: vLLM was killed by SIGKILL; stopping the server\n")
         else:
             assert server.end(signal.SIGTERM) == 0
-            assert "error" not in server.said()
+            assert "error" not in server.output()
         assert is_gone(vllm)
 
 
 @pytest.mark.slow
-def test_sigterm_ends_it_while_it_waits_for_a_run(tmp_path: Path) -> None:
+def test_sigterm_stops_the_rollout_server_while_it_waits_for_a_run(tmp_path: Path) -> None:
     with started(ROLLOUT, tmp_path, WEIGHTWIRE_URL=tmp_path / "bucket") as server:
         server.wait_for("waiting for a run at")
         assert server.end(signal.SIGTERM) == 0
@@ -213,47 +218,47 @@ def test_sigterm_ends_it_while_it_waits_for_a_run(tmp_path: Path) -> None:
     ("variables", "error"),
     [
         ({}, "WEIGHTWIRE_URL is not set"),
-        ({"WEIGHTWIRE_URL": "ftp://bucket/run"}, "ftp:// is no bucket"),
+        ({"WEIGHTWIRE_URL": "ftp://bucket/run"}, "ftp:// is not a supported kind of bucket"),
         (
             {"WEIGHTWIRE_URL": "s3://bucket/run", **environment(NOWHERE, "key", "secret")},
             "s3://bucket/run/run.json: Conn",
         ),
-        ({"WEIGHTWIRE_URL": "run", "PORT": "http"}, "PORT is 'http', which is no port"),
-        ({"WEIGHTWIRE_URL": "run", "VLLM_OPTIONS": "'"}, "VLLM_OPTIONS cannot be read"),
-        ({"WEIGHTWIRE_URL": "run", "MODEL": "nobody/nothing"}, "MODEL is 'nobody/nothing', which cannot be had"),
+        ({"WEIGHTWIRE_URL": "run", "PORT": "http"}, "PORT is 'http', which is not a port"),
+        ({"WEIGHTWIRE_URL": "run", "VLLM_OPTIONS": "'"}, "cannot parse VLLM_OPTIONS"),
+        ({"WEIGHTWIRE_URL": "run", "MODEL": "nobody/nothing"}, "cannot download MODEL 'nobody/nothing'"),
     ],
 )
-def test_what_it_is_told_is_wrong(variables: dict[str, str], error: str, tmp_path: Path) -> None:
+def test_wrong_settings_are_errors_with_a_hint(variables: dict[str, str], error: str, tmp_path: Path) -> None:
     with started(ROLLOUT, tmp_path, **variables) as server:
         assert server.end() == 1
-        first, hint = server.said().splitlines()
+        first, hint = server.output().splitlines()
         assert first.startswith(f"error: {error}")
         assert hint.startswith("hint: ")
 
 
 @pytest.mark.slow
-def test_a_run_without_config(tmp_path: Path) -> None:
+def test_a_run_without_config_is_an_error(tmp_path: Path) -> None:
     with Publisher(tmp_path / "bucket") as publisher:
         publisher.publish({"weight": np.ones(4, np.float32)}).wait()
     with started(ROLLOUT, tmp_path, WEIGHTWIRE_URL=tmp_path / "bucket") as server:
         assert server.end() == 1
-        assert "bucket: has no config.json\nhint: publish with files=" in server.said()
+        assert "bucket: the run has no config.json\nhint: publish with files=" in server.output()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("image", IMAGES)
-def test_a_port_that_is_taken(image: str, tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error(image: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         command = ROLLOUT if image == "rollout" else ENVIRONMENT
         with started(command, tmp_path, WEIGHTWIRE_URL=tmp_path / "bucket", PORT=port) as server:
             assert server.end() != 0
-            assert port in server.said()
-            assert "Traceback" not in server.said()
+            assert port in server.output()
+            assert "Traceback" not in server.output()
 
 
 def streamed(server: Started, prompt: dict[str, Any]) -> str:
-    """The same, as it comes."""
+    """The text of the same completion, streamed."""
     data = json.dumps({**prompt, "stream": True}).encode()
     request = urllib.request.Request(f"{server.url}/v1/completions", data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as reply:
@@ -265,7 +270,7 @@ def streamed(server: Started, prompt: dict[str, Any]) -> str:
 
 
 def _changed(model: Path) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
-    """A step later."""
+    """The weights one step later."""
     weights = read_weights(model)
     changed = {name: (one.dtype.name, one.shape, one.bits.copy()) for name, one in weights.items()}
     for _, _, bits in changed.values():
@@ -273,133 +278,30 @@ def _changed(model: Path) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
     return changed
 
 
-# --- its proxy ---------------------------------------------------------------------------------------------------
-
-
-class Behind:
-    """A server behind a proxy, and `seen`: every request that it took for one, with its body if it was asked for."""
-
-    def __init__(self, port: int) -> None:
-        self.seen: list[tuple[str, str]] = []
-        self.bodies: list[bytes] = []
-        self.port = port  # of the proxy
-
-    async def answer(self, request: Request) -> Response:
-        self.seen.append((request.method, request.url.path))
-        if request.url.path == "/v1/echo":
-            self.bodies.append(await request.body())
-        if request.url.path == "/v1/stream":
-            return StreamingResponse(self._parts())
-        return JSONResponse({})
-
-    async def _parts(self) -> AsyncIterator[bytes]:
-        yield b"first"
-        await asyncio.sleep(30)
-
-    async def send(self, head: str, body: bytes = b"", until: bytes = b"\r\n\r\n") -> bytes:
-        """What is answered to a request that no client would make, up to the end of its head or `until`."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            writer.write(f"{head}\r\nHost: here\r\n\r\n".encode() + body)
-            async with asyncio.timeout(10):
-                return await reader.readuntil(until)
-        finally:
-            writer.close()
-
-
-def through_a_proxy(monkeypatch: pytest.MonkeyPatch, work: Callable[[Behind], Coroutine[Any, Any, None]]) -> Behind:
-    monkeypatch.syspath_prepend(DEPLOY / "rollout")
-    from filtering_proxy import FilteringProxy
-
-    async def run() -> Behind:
-        with socket.create_server(("127.0.0.1", 0)) as inside, socket.create_server(("127.0.0.1", 0)) as outside:
-            behind = Behind(outside.getsockname()[1])
-            app = Starlette(routes=[Route("/{path:path}", behind.answer, methods=["GET", "POST"])])
-            server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-            serving = asyncio.create_task(server.serve(sockets=[inside]))
-            proxy = FilteringProxy(outside, f"http://127.0.0.1:{inside.getsockname()[1]}")
-            await proxy.open()
-            try:
-                await work(behind)
-            finally:
-                await proxy.close()
-                server.should_exit = True
-                await serving
-            return behind
-
-    return asyncio.run(run())
-
-
-PACKED = zlib.compress(b" " * 100)
-EMPTY = b"\x78\x01" + b"\x00\x00\x00\xff\xff" * 400 + b"\x01\x00\x00\xff\xff\x00\x00\x00\x01"  # all of it is nothing
-
-
-class TestProxy:
-    def test_no_request_in_the_body_of_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The first has a body that gets shorter when it is unpacked. What a second one sends must not be taken for the
-        rest of it, up to where a request begins that is not allowed."""
-
-        async def attack(behind: Behind) -> None:
-            packed = f"Content-Encoding: deflate\r\nContent-Length: {len(EMPTY)}"
-            await behind.send(f"POST /v1/models HTTP/1.1\r\n{packed}", EMPTY)
-            hidden = b"\r\n" * 2000 + b"POST /pause HTTP/1.1\r\nHost: here\r\nContent-Length: 0\r\n\r\n"
-            await behind.send(f"POST /v1/echo HTTP/1.1\r\nContent-Length: {len(hidden)}", hidden)
-            assert behind.bodies == [hidden]
-
-        behind = through_a_proxy(monkeypatch, attack)
-        assert [path for _, path in behind.seen] == ["/v1/models", "/v1/echo"]
-
-    @pytest.mark.parametrize("length", [f"Content-Length: {len(PACKED)}", "Transfer-Encoding: chunked"])
-    def test_a_body_passes_as_it_came(self, length: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def ask(behind: Behind) -> None:
-            chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(PACKED), PACKED)
-            head = f"POST /v1/echo HTTP/1.1\r\nContent-Encoding: deflate\r\n{length}"
-            assert b" 200 " in await behind.send(head, chunked if "chunked" in length else PACKED)
-
-        assert through_a_proxy(monkeypatch, ask).bodies == [PACKED]
-
-    def test_only_a_post_has_a_body(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def ask(behind: Behind) -> None:
-            assert b" 200 " in await behind.send("GET /v1/echo HTTP/1.1\r\nContent-Length: 5", b"hello")
-
-        assert through_a_proxy(monkeypatch, ask).bodies == [b""]
-
-    def test_an_answer_passes_as_it_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def ask(behind: Behind) -> None:
-            assert b" 200 " in await behind.send("GET /v1/stream HTTP/1.1", until=b"first")
-
-        through_a_proxy(monkeypatch, ask)
-
-    def test_what_is_no_http_is_not_worth_a_traceback(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        async def ask(behind: Behind) -> None:
-            for head in ("GET /v1/models HTTP/1.1\r\nContent-Length: x", "GET /v1/models HTTP/1.1\r\nno header"):
-                assert b" 400 " in await behind.send(head)
-
-        assert through_a_proxy(monkeypatch, ask).seen == []
-        assert caplog.records == []
+def test_a_rollout_server_on_all_addresses_needs_a_token(tmp_path: Path) -> None:
+    with started(ROLLOUT, tmp_path, WEIGHTWIRE_URL=tmp_path / "run", HOST="0.0.0.0", VLLM_API_KEY="") as server:
+        assert server.end() == 1
+        assert "0.0.0.0: cannot listen beyond this machine without a token" in server.output()
+        assert "hint: set VLLM_API_KEY or WEIGHTWIRE_TOKEN" in server.output()
 
 
 # --- environment -------------------------------------------------------------------------------------------------
 
-ENVIRONMENT = ["sh", str(DEPLOY / "environment/start.sh")]
-
 
 @pytest.mark.slow
-def test_the_environment(tmp_path: Path) -> None:
+def test_the_environment_serves_and_stops(tmp_path: Path) -> None:
     with started(ENVIRONMENT, tmp_path) as server:
         server.until(lambda: answers("GET", f"{server.url}/health"))
         assert server.ask("/reset", {"seed": 7})["done"] is False
         assert server.end(signal.SIGTERM) in (0, -signal.SIGTERM)
-        assert "Traceback" not in server.said()
+        assert "Traceback" not in server.output()
 
 
 # --- images ------------------------------------------------------------------------------------------------------
 
 
 def instructions(image: str) -> list[list[str]]:
-    """Of a Dockerfile: each with its words."""
+    """The instructions of a Dockerfile, split into words."""
     text = (DEPLOY / image / "Dockerfile").read_text().replace("\\\n", " ")
     return [line.split() for line in text.splitlines() if line and not line.startswith("#")]
 
@@ -410,28 +312,28 @@ def sources(image: str) -> list[str]:
 
 @pytest.mark.parametrize("image", IMAGES)
 class TestImage:
-    def test_stands_on_a_release(self, image: str) -> None:
+    def test_base_image_is_a_release(self, image: str) -> None:
         [[_, base]] = [words for words in instructions(image) if words[0] == "FROM"]
         assert re.fullmatch(r"[a-z/-]+:v?\d+(\.\d+)+(-slim)?", base)
 
-    def test_runs_as_the_user_of_spaces(self, image: str) -> None:
+    def test_image_runs_as_the_user_of_spaces(self, image: str) -> None:
         order = [words[0] for words in instructions(image)]
         assert ["USER", "1000"] in instructions(image)
         assert not {"RUN", "COPY"} & set(order[order.index("USER") :])
 
-    def test_listens_where_spaces_look(self, image: str) -> None:
+    def test_image_listens_on_the_port_of_spaces(self, image: str) -> None:
         head = (DEPLOY / image / "README.md").read_text().split("---\n")[1]
         fields = dict(line.split(": ") for line in head.splitlines())
         assert (fields["sdk"], fields["app_port"]) == ("docker", "7860")
         assert ["EXPOSE", fields["app_port"]] in instructions(image)
 
-    def test_starts_what_it_copies(self, image: str) -> None:
+    def test_the_entry_point_is_copied(self, image: str) -> None:
         [[_, *words]] = [words for words in instructions(image) if words[0] == "ENTRYPOINT"]
         script = Path(json.loads(" ".join(words))[-1]).name
         assert f"deploy/{image}/{script}" in sources(image)
 
-    def test_a_space_has_all_that_it_copies(self, image: str, tmp_path: Path) -> None:
-        space = put_together(image, tmp_path)
+    def test_a_space_has_all_files_that_the_image_copies(self, image: str, tmp_path: Path) -> None:
+        space = build_space(image, tmp_path)
         for source in sources(image):
             assert (space / source).exists(), source
         assert (space / "README.md").read_text().startswith("---\n")
@@ -441,9 +343,9 @@ class TestImage:
 
 
 @pytest.mark.slow
-def test_what_is_copied_can_be_installed(tmp_path: Path) -> None:
-    """All but the compiler's part."""
-    space, copied = put_together("rollout", tmp_path), tmp_path / "copied"
+def test_the_copied_files_can_be_installed(tmp_path: Path) -> None:
+    """Without compiling the kernel."""
+    space, copied = build_space("rollout", tmp_path), tmp_path / "copied"
     copied.mkdir()
     for source in sources("rollout"):
         if not source.startswith("deploy/"):
@@ -453,9 +355,9 @@ def test_what_is_copied_can_be_installed(tmp_path: Path) -> None:
     assert (tmp_path / "built/weightwire/engines/vllm/plugin.py").exists()
 
 
-def put_together(image: str, root: Path) -> Path:
-    """A Space, as its README says."""
-    [block] = re.findall(r"^```sh\n(.*?)^```$", (DEPLOY / image / "README.md").read_text(), re.M | re.S)
+def build_space(image: str, root: Path) -> Path:
+    """Builds a Space with the commands in its README."""
+    block, _ = blocks(f"deploy/{image}/README.md", "A Space")
     for line in block.splitlines():
         command, *words = shlex.split(line)
         if command == "mkdir":
@@ -475,7 +377,7 @@ def _copy(source: Path, into: Path) -> None:
         shutil.copy(source, into)
 
 
-def test_the_environment_has_the_releases_that_are_tested() -> None:
+def test_the_environment_uses_the_tested_releases() -> None:
     [words] = [words for words in instructions("environment") if words[0] == "RUN"]
     pinned = (ROOT / "requirements-demo.txt").read_text().split()
     assert {word for word in words if "==" in word} <= set(pinned)

@@ -1,4 +1,4 @@
-"""The house rules that a machine can check: order, front doors, names and sizes."""
+"""House rules: import order, front doors, names and sizes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ SOURCES = sorted(
     for path in (ROOT / folder).rglob(kind)
 )
 
-# A room imports only from rooms before it, `weightwire/__init__.py` from all but the last three.
+# A room imports only from rooms before it in this list.
 ORDER = [
+    "lazy_exports",
     "errors",
     "telemetry",
     "system",
@@ -51,18 +52,21 @@ ORDER = [
     "__main__",
 ]
 
-# Pairs that do not know each other although the order would let them.
-STRANGERS = {("follower", "publisher"), ("replica", "bucket"), ("replica", "publisher")} | {
+# Imports (importer, imported) that are forbidden although the order would allow them.
+FORBIDDEN = {("follower", "publisher"), ("replica", "bucket"), ("replica", "publisher")} | {
     ("bucket", room) for room in ("weights", "codec", "delta")
 }
 
-# Rooms whose modules are imported one by one: each needs packages of its own, such as torch or starlette.
+# Modules beside the rooms.
+FILES = {"errors", "lazy_exports"}
+
+# Rooms whose modules are imported one by one, because each needs different packages, such as torch or starlette.
 OPEN_ROOMS = {"engines", "trainers", "server", "page", "demo", "cli", "testing"}
 
-# The only rooms that may import torch; the core must work where it is not installed.
+# The only rooms that may import torch. The core must work without it.
 TORCH = {"engines", "server", "trainers"}
 
-# Slow to import, and not needed to diff, patch or follow.
+# Packages that are slow to import and not needed to diff, patch or follow.
 HEAVY = {
     "httpx",
     "huggingface_hub",
@@ -81,14 +85,14 @@ HEAVY = {
     "vllm",
 }
 
-# Modules of one name are the same thing seen from two rooms: a command and what it runs, a framework and its adapter,
-# the list of a room that others can add to.
-SAME_THING = {"gc", "page", "restore", "status", "verify", "demo", "torch", "publish", "registry"}
+# Module names that may repeat, because both modules are about the same thing: a command and the code that it runs, a
+# framework and its adapter, the registry of a room.
+REPEATED_MODULES = {"gc", "page", "restore", "status", "verify", "demo", "torch", "publish", "registry", "keys"}
 
 MOST_LINES = 500
 MOST_FUNCTION_LINES = 40
 MOST_ATTRIBUTES = 12
-# What a record holds is decided by docs/PROTOCOL.md, and what a view holds by the page.
+# docs/PROTOCOL.md decides the fields of a record, and the page those of a view.
 WIDE = {"Commit", "RunView", "VersionView", "ReplicaView"}
 
 
@@ -108,69 +112,70 @@ def parsed(path: Path) -> ast.Module:
 
 @cache
 def imports(path: Path) -> list[tuple[str, str]]:
-    """The module and the name of everything that a file imports, wherever in the file."""
+    """The (module, name) pairs of all imports in a file, including those inside functions."""
     found: list[tuple[str, str]] = []
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found += ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: imports are absolute"
+            assert not node.level, f"{path}: use absolute imports"
             found += ((node.module or "", alias.name) for alias in node.names)
     return found
 
 
 def rooms_imported(path: Path) -> set[str]:
-    """What `imports` says, as entries of ORDER; a plain name of the package comes from its `__init__`."""
+    """The entries of ORDER that a file imports. `from weightwire import x` counts as `__init__` unless x is a room."""
     inside = [(module, name) for module, name in imports(path) if module.split(".")[0] == "weightwire"]
     rooms = {module.split(".")[1] if "." in module else name for module, name in inside}
     return {room if room in ORDER else "__init__" for room in rooms}
 
 
 def statements(tree: ast.Module) -> list[ast.stmt]:
-    """What a module does besides its docstring."""
+    """The top-level statements of a module, without its docstring."""
     return tree.body[1:] if ast.get_docstring(tree) else tree.body
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 class TestModule:
-    def test_has_its_place_in_the_order(self, path: Path) -> None:
+    def test_room_of_a_module_is_in_the_order(self, path: Path) -> None:
         assert room_of(path) in ORDER, "add the new room to ORDER, after everything it imports"
 
-    def test_imports_only_from_rooms_before_its_own(self, path: Path) -> None:
+    def test_module_imports_only_from_rooms_before_its_own(self, path: Path) -> None:
         own = ORDER.index(room_of(path))
         later = {other for other in rooms_imported(path) if ORDER.index(other) > own}
         assert not later, f"{room_of(path)} must not import {sorted(later)}"
 
-    def test_does_not_import_strangers(self, path: Path) -> None:
-        assert not {(room_of(path), other) for other in rooms_imported(path)} & STRANGERS
+    def test_module_does_not_import_forbidden_rooms(self, path: Path) -> None:
+        assert not {(room_of(path), other) for other in rooms_imported(path)} & FORBIDDEN
 
-    def test_enters_other_rooms_through_their_front_doors(self, path: Path) -> None:
+    def test_module_enters_other_rooms_through_their_front_doors(self, path: Path) -> None:
         for module, name in imports(path):
             parts = module.split(".")
-            if parts[0] != "weightwire" or len(parts) < 2 or parts[1] in (room_of(path), "errors", *OPEN_ROOMS):
+            if parts[0] != "weightwire" or len(parts) < 2 or parts[1] in (room_of(path), *FILES, *OPEN_ROOMS):
                 continue
-            assert len(parts) == 2, f"import {name} from weightwire.{parts[1]}: {module} is behind that front door"
+            assert len(parts) == 2, f"import {name} from weightwire.{parts[1]}, not from {module}"
             assert name in FRONT_DOORS[parts[1]], f"{module} does not export {name}"
 
-    def test_imports_torch_only_at_the_edge(self, path: Path) -> None:
+    def test_module_imports_torch_only_in_rooms_that_may(self, path: Path) -> None:
         assert room_of(path) in TORCH or "torch" not in {module.split(".")[0] for module, _ in imports(path)}
 
-    def test_has_at_most_500_lines(self, path: Path) -> None:
+    def test_module_has_at_most_500_lines(self, path: Path) -> None:
         assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
-    def test_says_what_it_knows(self, path: Path) -> None:
+    def test_module_has_a_docstring(self, path: Path) -> None:
         assert ast.get_docstring(parsed(path))
 
 
 def only_exports(node: ast.stmt) -> bool:
-    """An import (perhaps for type checkers alone), or one of the names that say what a package exports."""
+    """True for imports, also under TYPE_CHECKING, and for assignments to the names that describe a package."""
     if isinstance(node, ast.If):
-        return ast.unparse(node.test) == "TYPE_CHECKING" and all(map(only_exports, node.body))
+        return ast.unparse(node.test).removeprefix("not ") == "TYPE_CHECKING" and all(map(only_exports, node.body))
     names = [target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]
-    return isinstance(node, ast.Import | ast.ImportFrom) or names in (["__all__"], ["__version__"], ["__getattr__"])
+    allowed = {"__all__", "__version__", "__getattr__", "__dir__"}
+    return isinstance(node, ast.Import | ast.ImportFrom) or (len(names) == 1 and names[0] in allowed)
 
 
-def test_a_front_door_only_exports() -> None:
+def test_front_doors_only_export() -> None:
     doors = PACKAGE.rglob("__init__.py")
     assert not [
         f"{door}: {ast.unparse(node)}" for door in doors for node in statements(parsed(door)) if not only_exports(node)
@@ -178,50 +183,49 @@ def test_a_front_door_only_exports() -> None:
 
 
 @pytest.mark.parametrize("room", sorted(FRONT_DOORS))
-def test_front_door_exports_exactly_the_names_that_are_listed(room: str) -> None:
-    """A name that joins or leaves a front door is a decision: it is made in front_doors.py too."""
+def test_front_door_exports_exactly_the_pinned_names(room: str) -> None:
+    """Adding or removing an exported name needs the same change in front_doors.py."""
     door = importlib.import_module(f"weightwire.{room}".rstrip("."))
     exported = getattr(door, "__all__", [])
     assert sorted(exported) == FRONT_DOORS[room]
     assert all(hasattr(door, name) and not name.startswith("_") for name in exported)
 
 
-def test_every_room_has_a_front_door_that_is_listed() -> None:
+def test_every_front_door_is_pinned() -> None:
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert rooms | {""} == set(FRONT_DOORS)
 
 
-def test_the_house_has_at_most_22_entries_and_each_says_what_it_is() -> None:
+def test_the_package_has_at_most_22_entries_and_each_has_a_summary() -> None:
     entries = [path for path in PACKAGE.iterdir() if path.name not in ("__init__.py", "__main__.py", "py.typed")]
     entries = [path for path in entries if path.suffix == ".py" or (path / "__init__.py").exists()]
     assert len(entries) <= 22
     for path in entries:
         doc = ast.get_docstring(parsed(path / "__init__.py" if path.is_dir() else path))
         assert doc, path
-        assert doc.split("\n\n")[0].endswith("."), f"{path}: begins with a sentence"
+        assert doc.split("\n\n")[0].endswith("."), f"{path}: the docstring must begin with a sentence"
 
 
-def room_table(document: str) -> dict[str, list[str]]:
-    """The other cells of a document's table of rooms, by the entry of ORDER."""
-    table = (ROOT / document).read_text(encoding="utf-8").split("\n| room |")[1].split("\n\n")[0]
+def room_table() -> dict[str, list[str]]:
+    """Maps each room in the design's table to the other cells of its row."""
+    table = (ROOT / "docs/design.md").read_text(encoding="utf-8").split("\n| room |")[1].split("\n\n")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     return {room.strip("`").removesuffix("/").removesuffix(".py"): cells for room, *cells in rows}
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/design.md"])
-def test_the_documents_list_every_room_in_order(document: str) -> None:
-    assert list(room_table(document)) == [room for room in ORDER if not room.startswith("__")]
+def test_design_lists_every_room_in_order() -> None:
+    assert list(room_table()) == [room for room in ORDER if not room.startswith("__")]
 
 
-def test_the_verb_of_a_room_is_the_first_word_of_its_docstring() -> None:
-    for room, (verb, _) in room_table("docs/design.md").items():
-        if room != "errors":
+def test_docstring_of_a_room_begins_with_its_verb() -> None:
+    for room, (verb, _) in room_table().items():
+        if room not in FILES:
             doc = ast.get_docstring(parsed(PACKAGE / room / "__init__.py")) or ""
             assert doc.split(":")[0].lower() == verb, room
 
 
 def type_names(tree: ast.Module) -> list[str]:
-    """The classes and type aliases (`Rows = tuple[int, int]`) of a module. Type variables may repeat."""
+    """The classes and type aliases (`Rows = tuple[int, int]`) of a module, without type variables, which may repeat."""
     names = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     for node in tree.body:
         if isinstance(node, ast.Assign) and not ast.unparse(node.value).startswith(("TypeVar(", "ParamSpec(")):
@@ -230,18 +234,18 @@ def type_names(tree: ast.Module) -> list[str]:
     return [name for name in names if name[:1].isupper() and not name.isupper()]
 
 
-def test_a_class_name_means_one_thing() -> None:
-    """A private name counts too: grep finds both."""
+def test_class_names_are_unique() -> None:
+    """Private names count, because grep finds both."""
     names = Counter(name for path in MODULES for name in type_names(parsed(path)))
     assert not [name for name, count in names.items() if count > 1]
 
 
-def test_a_module_name_means_one_thing() -> None:
-    """A package and the module of its main class may share one: publisher/publisher.py."""
+def test_module_names_are_unique() -> None:
+    """A package and the module of its main class may share a name: publisher/publisher.py."""
     modules = [path for path in MODULES if path.stem not in ("__init__", path.parent.name)]
     names = Counter(path.stem for path in modules)
     packages = Counter(path.parent.name for path in MODULES if path.stem == "__init__")
-    assert {name for name, count in (names + packages).items() if count > 1} <= SAME_THING
+    assert {name for name, count in (names + packages).items() if count > 1} <= REPEATED_MODULES
 
 
 def test_nothing_is_called_utils() -> None:
@@ -249,13 +253,12 @@ def test_nothing_is_called_utils() -> None:
 
 
 @pytest.mark.parametrize("folder", ["src", "tests", "benchmarks", "examples", "deploy"])
-def test_files_are_short(folder: str) -> None:
-    """Python, C and JavaScript alike."""
+def test_files_have_at_most_500_lines(folder: str) -> None:
     sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES if folder in path.parts}
     assert not {path.relative_to(ROOT).as_posix(): size for path, size in sizes.items() if size > MOST_LINES}
 
 
-def test_functions_read_without_scrolling() -> None:
+def test_functions_have_at_most_40_lines() -> None:
     long = {}
     for path in MODULES:
         for node in ast.walk(parsed(path)):
@@ -267,7 +270,7 @@ def test_functions_read_without_scrolling() -> None:
 
 
 def attributes(node: ast.ClassDef) -> set[str]:
-    """What an object of this class holds: fields, and what its methods assign to `self`."""
+    """The attributes of a class: its fields, and the names that its methods assign on `self`."""
     fields = {one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
     for one in ast.walk(node):
         if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store) and ast.unparse(one.value) == "self":
@@ -275,7 +278,7 @@ def attributes(node: ast.ClassDef) -> set[str]:
     return fields
 
 
-def test_classes_are_of_a_readable_size() -> None:
+def test_classes_have_at_most_12_attributes() -> None:
     classes = [(path, node) for path in MODULES for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
     found = {f"{dotted(path)}.{node.name}": len(attributes(node)) for path, node in classes if node.name not in WIDE}
     assert not {name: count for name, count in found.items() if count > MOST_ATTRIBUTES}
@@ -283,24 +286,30 @@ def test_classes_are_of_a_readable_size() -> None:
 
 def test_tests_mirror_the_rooms() -> None:
     rooms = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.glob("**/test_*.py"))}
-    assert rooms <= {*ORDER, "faults", "hostile", "project"}
-    assert not list((ROOT / "tests").glob("test_*.py")), "every test is in the room of what it tests"
+    assert rooms <= {*ORDER, "faults", "fuzz", "hostile", "project"}
+    assert not list((ROOT / "tests").glob("test_*.py")), "put each test in the folder of the room that it tests"
 
 
 @pytest.mark.parametrize(
     "statement",
     ["import weightwire.engines", "from weightwire.engines.vllm import oldest_version, served_version"],
 )
-def test_engines_are_found_without_importing_torch_or_vllm(statement: str) -> None:
+def test_engine_registry_does_not_import_torch_or_vllm(statement: str) -> None:
     code = f"import sys; {statement}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
     assert not HEAVY & set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
 
 
-def test_importing_weightwire_is_cheap() -> None:
-    """Counted, not timed: besides the standard library it needs only NumPy and msgspec."""
-    code = "import sys; before = {*sys.modules}; import weightwire; print(*{*sys.modules} - before)"
+@pytest.mark.parametrize(
+    ("statement", "needed"),
+    [
+        ("import weightwire.cli", {"weightwire"}),
+        ("from weightwire import *", {"weightwire", "numpy", "msgspec"}),
+    ],
+)
+def test_importing_weightwire_needs_few_packages(statement: str, needed: set[str]) -> None:
+    code = f"import sys; before = {{*sys.modules}}; {statement}; print(*{{*sys.modules}} - before)"
     names = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     imported = {name.split(".")[0] for name in names} - sys.stdlib_module_names
 
-    # msgspec imports typing_extensions where it happens to be installed.
-    assert imported - {"typing_extensions"} == {"weightwire", "numpy", "msgspec"}
+    # msgspec imports typing_extensions if it is installed.
+    assert imported - {"typing_extensions"} == needed

@@ -1,4 +1,4 @@
-"""What is built of a checkout: the sdist, and wheels with and without the kernel. And versions that are said twice."""
+"""The sdist and the wheels built from a checkout, and versions that are written in two places."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ ROOT = Path(__file__).parent.parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 VERSION = PYPROJECT["project"]["version"]
 
-# What the repository has and the sdist does not; everything else that git knows ships.
+# Tracked files that are not in the sdist. All others are.
 NOT_SHIPPED = {".ci/run", ".gitignore"}
 
-# What setuptools adds.
+# Files that setuptools adds.
 GENERATED = {"PKG-INFO", "setup.cfg"}
 
-# What an earlier build and a run leave behind, where they lie.
+# Files that an earlier build or run leaves behind.
 BUILD_LIB = f"build/lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
 OLD_KERNEL = f"{BUILD_LIB}/weightwire/codec/_kernel.abi3.so"
-LEFT_OVERS = [
+LEFTOVERS = [
     OLD_KERNEL,
     "build/lib/weightwire/codec/_kernel.abi3.so",
     "src/weightwire/codec/_kernel.abi3.so",
@@ -41,7 +41,7 @@ LEFT_OVERS = [
 
 
 def tracked() -> list[str]:
-    """The files of the checkout, with new ones that are not committed yet."""
+    """The files of the checkout, including new files that are not committed."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -51,19 +51,19 @@ def tracked() -> list[str]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of this checkout in which something was built before."""
+    """A copy of this checkout with the leftovers of an earlier build."""
     copy = tmp_path / "checkout"
     for name in tracked():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, copy / name)
-    for name in LEFT_OVERS:
+    for name in LEFTOVERS:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        (copy / name).write_bytes(b"of an earlier build")
+        (copy / name).write_bytes(b"from an earlier build")
     return copy
 
 
 def built(kind: str, checkout: Path, **env: str) -> Path:
-    """The archive that a frontend such as pip gets from the build backend, without a network."""
+    """Runs the build backend, as pip does, without a network. Returns the archive."""
     code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(checkout.parent)!r}))"
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, cwd=checkout, env={**os.environ, **env}, capture_output=True, text=True)
@@ -71,7 +71,7 @@ def built(kind: str, checkout: Path, **env: str) -> Path:
     return checkout.parent / ended.stdout.split()[-1]
 
 
-def test_sdist_has_every_file_of_the_repository_and_nothing_built(checkout: Path) -> None:
+def test_sdist_has_every_tracked_file_and_no_build_output(checkout: Path) -> None:
     pytest.importorskip("setuptools")
     with tarfile.open(built("sdist", checkout)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
@@ -79,20 +79,38 @@ def test_sdist_has_every_file_of_the_repository_and_nothing_built(checkout: Path
     assert shipped == set(tracked()) - NOT_SHIPPED
 
 
-def test_wheel_without_a_compiler_is_for_any_platform_and_has_no_old_kernel(checkout: Path) -> None:
+def check_index_page(metadata: str) -> None:
+    """A package index shows README and the project's URLs. Every link must be absolute and name a file that exists."""
+    fields, _, page = metadata.partition("\n\n")
+    urls = dict(re.findall(r"^Project-URL: (\w+), (\S+)$", fields, re.MULTILINE))
+    assert set(urls) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
+    assert "Description-Content-Type: text/markdown" in fields
+    assert page.startswith("# weightwire\n")
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", page)
+    assert links
+    for image, link in links:
+        found = re.fullmatch(rf"{urls['Source']}/(raw|blob)/main/([^#]+)(#.*)?", link)
+        assert found, f"not an absolute link into the project: {link}"
+        assert found[1] == ("raw" if image else "blob")
+        assert (ROOT / found[2]).is_file(), link
+
+
+def test_wheel_without_a_compiler_is_pure_python_without_an_old_kernel(checkout: Path) -> None:
     pytest.importorskip("setuptools")
     wheel = built("wheel", checkout, CC="false")
     assert wheel.name == f"weightwire-{VERSION}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        metadata = archive.read(f"weightwire-{VERSION}.dist-info/WHEEL").decode()
-    assert "Root-Is-Purelib: true" in metadata
+        wheel_metadata = archive.read(f"weightwire-{VERSION}.dist-info/WHEEL").decode()
+        package_metadata = archive.read(f"weightwire-{VERSION}.dist-info/METADATA").decode()
+    assert "Root-Is-Purelib: true" in wheel_metadata
+    check_index_page(package_metadata)
     assert not [name for name in names if name.endswith(".so") or ".data/" in name]
     assert {"weightwire/__init__.py", "weightwire/py.typed", "weightwire/examples/wordle/train.py"} <= set(names)
 
 
 @pytest.mark.slow
-def test_wheel_with_a_compiler_has_a_new_kernel_and_the_tag_of_its_platform(checkout: Path) -> None:
+def test_wheel_with_a_compiler_has_a_new_kernel_and_a_platform_tag(checkout: Path) -> None:
     pytest.importorskip("setuptools")
     wheel = built("wheel", checkout)
     assert re.fullmatch(rf"weightwire-{VERSION}-cp311-abi3-.*\.whl", wheel.name)
@@ -102,15 +120,15 @@ def test_wheel_with_a_compiler_has_a_new_kernel_and_the_tag_of_its_platform(chec
         archive.extractall(checkout.parent / "installed")
     env = {**os.environ, "PYTHONPATH": str(checkout.parent / "installed")}
     script = [sys.executable, str(ROOT / "tests/project/installed_wheel.py")]
-    said = subprocess.check_output(script, env=env, cwd=checkout.parent, text=True)
-    assert said.startswith(f"weightwire {VERSION}: the kernel is there")
+    output = subprocess.check_output(script, env=env, cwd=checkout.parent, text=True)
+    assert output.startswith(f"weightwire {VERSION}: the kernel works")
 
 
 def test_package_and_module_have_the_same_version() -> None:
     assert weightwire.__version__ == VERSION
 
 
-def test_pre_commit_runs_the_tools_that_requirements_pin() -> None:
+def test_pre_commit_runs_the_pinned_tools() -> None:
     config = (ROOT / ".pre-commit-config.yaml").read_text()
     pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
     tools = {Path(entry).name: Path(entry).parent for entry in re.findall(r"entry: (\S+)", config)}
@@ -119,7 +137,7 @@ def test_pre_commit_runs_the_tools_that_requirements_pin() -> None:
     assert re.findall(r"repo: (\S+)", config) == ["local"]
 
 
-def test_ci_begins_with_the_oldest_python_that_is_supported() -> None:
+def test_ci_starts_with_the_oldest_supported_python() -> None:
     workflow = (ROOT / ".github/workflows/ci.yml").read_text()
     oldest = PYPROJECT["project"]["requires-python"].removeprefix(">=")
     matrices = re.findall(r'python: \["([\d.]+)"', workflow)

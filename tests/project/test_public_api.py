@@ -1,8 +1,9 @@
-"""What `import weightwire` gives a user: the names, the errors that documented calls raise, and their codes."""
+"""The public API: names, errors of documented calls, and error codes."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 
 import weightwire
 from weightwire import errors
+from weightwire.chain import PrivateKey
 
 # Adding a name is a promise to users; removing one breaks them.
 NAMES = {
@@ -22,9 +24,10 @@ NAMES = {
     "Delta State Tensor anchor diff digest patch",
 }
 
-# Codes end up in scripts and alerts: one that changes breaks them.
+# Scripts and alerts use codes: changing one breaks them.
 CODES = {
     "AlreadyExists": "WW-ALREADY-EXISTS",
+    "BadKey": "WW-KEY",
     "BrokenChain": "WW-BROKEN-CHAIN",
     "BucketError": "WW-BUCKET",
     "CannotListen": "WW-CANNOT-LISTEN",
@@ -37,9 +40,12 @@ CODES = {
     "Fenced": "WW-FENCED",
     "ForeignRun": "WW-FOREIGN-RUN",
     "Interrupted": "WW-INTERRUPTED",
+    "MissingDependency": "WW-MISSING-DEPENDENCY",
     "NoBucket": "WW-NO-BUCKET",
     "NoRun": "WW-NO-RUN",
     "NotFound": "WW-NOT-FOUND",
+    "NotPublished": "WW-NOT-PUBLISHED",
+    "OutOfMemory": "WW-OUT-OF-MEMORY",
     "OutputError": "WW-OUTPUT",
     "PermissionDenied": "WW-PERMISSION-DENIED",
     "ProcessFailed": "WW-PROCESS-FAILED",
@@ -47,15 +53,18 @@ CODES = {
     "ReplicaError": "WW-REPLICA",
     "RunError": "WW-RUN",
     "SchemaChanged": "WW-SCHEMA-CHANGED",
+    "Stale": "WW-STALE",
+    "TooLarge": "WW-TOO-LARGE",
     "Truncated": "WW-TRUNCATED",
     "Unavailable": "WW-UNAVAILABLE",
     "UnsafeBucket": "WW-UNSAFE-BUCKET",
     "UnsupportedFormat": "WW-UNSUPPORTED-FORMAT",
+    "Untrusted": "WW-UNTRUSTED",
     "WeightwireError": "WW-ERROR",
     "WrongBase": "WW-WRONG-BASE",
 }
 
-# Errors that no documented call raises, each with the reason why a user never sees it.
+# Errors that no documented call raises, each with the reason.
 INTERNAL: dict[str, str] = {}
 
 
@@ -68,11 +77,11 @@ def error_classes() -> dict[str, type[errors.WeightwireError]]:
 
 
 class TestNames:
-    def test_are_what_users_need_and_every_error(self) -> None:
+    def test_public_names_are_the_documented_names_and_all_errors(self) -> None:
         known = {name for line in NAMES for name in line.split()}
         assert set(weightwire.__all__) - set(error_classes()) == known
 
-    def test_are_all_there(self) -> None:
+    def test_all_public_names_exist(self) -> None:
         assert [name for name in weightwire.__all__ if not hasattr(weightwire, name)] == []
 
     @pytest.mark.parametrize(
@@ -84,24 +93,31 @@ class TestNames:
             ("weightwire.delta", "TensorState"),
         ],
     )
-    def test_lower_ones_are_a_level_down(self, module: str, name: str) -> None:
+    def test_internal_names_are_in_their_rooms(self, module: str, name: str) -> None:
         assert not hasattr(weightwire, name)
-        assert hasattr(sys.modules[module], name)
+        assert hasattr(importlib.import_module(module), name)
+
+    def test_public_names_are_completed_in_a_shell(self) -> None:
+        assert dir(weightwire) == sorted(weightwire.__all__)
+
+    def test_modules_are_attributes_without_an_import(self) -> None:
+        code = "import weightwire; print(weightwire.weights.DTYPES is not None, hasattr(weightwire, '__main__'))"
+        assert subprocess.check_output([sys.executable, "-c", code], text=True) == "True False\n"
 
 
 class TestErrors:
-    def test_every_class_is_exported_or_internal_for_a_reason(self) -> None:
+    def test_every_class_is_exported_or_internal(self) -> None:
         assert set(errors.__all__) == set(error_classes())
         assert not set(INTERNAL) & set(weightwire.__all__)
         assert all(INTERNAL.values())
         assert set(error_classes()) == set(INTERNAL) | (set(weightwire.__all__) & set(error_classes()))
 
-    def test_every_class_has_its_own_code_that_stays(self) -> None:
+    def test_every_class_has_a_stable_code(self) -> None:
         assert {name: found.code for name, found in error_classes().items()} == CODES
         assert all("code" in vars(found) for found in error_classes().values())
         assert len(set(CODES.values())) == len(CODES)
 
-    def test_a_code_is_on_the_error_too(self) -> None:
+    def test_an_error_has_the_code_of_its_class(self) -> None:
         assert errors.Fenced("a newer publisher").code == "WW-FENCED"
 
 
@@ -150,7 +166,7 @@ def follow_a_broken_run(path: Path) -> None:
     follow(path)
 
 
-def follow_into_a_directory_of_others(path: Path) -> None:
+def follow_into_a_directory_with_other_files(path: Path) -> None:
     publish(path)
     (path / "replica").mkdir()
     (path / "replica" / "mine.txt").write_text("not to be overwritten")
@@ -164,6 +180,16 @@ def follow_a_run_without_data(path: Path) -> None:
     follow(path)
 
 
+def follow_signed(path: Path, **settings: Any) -> None:
+    """Follows a signed run whose publisher shows no sign of life."""
+    key = PrivateKey.generate()
+    with weightwire.Publisher(path / "run", blocking=True, key=key) as publisher:
+        publisher.publish(WEIGHTS)
+    (path / "run" / "alive.json").unlink(missing_ok=True)
+    with weightwire.Follower(path / "run", into=path / "replica", **{"trust": str(key.public)} | settings) as follower:
+        follower.once()
+
+
 def create_twice(path: Path) -> None:
     bucket = weightwire.open_bucket(path)
     asyncio.run(bucket.create("a", b""))
@@ -172,6 +198,7 @@ def create_twice(path: Path) -> None:
 
 RAISED: dict[str, Callable[[Path], Any]] = {
     "AlreadyExists": create_twice,
+    "BadKey": lambda path: weightwire.Publisher(path / "run", key=path / "missing"),
     "BrokenChain": follow_a_broken_run,
     "BucketError": lambda path: weightwire.open_bucket("ftp://host/x"),
     "CheckpointError": lambda path: weightwire.digest(path / "nothing"),
@@ -182,8 +209,10 @@ RAISED: dict[str, Callable[[Path], Any]] = {
     "NoRun": follow,
     "NotFound": lambda path: asyncio.run(weightwire.open_bucket(path).get("a")),
     "OutputError": lambda path: weightwire.diff(WEIGHTS, OTHER).write(path),
-    "ReplicaError": follow_into_a_directory_of_others,
+    "ReplicaError": follow_into_a_directory_with_other_files,
     "SchemaChanged": publish_other_weights,
+    "Stale": lambda path: follow_signed(path, max_age=60),
+    "Untrusted": lambda path: follow_signed(path, trust="ab" * 32),
     "WrongBase": lambda path: weightwire.patch(OTHER, weightwire.diff(WEIGHTS, WEIGHTS | OTHER)),
 }
 
@@ -196,6 +225,6 @@ def test_documented_calls_raise_exported_errors(name: str, tmp_path: Path) -> No
     assert caught.value.hint
 
 
-def test_a_star_import_works() -> None:
+def test_star_import_works() -> None:
     code = "from weightwire import *; print(Publisher.__name__, Fenced.code)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "Publisher WW-FENCED\n"

@@ -1,4 +1,4 @@
-"""The Wordle example: its rules, its server, its games, and that a step of training does what it should."""
+"""The Wordle example: rules, server, games and training."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class TestRules:
             ("crane", "crane", "+++++"),
             ("build", "stone", "-----"),
             ("stone", "notes", "?????"),
-            ("eerie", "bread", "?-?--"),  # one e, so one mark for it: the first that could have it
-            ("geese", "bleed", "-?+--"),  # two of them: the one in its place, and the first of the others
+            ("eerie", "bread", "?-?--"),  # one e in the answer: only the first one is marked
+            ("geese", "bleed", "-?+--"),  # two: the one in place, and the first of the others
             ("eerie", "geese", "?+--+"),
             ("allow", "llama", "?+?--"),
         ],
@@ -90,12 +90,12 @@ class TestRules:
         assert won.reward == pytest.approx(0.9)
         assert Game(right).guess(right).reward == 1
 
-    def test_what_is_no_word_costs_a_turn(self) -> None:
+    def test_an_unknown_word_costs_a_turn(self) -> None:
         for text in ("zzzzz", "", "crane!", "CRANE"):
             game = Game("crane").guess(text)
             assert (game.turns[0].marks, len(game.turns), game.done) == (UNKNOWN, 1, False)
 
-    def test_the_words_are_fit_to_play_with(self) -> None:
+    def test_the_word_list_is_valid(self) -> None:
         assert list(WORDS) == sorted(set(WORDS))
         assert all(len(word) == 5 and word.isascii() and word.isalpha() and word.islower() for word in WORDS)
         assert set(OPENERS) <= set(WORDS)
@@ -107,14 +107,14 @@ class TestRules:
 
 
 class TestEnvironment:
-    def test_plays_many_games_at_once(self, environment: Environment) -> None:
+    def test_environment_serves_many_games_at_once(self, environment: Environment) -> None:
         async def game(seed: int) -> list[Any]:
             async with connect(f"{environment.url.replace('http', 'ws')}/ws") as socket:
-                told = []
+                received = []
                 for kind, data in (("reset", {"seed": seed}), *(("step", {"guess": word}) for word in guesses(seed))):
                     await socket.send(json.dumps({"type": kind, "data": data}))
-                    told.append(json.loads(await socket.recv())["data"])
-                return told
+                    received.append(json.loads(await socket.recv())["data"])
+                return received
 
         def guesses(seed: int) -> list[str]:
             return [next(word for word in WORDS if word != answer_for(seed)), answer_for(seed)]
@@ -129,7 +129,7 @@ class TestEnvironment:
             assert (second["reward"], second["done"]) == (pytest.approx(0.9), True)
             assert second["observation"]["answer"] == answer_for(seed)
 
-    def test_nonsense_gets_an_error_and_ends_nothing(self, environment: Environment) -> None:
+    def test_invalid_messages_get_an_error_and_keep_the_session(self, environment: Environment) -> None:
         nonsense: dict[str | bytes, str] = {
             "[": "INVALID_JSON",
             "[]": "VALIDATION_ERROR",
@@ -143,7 +143,7 @@ class TestEnvironment:
             b'{"type": "state"}': "INVALID_JSON",
         }
 
-        async def talk() -> None:
+        async def converse() -> None:
             async with connect(f"{environment.url.replace('http', 'ws')}/ws") as socket:
                 for text, code in nonsense.items():
                     await socket.send(text)
@@ -154,9 +154,9 @@ class TestEnvironment:
                 await socket.send('{"type": "state"}')
                 assert json.loads(await socket.recv())["data"]["step_count"] == 0
 
-        asyncio.run(talk())
+        asyncio.run(converse())
 
-    def test_games_without_a_session(self, environment: Environment) -> None:
+    def test_games_without_a_session_are_kept_apart(self, environment: Environment) -> None:
         url = environment.url
         for episode in ("one", "two"):
             assert ask(f"{url}/reset", {"seed": 1, "episode_id": episode})[0] == 200
@@ -165,48 +165,56 @@ class TestEnvironment:
             assert (status, told["done"]) == (200, turn == TURNS - 1)
         assert ask(f"{url}/step", {"action": {"guess": "zzzzz"}, "episode_id": "one"})[0] == 409
         assert ask(f"{url}/state?episode_id=two")[1]["step_count"] == 0
-        # Who names none means the one that was reset last.
+        # Without an episode_id, the game that was reset last is used.
         assert ask(f"{url}/step", {"action": {"guess": answer_for(1)}})[1]["reward"] == 1
         assert ask(f"{url}/step", {"action": {}})[0] == 422
         assert ask(f"{url}/step", {"action": {"guess": "crane"}, "episode_id": "three"})[0] == 422
         assert set(ask(f"{url}/schema")[1]) == {"action", "observation", "state"}
 
-    @pytest.mark.parametrize("text", ["\ud800", "a" * 256], ids=["half a character", "long"])
-    def test_a_text_that_no_answer_can_hold(self, environment: Environment, text: str) -> None:
+    @pytest.mark.parametrize("text", ["\ud800", "a" * 256], ids=["lone surrogate", "too long"])
+    def test_an_invalid_string_is_refused(self, environment: Environment, text: str) -> None:
         url = environment.url
         assert ask(f"{url}/reset", {"seed": 1, "episode_id": "good"})[0] == 200
         assert ask(f"{url}/reset", {"episode_id": text})[0] == 422
         assert ask(f"{url}/step", {"action": {"guess": text}})[0] == 422
-        status, told = ask(f"{url}/step", {"action": {"guess": "zzzzz"}})  # those did nothing
+        status, told = ask(f"{url}/step", {"action": {"guess": "zzzzz"}})  # the refused requests changed nothing
         assert (status, told["observation"]["episode_id"], told["observation"]["turns_left"]) == (200, "good", 5)
 
     @pytest.mark.parametrize("path", ["reset", "step"])
-    def test_a_body_that_is_too_large(self, environment: Environment, path: str) -> None:
+    def test_a_body_that_is_too_large_is_refused(self, environment: Environment, path: str) -> None:
         status, told = ask(f"{environment.url}/{path}", {"seed": 1, "more": "x" * (1 << 20)})
-        assert (status, told["detail"]["message"]) == (422, "a body has at most 1,048,576 bytes")
+        assert (status, told["detail"]["message"]) == (422, "the body is larger than 1,048,576 bytes")
 
-    def test_a_port_that_is_taken_is_one_clear_line(self, environment: Environment) -> None:
+    def test_an_address_of_all_machines_must_be_asked_for(self) -> None:
+        command = [sys.executable, str(EXAMPLE / "environment.py"), "--host", "0.0.0.0", "--port", "0"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 1
+        assert ran.stderr == (
+            "error: 0.0.0.0: anyone who reaches this address could play\nhint: use 127.0.0.1, or --insecure\n"
+        )
+
+    def test_a_port_in_use_is_reported_in_one_line(self, environment: Environment) -> None:
         port = environment.url.rpartition(":")[2]
         command = [sys.executable, str(EXAMPLE / "environment.py"), "--port", port]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert ended.returncode == 1
-        assert ended.stderr.splitlines()[0] == f"error: 127.0.0.1:{port}: another program listens there already"
+        assert ended.stderr.splitlines()[0] == f"error: 127.0.0.1:{port}: the port is in use by another program"
         assert "Traceback" not in ended.stderr
 
 
 class TestPolicy:
-    def test_a_game_is_the_same_as_text_and_as_tokens(self) -> None:
+    def test_text_and_tokens_of_a_game_agree(self) -> None:
         text = ">cranec-r?a-n-e+>zzzzz!!!!!>"
         tokens = [*OPENING, *spelled("crane"), *marked("crane", "-?--+"), *spelled("zzzzz"), *marked("zzzzz", UNKNOWN)]
         assert tokenizer()(text)["input_ids"] == tokens
         assert tokenizer().decode(tokens) == text
         assert guess_of(spelled("crane")) == "crane"
 
-    def test_a_whole_game_fits(self) -> None:
+    def test_the_context_holds_a_whole_game(self) -> None:
         assert len(OPENING) + TURNS * (len(spelled("crane")) + len(marked("crane", SOLVED))) - 1 == LONGEST
         assert new_policy().config.max_position_embeddings >= LONGEST
 
-    def test_the_checkpoint_in_the_repository_is_this_policy(self, tmp_path: Path) -> None:
+    def test_the_stored_checkpoint_matches_the_policy(self, tmp_path: Path) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         policy = AutoModelForCausalLM.from_pretrained(EXAMPLE / "policy", dtype="auto")
@@ -219,20 +227,20 @@ class TestPolicy:
 
 
 class TestTeachers:
-    def test_the_careful_guess_only_what_fits(self) -> None:
+    def test_careful_players_guess_only_words_that_fit(self) -> None:
         torch.manual_seed(0)
         for row, played in _turns(Teachers().play(20, careful=1.0)):
             assert row[0][0] in OPENERS
             for turn in range(1, played):
                 assert all(marks_for(guess, row[turn][0]) == marks for guess, marks in row[:turn])
 
-    def test_the_careless_guess_anything(self) -> None:
+    def test_careless_players_guess_any_word(self) -> None:
         torch.manual_seed(0)
         rows = list(_turns(Teachers().play(50, careful=0.0)))
         assert not {row[0][0] for row, _ in rows} & set(OPENERS)
         assert any(marks_for(row[0][0], row[1][0]) != row[0][1] for row, _ in rows)
 
-    def test_imitation_makes_what_was_seen_likelier(self) -> None:
+    def test_imitation_makes_the_seen_games_likelier(self) -> None:
         torch.manual_seed(0)
         policy, games = new_policy(), Teachers().play(4, careful=0.5)
         optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
@@ -243,18 +251,18 @@ class TestTeachers:
 
 
 def _turns(games: Any) -> Iterator[tuple[list[tuple[str, str]], int]]:
-    """Guesses and marks of each game, and how many of them there were before it was over."""
+    """The guesses and marks of each game, and how many turns were played."""
     for row, played in zip(games.tokens.tolist(), games.played.tolist(), strict=True):
         words = [[TOKENS[token] for token in row[first + 1 : first + 11]] for first in range(0, len(row), 11)]
         yield [("".join(word[:5]), "".join(one[1] for one in word[5:])) for word in words], sum(played)
 
 
 def sample(words: list[str], reward: float) -> Sample:
-    """A game of the policy in which it thought all letters equally likely."""
+    """A game in which the policy gave all letters the same probability."""
     game = Sample(reward=reward)
     for word in words:
         game.wrote(spelled(word), [-3.0] * 5, version=1)
-        game.was_told(marked(word, "-----"))
+        game.received(marked(word, "-----"))
     return game
 
 
@@ -266,7 +274,7 @@ class TestTraining:
         assert advantages.tolist() == pytest.approx([-0.85, 0.85, -0.85, 0.85], abs=0.02)
         assert advantages_of([[easy[0], easy[0]]]).tolist() == [0.0, 0.0]
 
-    def test_only_what_the_policy_wrote_is_learnt_from(self) -> None:
+    def test_only_tokens_of_the_policy_are_trained_on(self) -> None:
         batch = batch_of([[sample(["crane"], 1.0), sample(["stone", "build"], 0.0)]])
         assert batch.tokens.shape == (2, 23)
         assert batch.written.sum(1).tolist() == [5, 10]
@@ -283,7 +291,7 @@ class TestTraining:
         good, bad = (_likelihoods(policy, batch) - before).tolist()
         assert good > 0 > bad
 
-    def test_old_games_count_by_what_the_policy_thinks_now_up_to_a_bound(self) -> None:
+    def test_stale_games_are_weighted_by_importance_up_to_a_bound(self) -> None:
         torch.manual_seed(0)
         policy = new_policy()
         once = batch_of([[sample(["crane"], 1.0), sample(["stone"], 0.0)]])
@@ -297,7 +305,7 @@ class TestTraining:
 
 
 def _likelihoods(policy: Any, batch: Batch) -> torch.Tensor:
-    """Of each game's guesses, their log-probability."""
+    """The log-probability of each game's guesses."""
     with torch.no_grad():
         logprobs = policy(batch.tokens).logits[:, :-1].log_softmax(-1)
     taken = logprobs.gather(2, batch.tokens[:, 1:, None]).squeeze(2)
@@ -305,8 +313,8 @@ def _likelihoods(policy: Any, batch: Batch) -> torch.Tensor:
 
 
 class TestPlaying:
-    def test_an_environment_that_is_not_there_is_told(self, environment: Environment) -> None:
-        """The rollout server is one that answers, if not with completions: nobody gets as far as to ask it."""
+    def test_an_unreachable_environment_is_an_error(self, environment: Environment) -> None:
+        """The rollout URL only has to pass the health check: no completion is requested."""
 
         async def play() -> None:
             await Player(
@@ -317,7 +325,7 @@ class TestPlaying:
             asyncio.run(play())
         assert caught.group_contains(EnvironmentGone, match="does not answer")
 
-    def test_a_rollout_server_that_is_none_costs_only_its_games(self, environment: Environment) -> None:
+    def test_a_failing_rollout_server_loses_only_its_games(self, environment: Environment) -> None:
         said: list[str] = []
 
         async def play() -> None:
@@ -338,12 +346,12 @@ class TestPlaying:
 
 
 async def _never(group: Any) -> None:
-    raise AssertionError("no game can have been played")
+    raise AssertionError("no game can have finished")
 
 
 @pytest.mark.slow
-def test_a_whole_run(environment: Environment, tmp_path: Path) -> None:
-    """Trainer, rollout server and environment share URLs only; what is saved in the end is what was published last."""
+def test_a_restarted_trainer_continues_the_run(environment: Environment, tmp_path: Path) -> None:
+    """Trainer, rollout server and environment share only URLs. A restarted trainer continues the run."""
     torch.manual_seed(0)
     model, bucket = tmp_path / "model", tmp_path / "run"
     save_policy(new_policy(), model)
@@ -362,9 +370,11 @@ def test_a_whole_run(environment: Environment, tmp_path: Path) -> None:
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with subprocess.Popen([*command, "--steps", "1000"], **pipes) as trainer:
             assert trainer.stdout is not None
-            trainer.stdout.readline()
+            assert trainer.stdout.readline().startswith("step 3 ")
             trainer.send_signal(signal.SIGTERM)
-            _, told = trainer.communicate(timeout=60)
-            # In good order, but whoever waits for the last step must not take it for done.
-            assert (trainer.returncode, told.splitlines()[-1]) == (1, "error: stopped before the last step")
-            assert "Traceback" not in told
+            _, errors = trainer.communicate(timeout=60)
+            # It ends cleanly, but with an error code: the last step was not reached.
+            assert (trainer.returncode, errors.splitlines()[-1]) == (1, "error: stopped before the last step")
+            assert "continuing from version 3 (step 2)" in errors
+            assert "Traceback" not in errors
+            assert "weightwire restore" not in errors  # the first weights are the newest version

@@ -1,4 +1,4 @@
-"""What tests of the publisher share: a bucket, the events, threads, and copies that stop half way."""
+"""Fixtures of the publisher tests: a bucket, events, threads, and copies that stop halfway."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gate(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Where an earlier handler was left in place, Ctrl-C may do something else."""
+    """Restores Python's default handler of Ctrl-C, which an earlier test may have replaced."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

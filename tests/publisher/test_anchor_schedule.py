@@ -7,7 +7,7 @@ from weightwire.publisher.anchor_schedule import AnchorSchedule
 
 RUN, HASH = "0" * 32, "0" * 64
 WEIGHTS = 1000
-"""Bytes of all weights."""
+"""The size of all weights in bytes."""
 
 
 def files(kind: str, nbytes: int) -> tuple[DataFile, ...]:
@@ -23,7 +23,7 @@ def shortcut(nbytes: int) -> Shortcut:
     return Shortcut(run=RUN, version=1, kind="anchor", after=HASH, files=files(ANCHOR, nbytes))
 
 
-def test_an_anchor_is_due_after_every_so_many_deltas_whatever_their_size() -> None:
+def test_an_anchor_is_due_after_every_n_deltas_of_any_size() -> None:
     schedule = AnchorSchedule(every=2)
     assert not schedule.is_due(WEIGHTS)
     schedule = schedule.after_commit(commit(DELTA, 10**9))
@@ -34,19 +34,19 @@ def test_an_anchor_is_due_after_every_so_many_deltas_whatever_their_size() -> No
     assert not schedule.restarted().is_due(WEIGHTS)
 
 
-def test_an_anchor_is_due_when_deltas_add_up_to_half_of_the_last_one() -> None:
+def test_an_anchor_is_due_when_deltas_add_up_to_half_its_size() -> None:
     schedule = AnchorSchedule().after_commit(commit(ANCHOR, 600)).after_commit(commit(DELTA, 300))
     assert not schedule.is_due(WEIGHTS)
     assert schedule.after_commit(commit(DELTA, 1)).is_due(WEIGHTS)
 
 
-def test_an_anchor_is_taken_to_be_two_thirds_of_the_weights_before_one_was_made() -> None:
+def test_the_first_anchor_is_estimated_at_two_thirds_of_the_weights() -> None:
     schedule = AnchorSchedule().after_commit(commit(DELTA, 330))
     assert not schedule.is_due(WEIGHTS)
     assert schedule.after_commit(commit(DELTA, 1)).is_due(WEIGHTS)
 
 
-def test_deltas_that_are_published_while_an_anchor_is_uploaded_count_for_the_next_one() -> None:
+def test_deltas_during_an_upload_count_towards_the_next_anchor() -> None:
     schedule = AnchorSchedule(every=1).after_commit(commit(DELTA, 5)).restarted().after_commit(commit(DELTA, 7))
     schedule = schedule.after_shortcut(shortcut(400), "shortcuts/1/anchor-x.json")
     assert schedule == AnchorSchedule(1, 400, 7, 1, "shortcuts/1/anchor-x.json")

@@ -1,4 +1,4 @@
-"""Anchors beside the chain: when they are made, and that nothing depends on them."""
+"""Anchors beside the chain: when they are written, and that nothing depends on them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,20 @@ from weightwire.publisher.publisher import Publisher
 from weightwire.telemetry.events import Event
 
 
+def hinted(bucket: Troubled) -> tuple[int, str]:
+    """The version and the anchor that HEAD.json names."""
+    hint = json.loads(asyncio.run(bucket.get("HEAD.json")))
+    return hint["version"], hint["anchor"]
+
+
+def newest_shortcut(bucket: Troubled) -> str:
+    """The path of the newest anchor beside the chain, or an empty string."""
+    paths = [one.path for one in asyncio.run(bucket.list("shortcuts/"))]
+    return max(paths, key=lambda path: int(path.split("/")[1]), default="")
+
+
 class TestAnchors:
-    def test_anchors_are_made_every_so_many_versions(self, bucket: Troubled) -> None:
+    def test_anchors_are_written_every_n_versions(self, bucket: Troubled) -> None:
         weights = initial()
         states = {}
         with Publisher(bucket, anchor_every=3) as publisher:
@@ -31,7 +43,7 @@ class TestAnchors:
             assert version_in(bucket, version) == states[version]
         assert not [path for verb, path in bucket.asked if verb == "read_into" and path.startswith("anchors/1/")]
 
-    def test_an_anchor_is_made_when_deltas_add_up_to_half_of_one(self, bucket: Troubled) -> None:
+    def test_an_anchor_is_written_when_deltas_add_up_to_half_its_size(self, bucket: Troubled) -> None:
         weights = {"w": bits_of(F16, 6400)}
         with Publisher(bucket) as publisher:
             publisher.publish(weights).wait()
@@ -49,7 +61,7 @@ class TestAnchors:
         assert due
         assert made == due
 
-    def test_no_anchor_is_made_while_deltas_are_small(self, bucket: Troubled) -> None:
+    def test_no_anchor_is_written_while_deltas_are_small(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket) as publisher:
             for _ in range(10):
@@ -58,22 +70,21 @@ class TestAnchors:
         assert not asyncio.run(bucket.list("shortcuts/"))
 
     def test_versions_since_the_last_anchor_are_counted_over_restarts(self, bucket: Troubled) -> None:
-        """A trainer that never lives long enough for one makes one all the same, and does not forget it."""
+        """A trainer that restarts often still writes anchors."""
         weights = initial()
         for step in range(7):
             published = {name: array.copy() for name, array in weights.items()}
             with Publisher(bucket, anchor_every=3, published=published if step % 2 else None) as publisher:
                 train(weights, step)
                 publisher.publish(weights)
+            assert hinted(bucket) == (commits_in(bucket)[-1].version, newest_shortcut(bucket))
         commits = commits_in(bucket)
         made = {int(one.path.split("/")[1]): one.path for one in asyncio.run(bucket.list("shortcuts/"))}
         first, second = sorted(made)
         assert [commit.kind for commit in commits[2 : first + 1]].count("delta") == 3
         assert [commit.kind for commit in commits[first + 1 : second + 1]].count("delta") == 3
-        hint = json.loads(asyncio.run(bucket.get("HEAD.json")))
-        assert hint["anchor"] == made[first]  # the second came after the last hint
 
-    def test_an_anchor_that_fails_harms_nothing(self, bucket: Troubled, heard: list[Event]) -> None:
+    def test_a_failed_anchor_is_only_a_warning(self, bucket: Troubled, heard: list[Event]) -> None:
         weights = initial()
         with Publisher(bucket, anchor_every=1, on_event=heard.append) as publisher:
             publisher.publish(weights).wait()
@@ -83,7 +94,7 @@ class TestAnchors:
                 publisher.publish(weights).wait()
         assert version_in(bucket) == digest(weights)
         assert not asyncio.run(bucket.list("shortcuts/"))
-        assert "no anchor for version 2 (the request failed)" in [event.message for event in heard]
+        assert "version 2: no anchor was written (the request failed)" in [event.message for event in heard]
 
     def test_the_newest_anchor_is_named_in_head_json(self, bucket: Troubled) -> None:
         weights = initial()
@@ -91,6 +102,4 @@ class TestAnchors:
             for step in range(5):
                 train(weights, step)
                 publisher.publish(weights).wait()
-        hint = json.loads(asyncio.run(bucket.get("HEAD.json")))
-        assert hint["version"] in (4, 5)
-        assert hint["anchor"] in [one.path for one in asyncio.run(bucket.list("shortcuts/"))]
+        assert hinted(bucket) == (5, newest_shortcut(bucket))

@@ -1,4 +1,4 @@
-"""Tasks of their own: started and forgotten, or finished whatever happens to whoever waits."""
+"""Background tasks run to their end, even if the caller is cancelled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from weightwire.publisher.background_tasks import BackgroundTasks
 
 
-def test_work_is_finished_even_if_whoever_waits_for_it_is_cancelled() -> None:
+def test_work_is_finished_even_if_the_caller_is_cancelled() -> None:
     async def scene() -> list[str]:
         done: list[str] = []
         begun, go_on = asyncio.Event(), asyncio.Event()
@@ -35,7 +35,7 @@ def test_work_is_finished_even_if_whoever_waits_for_it_is_cancelled() -> None:
     assert asyncio.run(scene()) == ["work"]
 
 
-def test_the_result_or_the_error_of_finished_work_is_handed_on() -> None:
+def test_results_and_errors_reach_the_caller() -> None:
     async def scene() -> None:
         tasks = BackgroundTasks()
         assert await tasks.finish(asyncio.sleep(0, "done"), "start") == "done"

@@ -1,4 +1,4 @@
-"""Captures of several ranks are held, agreed on, and let go one turn further."""
+"""Captures of several ranks are held and released by turn."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from weightwire.publisher.host_copies import HostCopies
 from weightwire.system import Stopped
 
 
-def test_captures_are_held_and_let_go_one_turn_further(pool: ThreadPoolExecutor) -> None:
-    """What several ranks do to agree on one capture."""
+def test_captures_are_held_and_released_by_turn(pool: ThreadPoolExecutor) -> None:
+    """This is how several ranks agree on one capture."""
     copies = HostCopies[str](SCHEMA)
     copies.capture(filled(1), "one", 1)
     assert copies.gate.hold() == 1
@@ -57,7 +57,7 @@ def test_holding_waits_for_a_capture_in_progress(pool: ThreadPoolExecutor, gate:
     capturing.result(10)
 
 
-def test_a_turn_without_a_capture_is_reached_all_the_same() -> None:
+def test_a_skipped_turn_counts_as_reached() -> None:
     copies = HostCopies[str](SCHEMA)
     copies.capture(filled(1), "one", 1)
     copies.gate.skip(2)
@@ -67,7 +67,7 @@ def test_a_turn_without_a_capture_is_reached_all_the_same() -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_while_captures_are_held(pool: ThreadPoolExecutor) -> None:
+def test_an_interrupt_ends_the_wait_for_the_gate(pool: ThreadPoolExecutor) -> None:
     copies = HostCopies[str](SCHEMA)
     copies.gate.hold()
     pool.submit(interrupt_main_thread, 0.1)
@@ -79,7 +79,7 @@ def test_an_interrupt_while_captures_are_held(pool: ThreadPoolExecutor) -> None:
 
 def test_no_capture_begins_while_a_diff_waits_for_the_one_in_progress(pool: ThreadPoolExecutor) -> None:
     gate, never = CaptureGate(), threading.Event()
-    never.set()  # a capture that would have to wait gives up at once
+    never.set()  # a capture that would wait gives up at once
 
     def take() -> None:
         with gate.changed, gate.between_captures():

@@ -1,4 +1,4 @@
-"""Rolling a copy forward: to all of the latest weights or to none, with the delta of a diff, and a way back."""
+"""advance_copy updates a copy completely or not at all, gives the same delta as a diff, and can be undone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def changed(one: Tensor, how: str) -> Tensor:
 
 
 def weights() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Every width of units, changed in a few places, in rows, nearly everywhere, or not at all."""
+    """Units of every width: changed in a few places, in rows, almost everywhere, or not at all."""
     old = {
         "embed": tensor(BF16, (300, 128)),
         "head": tensor(BF16, (64, 128), 2),
@@ -73,7 +73,7 @@ def blocks_of(source: Weights) -> list[tuple[str, int]]:
     return [(name, index) for name, layout in layouts.items() for index in range(layout.blocks)]
 
 
-# There and back
+# Advance and undo
 
 
 def test_the_copy_becomes_the_latest(implementation: str) -> None:
@@ -91,12 +91,12 @@ def test_the_delta_is_that_of_a_diff(implementation: str) -> None:
     made = rolled.diff(digest(old))
     assert made.to_bytes() == diff(old, new).to_bytes()
     assert made.changed == rolled.changed
-    assert rolled.diff(before=digest(old)).to_bytes() == made.to_bytes()  # as often as one likes
+    assert rolled.diff(before=digest(old)).to_bytes() == made.to_bytes()  # repeatable
     assert bytes_of(copy) == bytes_of(new)
     assert bytes_of(patch(old, made, copy=True)) == bytes_of(new)
 
 
-def test_there_is_a_way_back(implementation: str) -> None:
+def test_undo_restores_the_copy(implementation: str) -> None:
     old, new = weights()
     copy = copied(old)
     rolled = advance_copy(copy, new)
@@ -104,13 +104,13 @@ def test_there_is_a_way_back(implementation: str) -> None:
     for _ in range(2):
         rolled.undo()
         assert bytes_of(copy) == bytes_of(old)
-    with pytest.raises(ValueError, match="put back"):
+    with pytest.raises(ValueError, match=r"undo\(\) was called"):
         rolled.diff(digest(old))
     assert advance_copy(copy, new).diff(digest(old)).to_bytes() == diff(old, new).to_bytes()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_do_not_matter(large: tuple[Weights, Weights], threads: int) -> None:
+def test_the_number_of_threads_does_not_matter(large: tuple[Weights, Weights], threads: int) -> None:
     old, new = large
     copy = copied(old)
     rolled = advance_copy(copy, new, threads=threads)
@@ -121,7 +121,7 @@ def test_threads_do_not_matter(large: tuple[Weights, Weights], threads: int) -> 
     assert bytes_of(copy) == bytes_of(old)
 
 
-def test_a_chain_of_rolls() -> None:
+def test_several_advances_follow_each_other() -> None:
     old, new = weights()
     copy, state = copied(old), digest(old)
     for last, latest in ((old, new), (new, old), (old, old), (old, new)):
@@ -131,7 +131,7 @@ def test_a_chain_of_rolls() -> None:
     assert state == digest(new)
 
 
-def test_nothing_changed() -> None:
+def test_equal_weights_give_an_empty_delta() -> None:
     old, _ = weights()
     rolled = advance_copy(copied(old), old)
     assert rolled.changed == 0
@@ -139,7 +139,7 @@ def test_nothing_changed() -> None:
     rolled.undo()
 
 
-def test_nothing_at_all() -> None:
+def test_empty_weights_give_an_empty_delta() -> None:
     assert advance_copy({}, {}).diff(digest({})).to_bytes() == diff({}, {}).to_bytes()
 
 
@@ -149,7 +149,7 @@ def test_the_order_of_the_mappings_does_not_matter() -> None:
     assert made.to_bytes() == diff(old, new).to_bytes()
 
 
-def test_rows_of_a_rank() -> None:
+def test_a_rank_advances_only_its_rows() -> None:
     old = {"x": tensor(BF16, (100, 64), rows=(30, 70)), "y": tensor(F32, (5,))}
     new = {name: changed(one, "half") for name, one in old.items()}
     rolled = advance_copy(copied(old), new)
@@ -158,7 +158,7 @@ def test_rows_of_a_rank() -> None:
     assert made.to_bytes() == diff(old, new).to_bytes()
 
 
-def test_weights_at_odd_addresses() -> None:
+def test_unaligned_weights_give_the_same_delta() -> None:
     old, new = weights()
 
     def shifted(source: Weights) -> dict[str, Tensor]:
@@ -174,20 +174,20 @@ def test_weights_at_odd_addresses() -> None:
     assert bytes_of(copy) == bytes_of(old)
 
 
-def test_a_spool_changes_nothing(large: tuple[Weights, Weights]) -> None:
+def test_a_spool_gives_the_same_delta(large: tuple[Weights, Weights]) -> None:
     old, new = large
     with tempfile.TemporaryFile() as spool:
         assert advance_copy(copied(old), new).diff(digest(old), spool=spool).to_bytes() == diff(old, new).to_bytes()
 
 
-def test_the_state_of_other_weights() -> None:
+def test_a_wrong_state_is_refused() -> None:
     old, new = weights()
     rolled = advance_copy(copied(old), new)
-    with pytest.raises(CheckpointError, match="the known state is not that of the old weights"):
+    with pytest.raises(CheckpointError, match="does not match the old weights"):
         rolled.diff(digest({name: one for name, one in old.items() if name != "head"}))
 
 
-# What is no longer needed
+# Released blocks
 
 
 def test_blocks_are_done_in_the_order_of_the_latest(large: tuple[Weights, Weights]) -> None:
@@ -202,7 +202,7 @@ def test_blocks_are_done_in_the_order_of_the_latest(large: tuple[Weights, Weight
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_what_is_done_may_be_overwritten(large: tuple[Weights, Weights], threads: int) -> None:
+def test_released_blocks_may_be_overwritten(large: tuple[Weights, Weights], threads: int) -> None:
     old, new = large
     copy, latest = copied(old), copied(new)
 
@@ -218,7 +218,7 @@ def test_what_is_done_may_be_overwritten(large: tuple[Weights, Weights], threads
     assert bytes_of(copy) == bytes_of(old)
 
 
-def test_a_capture_follows_a_roll(large: tuple[Weights, Weights]) -> None:
+def test_a_capture_follows_an_advance(large: tuple[Weights, Weights]) -> None:
     old, new = large
     copies = HostCopies[int]({name: (one.dtype, one.shape) for name, one in old.items()})
     advance_copy(copies.published, old)
@@ -226,7 +226,7 @@ def test_a_capture_follows_a_roll(large: tuple[Weights, Weights]) -> None:
     copies.take()
     rolled = advance_copy(copies.published, copies.latest, done=copies.release)
     assert not copies.busy
-    copies.capture(old, 2)  # would wait for ever
+    copies.capture(old, 2)  # would otherwise wait forever
     assert rolled.diff(digest(old)).to_bytes() == diff(old, new).to_bytes()
 
 
@@ -234,7 +234,7 @@ def test_a_capture_follows_a_roll(large: tuple[Weights, Weights]) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_failure_half_way(large: tuple[Weights, Weights], threads: int) -> None:
+def test_a_failure_halfway_changes_nothing(large: tuple[Weights, Weights], threads: int) -> None:
     old, new = large
     copy = copied(old)
 
@@ -250,7 +250,7 @@ def test_a_failure_half_way(large: tuple[Weights, Weights], threads: int) -> Non
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("at", [0, 3, 5])
-def test_an_interrupt_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch, threads: int, at: int) -> None:
+def test_an_interrupt_changes_everything_or_nothing(monkeypatch: pytest.MonkeyPatch, threads: int, at: int) -> None:
     old, new = weights()
     copy, calls, real = copied(old), iter(range(99)), codec.replace
 
@@ -258,7 +258,7 @@ def test_an_interrupt_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch, 
         result = real(*args)
         if next(calls) == at:
             signal.raise_signal(signal.SIGINT)
-            time.sleep(0.3)  # for the main thread to hear of it
+            time.sleep(0.3)  # so that the signal reaches the main thread
         return result
 
     monkeypatch.setattr(codec, "replace", interrupted)
@@ -267,7 +267,7 @@ def test_an_interrupt_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch, 
     assert bytes_of(copy) == bytes_of(old)
 
 
-def test_an_interrupt_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_at_the_last_moment_undoes_the_advance(monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = weights()
     copy = copied(old)
 
@@ -297,7 +297,7 @@ def another_digest(block: EncodedBlock) -> EncodedBlock:
     [other_bytes, another_digest, lambda block: replace(block, data=block.data[:-1])],
     ids=["other bytes", "another digest", "cut short"],
 )
-def test_what_does_not_decode_is_not_returned(
+def test_a_delta_that_does_not_decode_is_refused(
     monkeypatch: pytest.MonkeyPatch, harm: Callable[[EncodedBlock], EncodedBlock], threads: int
 ) -> None:
     old, new = weights()
@@ -309,7 +309,7 @@ def test_what_does_not_decode_is_not_returned(
         return harm(block) if layout.dtype == BF16 else block
 
     monkeypatch.setattr(codec, "encode", encode)
-    with pytest.raises(CorruptDelta, match="tensor 'embed': block 0: what was just encoded is wrong") as caught:
+    with pytest.raises(CorruptDelta, match="tensor 'embed': block 0 was encoded wrongly") as caught:
         rolled.diff(digest(old), threads=threads)
     assert caught.value.hint
     monkeypatch.undo()
@@ -318,8 +318,8 @@ def test_what_does_not_decode_is_not_returned(
     assert bytes_of(copy) == bytes_of(old)
 
 
-def test_a_change_that_both_digests_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delta to something else, perfectly well made."""
+def test_a_wrong_change_with_correct_digests_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A valid delta to other weights."""
     old, new = weights()
     real = codec.encode
 
@@ -334,12 +334,10 @@ def test_a_change_that_both_digests_missed(monkeypatch: pytest.MonkeyPatch) -> N
         rolled.diff(digest(old))
 
 
-# What it takes
+# Cost
 
 
-def test_blocks_that_did_not_change_are_left_alone(
-    monkeypatch: pytest.MonkeyPatch, large: tuple[Weights, Weights]
-) -> None:
+def test_unchanged_blocks_are_not_encoded(monkeypatch: pytest.MonkeyPatch, large: tuple[Weights, Weights]) -> None:
     old, _ = large
     new = copied(old)
     new["large"].bits[-1] ^= 1
@@ -358,7 +356,7 @@ def test_blocks_that_did_not_change_are_left_alone(
 
 
 def test_memory_is_bounded() -> None:
-    """What was changed while it is remembered, and one block a thread while the delta is made."""
+    """Only the old values of changed units, and one block per thread while encoding."""
     old = {"x": Tensor(U8, (8 * BLOCK,), np.zeros(8 * BLOCK, np.uint8))}
     new = copied(old)
     new["x"].bits[::5000] = 1

@@ -1,4 +1,4 @@
-"""Followers are woken after a version, and waited for."""
+"""Followers are woken after each version, and a publisher can wait for them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ import pytest
 from support.failing_bucket import Troubled
 from support.run_contents import run_in
 from support.small_weights import initial
-from weightwire.chain.records import Heartbeat, heartbeat_path, seal
+from weightwire.chain.record_paths import heartbeat_path
+from weightwire.chain.records import Heartbeat, seal
+from weightwire.publisher.notifier import FollowerNotifier
 from weightwire.publisher.publisher import Publisher
+from weightwire.system import Runtime
 from weightwire.telemetry.events import Event
 
 
 class TestReplicas:
     def beat(self, bucket: Troubled, name: str, version: int, run: str | None = None) -> None:
-        """What a follower writes."""
+        """Writes a follower's heartbeat."""
         run = run or run_in(bucket).run
         beat = Heartbeat(run=run, name=name, version=version, head=version, lease=60.0)
         asyncio.run(bucket.inner.put(heartbeat_path(name), seal(beat).data))
@@ -71,15 +74,19 @@ class TestReplicas:
 class TestNotify:
     @contextmanager
     def listening(self) -> Iterator[tuple[str, list[Any], threading.Event]]:
-        """A server that wants to hear of new versions."""
+        """A server that receives wake-ups."""
         told: list[Any] = []
         third = threading.Event()
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                told.append((self.path, self.headers["Content-Type"], json.loads(body)))
-                self.send_response(204)
+                told.append((self.path, self.headers["Content-Type"], json.loads(body), self.headers["Authorization"]))
+                if self.path == "/moved":
+                    self.send_response(302)
+                    self.send_header("Location", "/wake")
+                else:
+                    self.send_response(204)
                 self.end_headers()
                 if len(told) == 3:
                     third.set()
@@ -102,10 +109,10 @@ class TestNotify:
             for _ in range(3):
                 publisher.publish(initial()).wait()
             assert third.wait(10)
-        assert sorted(body["version"] for _, _, body in told) == [1, 2, 3]
-        assert {(path, kind) for path, kind, _ in told} == {("/wake", "application/json")}
+        assert sorted(body["version"] for _, _, body, _ in told) == [1, 2, 3]
+        assert {(path, kind) for path, kind, _, _ in told} == {("/wake", "application/json")}
 
-    def test_followers_that_do_not_listen_harm_nothing(self, bucket: Troubled) -> None:
+    def test_unreachable_followers_are_only_a_warning(self, bucket: Troubled) -> None:
         warned = threading.Event()
         warnings: list[Event] = []
 
@@ -117,4 +124,34 @@ class TestNotify:
         with Publisher(bucket, notify=["http://127.0.0.1:1/", "nonsense"], on_event=listen) as publisher:
             assert publisher.publish(initial()).wait() == 1
             assert warned.wait(10)
-        assert "http://127.0.0.1:1/: could not be woken" in warnings[0].message
+        assert "http://127.0.0.1:1/: the follower could not be woken" in warnings[0].message
+
+    def post(self, url: str) -> list[str]:
+        """The warnings of one wake-up."""
+        events: list[Event] = []
+        asyncio.run(FollowerNotifier((url,), Runtime(), events.append).notify(1))
+        return [event.message for event in events]
+
+    def test_the_token_of_the_environment_is_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with self.listening() as (url, told, _):
+            monkeypatch.delenv("WEIGHTWIRE_TOKEN", raising=False)
+            assert self.post(url) == []
+            monkeypatch.setenv("WEIGHTWIRE_TOKEN", "t" * 32)
+            assert self.post(url) == []
+            assert [header for _, _, _, header in told] == [None, "Bearer " + "t" * 32]
+
+    def test_a_redirect_is_not_followed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It could take the token to another server."""
+        monkeypatch.setenv("WEIGHTWIRE_TOKEN", "t" * 32)
+        with self.listening() as (url, told, _):
+            [warned] = self.post(url.replace("/wake", "/moved"))
+            assert "302" in warned
+            assert [path for path, _, _, _ in told] == ["/moved"]
+
+    def test_an_invalid_token_is_a_warning_that_does_not_repeat_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WEIGHTWIRE_TOKEN", "short")
+        with self.listening() as (url, told, _):
+            [warned] = self.post(url)
+        assert "WEIGHTWIRE_TOKEN: not a valid token" in warned
+        assert "short" not in warned
+        assert told == []

@@ -1,4 +1,4 @@
-"""What became of one publish, for whoever asks and whenever."""
+"""The outcome of one publish."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from weightwire.errors import Unavailable
 from weightwire.publisher.publication import Publication
 
 
-class TestBeforeItIsDone:
-    def test_nothing_is_known(self) -> None:
+class TestPending:
+    def test_pending_publication_has_no_outcome(self) -> None:
         one = Publication(step=3)
         assert not one.done
         assert (one.version, one.commit, one.superseded_by, one.error) == (None, None, None, None)
 
-    def test_waiting_ends_some_time(self) -> None:
+    def test_wait_for_a_pending_publication_times_out(self) -> None:
         with pytest.raises(TimeoutError, match=r"step 3: not committed after 0.01 s"):
             Publication(step=3).wait(0.01)
 
-    def test_waiting_may_take_no_time_at_all(self) -> None:
+    def test_wait_with_no_time_left_times_out_at_once(self) -> None:
         with pytest.raises(TimeoutError):
             Publication().wait(0)
 
 
 class TestCommitted:
-    def test_has_a_version(self) -> None:
+    def test_committed_publication_has_a_version(self) -> None:
         one = Publication()
         one.succeed(chain_of(8)[7].record)
         assert one.done
         assert one.version == one.wait() == one.wait(0) == 7
         assert one.commit == chain_of(8)[7].record
 
-    def test_wakes_who_waits(self) -> None:
+    def test_commit_wakes_waiting_threads(self) -> None:
         one, versions = Publication(), list[int]()
         waiting = [threading.Thread(target=lambda: versions.append(one.wait(10))) for _ in range(3)]
         for thread in waiting:
@@ -48,7 +48,7 @@ class TestCommitted:
 
 
 class TestFailed:
-    def test_raises_what_went_wrong(self) -> None:
+    def test_wait_for_a_failed_publication_raises_the_failure(self) -> None:
         one, problem = Publication(), Unavailable("the bucket is gone")
         one.fail(problem)
         assert one.done
@@ -61,14 +61,14 @@ class TestFailed:
 
 
 class TestSuperseded:
-    def test_is_done_but_has_no_version_of_its_own(self) -> None:
+    def test_superseded_publication_is_done_without_a_version(self) -> None:
         one, newer = Publication(step=1), Publication(step=2)
         one.supersede(newer)
         assert one.done
         assert one.superseded_by is newer
         assert one.version is None
 
-    def test_waits_for_the_newer_one(self) -> None:
+    def test_superseded_publication_waits_for_the_newer_one(self) -> None:
         one, newer = Publication(step=1), Publication(step=2)
         one.supersede(newer)
         with pytest.raises(TimeoutError, match="step 1"):
@@ -76,21 +76,21 @@ class TestSuperseded:
         newer.succeed(chain_of(8)[7].record)
         assert one.wait() == 7
 
-    def test_a_long_row(self) -> None:
+    def test_a_long_chain_of_superseded_publications_is_followed(self) -> None:
         row = [Publication(step=step) for step in range(5000)]
         for one, newer in pairwise(row):
             one.supersede(newer)
         row[-1].succeed(chain_of(4)[3].record)
         assert row[0].wait() == 3
 
-    def test_fails_with_the_newer_one(self) -> None:
+    def test_superseded_publication_fails_with_the_newer_one(self) -> None:
         one, newer = Publication(step=1), Publication(step=2)
         one.supersede(newer)
         newer.fail(Unavailable("gone"))
         with pytest.raises(Unavailable):
             one.wait()
 
-    def test_waits_no_longer_in_all_than_asked_for(self) -> None:
+    def test_the_timeout_covers_all_superseding_publications(self) -> None:
         one, newer = Publication(step=1), Publication(step=2)
         threading.Timer(0.4, one.supersede, [newer]).start()
         began = time.monotonic()
@@ -99,6 +99,19 @@ class TestSuperseded:
         assert time.monotonic() - began < 0.8
 
 
-def test_no_two_are_the_same() -> None:
+def test_repr_of_a_publication_shows_its_outcome() -> None:
+    one, newer = Publication(step=3), Publication()
+    assert repr(one) == "<Publication of step 3: not committed yet>"
+    assert repr(newer) == "<Publication of weights without a step: not committed yet>"
+    one.supersede(newer)
+    assert repr(one) == "<Publication of step 3: superseded by weights without a step>"
+    newer.succeed(chain_of(8)[7].record)
+    assert repr(newer) == "<Publication of weights without a step: version 7, delta of 100 bytes>"
+    failed = Publication(step=4)
+    failed.fail(Unavailable("the bucket is gone"))
+    assert repr(failed) == "<Publication of step 4: failed (the bucket is gone)>"
+
+
+def test_publications_compare_by_identity() -> None:
     assert Publication(step=1) != Publication(step=1)
     assert len({Publication(), Publication()}) == 2

@@ -1,4 +1,4 @@
-"""PublishLoop through a bucket that fails: what is acknowledged is there, what is not is part of the next version."""
+"""PublishLoop with a failing bucket: a committed version is stored, and a failed one is part of the next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.failing_bucket import Act, conflicting, failed, in_memory, lost, qu
 from support.publish_scene import HeldRequests, LoopTrainer, over, play, steps, until
 from support.run_contents import commits_in, version_in
 from weightwire import digest
-from weightwire.chain.records import HEAD
+from weightwire.chain.record_paths import HEAD
 from weightwire.errors import Fenced, Interrupted, Unavailable, WeightwireError
 from weightwire.publisher.publication import Publication
 from weightwire.weights.source import read_weights
@@ -28,7 +28,7 @@ class TestCommits:
         assert steps(play(scene)) == [None, 1, 2, 3, 4, 5]
 
     def test_a_commit_that_was_sent_is_never_given_up(self) -> None:
-        """However long it takes, and whatever newer is waiting: this one may have arrived."""
+        """Even if it takes long and newer weights wait: it may have arrived."""
 
         async def scene(trainer: LoopTrainer) -> None:
             trainer.bucket.trouble("create get", "commits/", failed, times=20)
@@ -90,14 +90,14 @@ class TestCommits:
         assert [commit.kind for commit in commits_in(play(scene).bucket)] == ["fence", "anchor", "fence", "delta"]
 
 
-class TestTheEnd:
+class TestClose:
     def test_a_capture_just_before_close_is_published(self) -> None:
         async def scene() -> tuple[LoopTrainer, Publication]:
             trainer = await LoopTrainer(in_memory()).start()
             await trainer.publish_all(1)
             await until(lambda: not trainer.work.context.lifecycle.is_woken)
             late = trainer.publish()
-            trainer.work.context.lifecycle.close()  # as `close` does, before anything else can happen
+            trainer.work.context.lifecycle.close()  # as `close` does, before anything else runs
             await trainer.close()
             return trainer, late
 
@@ -107,7 +107,7 @@ class TestTheEnd:
 
 
 class TestInterrupts:
-    """Ctrl-C in a blocking publish, or a loop that is stopped."""
+    """Ctrl-C in a blocking publish, or a stopped loop."""
 
     def interrupted(self, verb: str, prefix: str) -> LoopTrainer:
         async def scene(trainer: LoopTrainer) -> None:
@@ -126,7 +126,7 @@ class TestInterrupts:
         return play(scene)
 
     def test_an_interrupt_while_a_commit_is_sent_ends_the_publisher(self) -> None:
-        """It may still arrive: nothing else may ever be sent in its place."""
+        """The commit may still arrive: nothing else may be sent in its place."""
         trainer = self.interrupted("create", "commits/")
         assert isinstance(trainer.work.context.lifecycle.failure, Interrupted)
         assert "interrupted" in trainer.work.context.lifecycle.failure.message
@@ -138,7 +138,7 @@ class TestInterrupts:
         assert steps(trainer) == [None, 1]
         assert trainer.held == commits_in(trainer.bucket)[-1].after
 
-    def test_a_new_publisher_goes_on_after_an_interrupt(self) -> None:
+    def test_a_new_publisher_continues_after_an_interrupt(self) -> None:
         bucket = self.interrupted("create", "commits/").bucket
 
         async def again() -> LoopTrainer:
@@ -153,7 +153,7 @@ class TestInterrupts:
 
 class TestBugs:
     def test_a_bug_stops_the_publisher(self) -> None:
-        """What it holds may not be what it published, so it must not go on as if nothing had been."""
+        """Its copies may differ from what it published, so it must not continue."""
 
         async def bug(act: Act) -> None:
             raise RuntimeError("a bug")
@@ -169,8 +169,8 @@ class TestBugs:
         assert steps(play(scene)) == [None, 1]
 
 
-class TestBehind:
-    def test_a_hint_that_fails_is_only_warned_about(self) -> None:
+class TestBackgroundWork:
+    def test_a_failed_hint_is_only_a_warning(self) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             trainer.bucket.trouble("put", HEAD, failed, times=100)
             await trainer.publish_all(3)
@@ -196,14 +196,14 @@ class TestBehind:
             await trainer.publish_all(6)
             assert not await trainer.bucket.list("shortcuts/")
             assert trainer.bucket.count("put", "anchors/2/") == 1
-            assert trainer.bucket.count("put", "anchors/") == 2  # with that of version 1: one at a time
+            assert trainer.bucket.count("put", "anchors/") == 2  # including that of version 1: one at a time
             gate.set()
 
         trainer = play(scene, anchor_every=1)
         assert steps(trainer) == [None, 1, 2, 3, 4, 5, 6, 7]
 
     @pytest.mark.parametrize("what", [lost, conflicting, failed])
-    def test_a_shortcut_is_made_once(self, what: Any) -> None:
+    def test_a_shortcut_is_created_once(self, what: Any) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             trainer.bucket.trouble("create", "shortcuts/", what)
             await trainer.publish_all(2)
@@ -213,7 +213,7 @@ class TestBehind:
         made = asyncio.run(trainer.bucket.list("shortcuts/"))
         assert [one.path.split("/")[1] for one in made] == ["3"]
 
-    def test_close_waits_for_an_anchor_under_way(self) -> None:
+    def test_close_waits_for_an_anchor_in_progress(self) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             trainer.bucket.trouble("put", "anchors/", slow(100))
             await trainer.publish_all(1)
@@ -223,7 +223,7 @@ class TestBehind:
 
 
 class TestReplicas:
-    def test_heartbeats_that_cannot_be_read_do_not_count(self) -> None:
+    def test_unreadable_heartbeats_do_not_count(self) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             await trainer.bucket.put("replicas/rotten.json", b"?")
             with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""The publisher as a trainer sees it: publish and go on; what was published is in the bucket, bit for bit."""
+"""The publisher's interface: publish returns at once, and the exact bits reach the bucket."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from support.run_contents import commits_in, run_in, version_in
 from support.small_weights import Arrays, RequestGate, initial, kinds, state, train
 from weightwire import digest
 from weightwire.bucket.registry import open_bucket
-from weightwire.errors import Fenced, PermissionDenied, WeightwireError
+from weightwire.errors import CheckpointError, Fenced, PermissionDenied, WeightwireError
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publisher import Publisher
 from weightwire.telemetry.events import Event
@@ -87,12 +88,29 @@ class TestVersions:
         assert commit.stages["capture"].bytes == sum(array.nbytes for array in initial().values())
         assert commit.stages["upload"].bytes == commit.nbytes
 
-    @pytest.mark.parametrize("given", [{"metrics": {"lr": None}}, {"metrics": {"lr": "high"}}, {"step": 0.5}])
-    def test_metrics_and_steps_that_are_not_numbers_are_rejected_at_once(self, bucket: Troubled, given: Any) -> None:
-        """To who gave it, and it harms nothing else."""
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"metrics": {"lr": None}}, "metric 'lr' must be a number, not NoneType"),
+            ({"metrics": {"lr": "high"}}, "metric 'lr' must be a number, not str"),
+            ({"metrics": {"lr": np.ones(2)}}, "metric 'lr' must be a number, not ndarray"),
+            ({"step": 0.5}, "step must be an integer, not float"),
+        ],
+    )
+    def test_metrics_and_steps_that_are_not_numbers_are_rejected_at_once(
+        self, bucket: Troubled, given: Any, message: str
+    ) -> None:
+        """The caller gets the error, and the next publish works."""
         with Publisher(bucket) as publisher:
-            with pytest.raises((TypeError, ValueError)):
+            with pytest.raises(TypeError, match=message):
                 publisher.publish(initial(), **given)
+            assert publisher.publish(initial()).wait() == 1
+
+    @pytest.mark.parametrize("blocking", [False, True])
+    def test_empty_weights_are_rejected_at_once(self, bucket: Troubled, blocking: bool) -> None:
+        with Publisher(bucket, blocking=blocking) as publisher:
+            with pytest.raises(CheckpointError, match="no tensors to publish"):
+                publisher.publish({})
             assert publisher.publish(initial()).wait() == 1
 
     def test_a_version_without_changes_has_no_files(self, bucket: Troubled) -> None:
@@ -126,7 +144,7 @@ class TestVersions:
 
 class TestCapture:
     def test_weights_may_change_as_soon_as_publish_returns(self, bucket: Troubled) -> None:
-        """The trainer goes on at once, while the bucket has not even begun."""
+        """The trainer continues before the bucket gets the first request."""
         gate, weights = RequestGate(), initial()
         publisher = Publisher(bucket)
         publisher.publish(weights).wait()
@@ -158,7 +176,7 @@ class TestCapture:
             gate.open()
 
 
-class TestHandle:
+class TestPublication:
     def test_a_publication_is_done_when_its_version_is_committed(self, bucket: Troubled) -> None:
         gate = RequestGate()
         with Publisher(bucket) as publisher:
@@ -195,8 +213,8 @@ class TestHandle:
             publisher.wait()
 
 
-class TestASlowBucket:
-    def test_a_slow_bucket_costs_freshness_and_nothing_else(self, bucket: Troubled) -> None:
+class TestSlowBucket:
+    def test_a_slow_bucket_only_delays_versions(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket) as publisher:
             bucket.trouble("put", "deltas/", slow(0.05), times=1000)
@@ -244,8 +262,8 @@ class TestTiedTensors:
         assert version_in(bucket) == digest({"embed": embed})
 
 
-class TestTheEnd:
-    def test_close_publishes_what_waits(self, bucket: Troubled) -> None:
+class TestClose:
+    def test_close_publishes_pending_weights(self, bucket: Troubled) -> None:
         weights = initial()
         publisher = Publisher(bucket)
         bucket.trouble("put", "", slow(0.05), times=100)
@@ -269,7 +287,7 @@ class TestTheEnd:
         Publisher(bucket).close()
         assert not asyncio.run(bucket.list(""))
 
-    def test_an_error_of_the_program_does_not_lose_what_waits(self, bucket: Troubled) -> None:
+    def test_an_error_of_the_program_does_not_lose_pending_weights(self, bucket: Troubled) -> None:
         with pytest.raises(ZeroDivisionError):
             self.stumble(bucket)
         assert version_in(bucket) == digest(initial())
@@ -280,12 +298,12 @@ class TestTheEnd:
             self.stumble(bucket)
 
     def stumble(self, bucket: Troubled) -> None:
-        """A trainer that fails after its publish."""
+        """Fails after its publish."""
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
             raise ZeroDivisionError
 
-    def test_close_raises_what_went_wrong(self, bucket: Troubled) -> None:
+    def test_close_raises_the_failure(self, bucket: Troubled) -> None:
         bucket.trouble("put", "anchors/", denied)
         publisher = Publisher(bucket)
         publisher.publish(initial())
@@ -311,6 +329,25 @@ class TestTheEnd:
             handle.wait(10)
 
 
+class TestNothing:
+    @pytest.mark.parametrize("blocking", [False, True])
+    @pytest.mark.parametrize("make", [dict, list, lambda: iter([])])
+    def test_a_publish_without_tensors_is_refused(
+        self, bucket: Troubled, make: Callable[[], Any], blocking: bool
+    ) -> None:
+        with Publisher(bucket, blocking=blocking) as publisher:
+            with pytest.raises(CheckpointError, match="no tensors to publish"):
+                publisher.publish(make())
+            publisher.publish(initial())
+        assert version_in(bucket) == digest(initial())
+
+    def test_a_base_without_tensors_is_refused(self, bucket: Troubled) -> None:
+        with pytest.raises(CheckpointError, match="the base has no tensors") as caught:
+            Publisher(bucket, base={})
+        assert caught.value.hint
+        assert not asyncio.run(bucket.list(""))
+
+
 class TestBlocking:
     def test_a_blocking_publish_returns_when_it_is_committed(self, bucket: Troubled) -> None:
         weights = initial()
@@ -320,7 +357,7 @@ class TestBlocking:
                 assert publisher.publish(weights, step=step).version == step + 1
                 assert version_in(bucket) == digest(weights)
 
-    def test_a_blocking_publish_raises_what_went_wrong(self, bucket: Troubled) -> None:
+    def test_a_blocking_publish_raises_the_failure(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket, blocking=True) as publisher:
             publisher.publish(weights)
@@ -348,13 +385,13 @@ class TestBlocking:
         assert version_in(bucket, base=initial()) == digest(weights)
 
 
-def test_a_publication_is_what_publish_returns(bucket: Troubled) -> None:
+def test_publish_returns_a_publication(bucket: Troubled) -> None:
     with Publisher(bucket) as publisher:
         assert isinstance(publisher.publish(initial()), Publication)
 
 
 class TestThreads:
-    """One publisher, several threads of one trainer."""
+    """One publisher, used by several threads."""
 
     @pytest.mark.parametrize("blocking", [False, True])
     def test_captures_of_several_threads_are_never_mixed(self, bucket: Troubled, blocking: bool) -> None:
@@ -371,7 +408,7 @@ class TestThreads:
         assert version_in(bucket).hex in states
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_child_cannot_use_the_publisher_of_its_parent(bucket: Troubled) -> None:
     with Publisher(bucket) as publisher:
         publisher.publish(initial()).wait(10)

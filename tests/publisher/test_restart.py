@@ -1,4 +1,4 @@
-"""A publisher that comes after another: it goes on from what was published, and fences the other off."""
+"""A publisher after another: it continues from the published weights and fences off the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weightwire.publisher.publisher import Publisher
 
 
 class TestRestart:
-    def test_a_publisher_goes_on_where_the_last_one_ended(self, bucket: Troubled) -> None:
+    def test_a_publisher_continues_where_the_last_one_ended(self, bucket: Troubled) -> None:
         weights = initial()
         for life in range(3):
             with Publisher(bucket) as publisher:
@@ -31,8 +31,8 @@ class TestRestart:
         expected = [("fence", 1), ("anchor", 1), ("delta", 1), ("delta", 1)]
         assert kinds(bucket) == expected + [(kind, epoch) for epoch in (2, 3) for kind in ["fence"] + 3 * ["delta"]]
 
-    def test_the_first_delta_is_against_what_was_published_last(self, bucket: Troubled) -> None:
-        """The diff is against what was published: what the trainer lost or skipped does not matter."""
+    def test_the_first_delta_is_against_the_published_weights(self, bucket: Troubled) -> None:
+        """Steps that the trainer lost or skipped do not matter."""
         weights = initial()
         with Publisher(bucket) as publisher:
             publisher.publish(weights)
@@ -55,7 +55,7 @@ class TestRestart:
         assert kinds(bucket) == [("fence", 1), ("anchor", 1)]
         assert version_in(bucket) == digest(initial())
 
-    def test_a_publisher_goes_on_from_what_another_published_after_it_looked(self, bucket: Troubled) -> None:
+    def test_a_publisher_continues_from_versions_added_after_it_opened(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket) as old, Publisher(bucket) as early:
             assert early.version is None
@@ -96,7 +96,7 @@ class TestRestart:
             publisher.publish(initial())
         assert kinds(bucket) == [("fence", 1), ("fence", 2), ("anchor", 2)]
 
-    def test_weights_at_hand_save_fetching_what_was_published(self, bucket: Troubled, tmp_path: Path) -> None:
+    def test_published_weights_avoid_a_download(self, bucket: Troubled, tmp_path: Path) -> None:
         weights = initial()
         with Publisher(bucket) as publisher:
             publisher.publish(weights)
@@ -112,7 +112,7 @@ class TestRestart:
                 weights = initial()
                 publisher.publish(weights)
 
-    def test_other_weights_at_hand_are_not_used(self, bucket: Troubled) -> None:
+    def test_other_published_weights_are_not_used(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
         other = initial()
@@ -123,7 +123,7 @@ class TestRestart:
                 assert publisher.state == state(initial())
                 assert bucket.count("read_into") > 0
 
-    def test_weights_at_hand_are_never_changed(self, bucket: Troubled) -> None:
+    def test_given_published_weights_are_never_changed(self, bucket: Troubled) -> None:
         weights, changed = initial(), initial()
         train(changed)
         with Publisher(bucket) as publisher:
@@ -167,7 +167,24 @@ class TestBase:
             publisher.publish(weights)
         assert commits_in(bucket)[1].source == str(tmp_path)
         assert [file.name for file in run_in(bucket).files] == ["config.json"]
-        assert version_in(bucket) == digest(weights)  # it is where the run says
+        bucket.url = "/data/run"  # a directory
+        assert version_in(bucket) == digest(weights)  # the base is at its recorded source
+
+    @pytest.mark.parametrize(
+        ("source", "stored"),
+        [
+            ("https://user:secret@host/model", "https://host/model"),
+            ("https://user:se@cret@host:8/model?X-Amz-Signature=secret#secret", "https://host:8/model"),
+            ("hf://org/model?token=secret", "hf://org/model"),
+            ("s3://bucket/user@team/model", "s3://bucket/user@team/model"),
+            ("/data/model?v=2", "/data/model?v=2"),
+        ],
+    )
+    def test_the_source_is_stored_without_secrets(self, bucket: Troubled, source: str, stored: str) -> None:
+        with Publisher(bucket, base=initial(), source=source):
+            pass
+        assert commits_in(bucket)[1].source == stored
+        assert "secret" not in repr(commits_in(bucket)[1])
 
     def test_the_base_is_never_changed(self, bucket: Troubled) -> None:
         base, weights = initial(), initial()
@@ -196,10 +213,10 @@ class TestBase:
     def test_a_run_from_a_base_cannot_be_continued_without_it(self, bucket: Troubled) -> None:
         with Publisher(bucket, base=initial()):
             pass
-        with pytest.raises(WrongBase, match="that is not here"):
+        with pytest.raises(WrongBase, match="that is not on this machine"):
             Publisher(bucket)
 
-    def test_a_base_is_not_used_in_a_run_that_has_begun(self, bucket: Troubled) -> None:
+    def test_a_base_is_not_used_in_an_existing_run(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
         other = initial()
@@ -209,7 +226,7 @@ class TestBase:
 
 
 class TestFencing:
-    def test_the_older_publisher_is_fenced_off_and_told(self, bucket: Troubled) -> None:
+    def test_the_older_publisher_is_fenced_off(self, bucket: Troubled) -> None:
         weights = initial()
         old = Publisher(bucket)
         old.publish(weights).wait()
@@ -227,7 +244,7 @@ class TestFencing:
         assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("fence", 2), ("delta", 2), ("delta", 2)]
         assert version_in(bucket) == digest(weights)
 
-    def test_what_a_fenced_publisher_had_waiting_fails_too(self, bucket: Troubled) -> None:
+    def test_pending_weights_of_a_fenced_publisher_fail(self, bucket: Troubled) -> None:
         gate, weights = RequestGate(), initial()
         old = Publisher(bucket)
         old.publish(weights).wait()
@@ -245,8 +262,8 @@ class TestFencing:
             old.close()
         assert handles[-1].superseded_by is None
 
-    def test_of_two_publishers_the_one_that_publishes_later_takes_over(self, bucket: Troubled) -> None:
-        """Neither has begun; the one that publishes later takes over."""
+    def test_the_publisher_that_publishes_later_takes_over(self, bucket: Troubled) -> None:
+        """Both are opened before the run exists."""
         weights = initial()
         one = Publisher(bucket)
         with Publisher(bucket) as two:
@@ -260,7 +277,7 @@ class TestFencing:
 
 
 class Careless(Troubled):
-    """A store that takes the request and ignores its condition, without a word."""
+    """A store that silently ignores the condition of a create."""
 
     async def create(self, path: str, data: bytes) -> None:
         self.asked.append(("create", path))
@@ -299,10 +316,10 @@ class TestStart:
             publisher.publish(initial())
         assert run_in(bucket).mode == "strict"
         bucket.strict = False
-        with pytest.raises(UnsafeBucket, match="nothing can be created safely"):
+        with pytest.raises(UnsafeBucket, match="has no atomic create"):
             Publisher(bucket)
 
-    def test_a_bucket_that_says_it_has_no_atomic_create_gets_a_single_writer_run(self, bucket: Troubled) -> None:
+    def test_a_bucket_without_atomic_create_gets_a_single_writer_run(self, bucket: Troubled) -> None:
         bucket.strict = False
         for _ in range(2):
             with Publisher(bucket) as publisher:

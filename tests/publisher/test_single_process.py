@@ -1,4 +1,4 @@
-"""The tensors of a run are fixed, its first version starts it, and a version that fails is part of the next."""
+"""A run's tensors are fixed, its first version starts it, and a failed version is part of the next."""
 
 from __future__ import annotations
 
@@ -39,7 +39,18 @@ class TestSchema:
             assert publisher.publish(weights).wait() == 2
         assert version_in(bucket) == digest(weights)
 
-    def test_the_tensors_of_a_run_are_fixed_after_a_restart_too(self, bucket: Troubled) -> None:
+    def test_a_refusal_does_not_promise_that_the_next_version_includes_it(
+        self, bucket: Troubled, heard: list[Event]
+    ) -> None:
+        with Publisher(bucket, blocking=True, on_event=heard.append) as publisher:
+            publisher.publish(initial(), step=1)
+            with pytest.raises(SchemaChanged):
+                publisher.publish({"other": np.zeros(3)}, step=2)
+        [warning] = [event.message for event in heard if event.stage == "warning"]
+        assert warning.startswith("step 2: not published (")
+        assert "next version" not in warning
+
+    def test_the_tensors_of_a_run_stay_fixed_after_a_restart(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
         with Publisher(bucket) as publisher:
@@ -47,7 +58,7 @@ class TestSchema:
                 publisher.publish({"w": np.zeros(3)})
             publisher.publish(initial()).wait()
 
-    def test_weights_are_refused_where_another_model_was_published_meanwhile(self, bucket: Troubled) -> None:
+    def test_weights_are_refused_if_another_model_was_published_meanwhile(self, bucket: Troubled) -> None:
         late = Publisher(bucket)
         with Publisher(bucket) as first:
             first.publish({"other": np.zeros(3)})
@@ -59,7 +70,7 @@ class TestSchema:
     def test_a_publisher_with_other_weights_does_not_fence_off_the_live_one(
         self, bucket: Troubled, blocking: bool
     ) -> None:
-        """Such as one that was given the URL of another run by mistake."""
+        """For example after a mistake in its URL."""
         weights = initial()
         with Publisher(bucket) as live, Publisher(bucket, blocking=blocking) as early:
             live.publish(weights).wait()
@@ -90,7 +101,7 @@ class TestSideFiles:
             publisher.publish(initial())
         assert [file.name for file in run_in(bucket).files] == ["config.json"]
 
-    def test_side_files_are_there_before_the_run_is(self, bucket: Troubled) -> None:
+    def test_side_files_are_uploaded_before_the_run_starts(self, bucket: Troubled) -> None:
         with Publisher(bucket, files={"config.json": b"{}"}) as publisher:
             publisher.publish(initial())
         writes = [path for verb, path in bucket.asked if verb in ("create", "put") and not path.startswith("probe/")]
@@ -98,16 +109,14 @@ class TestSideFiles:
         assert writes.index("run.json") > 0
 
 
-class TestTheFirstVersion:
-    def test_a_run_is_started_when_its_first_data_is_there(self, bucket: Troubled) -> None:
+class TestFirstVersion:
+    def test_a_run_is_started_after_its_first_data_is_uploaded(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish(initial())
         writes = [path for verb, path in bucket.asked if verb in ("create", "put") and not path.startswith("probe/")]
         assert [path.split("/")[0] for path in writes[:4]] == ["anchors", "run.json", "epochs", "commits"]
 
-    def test_a_first_version_that_failed_does_not_bind_the_next_publisher_to_its_weights(
-        self, bucket: Troubled
-    ) -> None:
+    def test_a_url_is_free_for_other_weights_after_a_failed_first_version(self, bucket: Troubled) -> None:
         bucket.trouble("put", "anchors/", denied)
         publisher = Publisher(bucket)
         publisher.publish({"other": np.zeros(3)})
@@ -117,8 +126,8 @@ class TestTheFirstVersion:
             publisher.publish(initial())
         assert version_in(bucket) == digest(initial())
 
-    def test_a_first_version_is_uploaded_again_where_another_started_the_run_meanwhile(self, bucket: Troubled) -> None:
-        """The data is uploaded again, under the version that it becomes."""
+    def test_a_first_version_is_uploaded_again_if_another_publisher_started_the_run(self, bucket: Troubled) -> None:
+        """The second upload has the right version in its path."""
         gate, weights = RequestGate(), initial()
         bucket.trouble("put", "anchors/", gate)
         slow_one = Publisher(bucket)
@@ -135,7 +144,7 @@ class TestTheFirstVersion:
         assert version_in(bucket) == digest(initial())
 
 
-class TestTrouble:
+class TestDroppedVersions:
     def test_a_dropped_version_is_part_of_the_next(self, bucket: Troubled) -> None:
         weights = initial()
         with Publisher(bucket) as publisher:
@@ -163,12 +172,12 @@ class TestTrouble:
         assert kinds(bucket) == [("fence", 1), ("anchor", 1)]
         assert version_in(bucket) == digest(weights)
 
-    def test_a_dropped_version_is_warned_about(self, bucket: Troubled, heard: list[Event]) -> None:
+    def test_a_dropped_version_is_a_warning(self, bucket: Troubled, heard: list[Event]) -> None:
         publisher = Publisher(bucket, on_event=heard.append)
         bucket.trouble("put", "anchors/", denied)
         publisher.publish(initial(), step=3)
         with pytest.raises(PermissionDenied):
             publisher.close()
-        assert "step 3: not published (this key may not do that); the next one includes it" in [
+        assert "step 3: not published (this key may not do that); the next version includes it" in [
             event.message for event in heard if event.stage == "warning"
         ]

@@ -1,4 +1,4 @@
-"""A publisher that takes over a run whose data is damaged: it finds another way, or heals the run by an anchor."""
+"""Takeover of a run with damaged data: the publisher finds another path or heals the run with an anchor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def weights_at(step: int) -> Arrays:
 
 
 def publish(bucket: Troubled, steps: range, **settings: Any) -> list[str]:
-    """A publisher that comes, publishes a version for each step, and goes; returns its warnings."""
+    """Publishes a version for each step with a new publisher. Returns its warnings."""
     heard: list[Event] = []
     with Publisher(bucket, on_event=heard.append, threads=1, **settings) as publisher:
         for step in steps:
@@ -70,21 +70,21 @@ def test_a_healed_run_is_continued_without_another_anchor(bucket: Troubled) -> N
     assert version_in(bucket) == digest(weights_at(5))
 
 
-def test_what_was_published_last_is_used_where_it_is_at_hand(bucket: Troubled) -> None:
+def test_published_weights_are_used_instead_of_damaged_data(bucket: Troubled) -> None:
     flip(bucket.inner, "deltas/3/")
 
     assert not publish(bucket, range(4, 5), anchor_every=100, published=weights_at(3))
     assert kinds(bucket)[4:] == ["fence", "delta"]
 
 
-def test_a_damaged_anchor_is_passed_by(bucket: Troubled) -> None:
+def test_a_damaged_anchor_is_bypassed(bucket: Troubled) -> None:
     publish(bucket, range(4, 5), anchor_every=1)
     flip(bucket.inner, "anchors/5/")
 
     [warning] = publish(bucket, range(5, 6), anchor_every=100)
 
     assert "anchors/5/" in warning
-    assert warning.endswith("; there was another way")
+    assert warning.endswith("; took another path")
     assert kinds(bucket)[-2:] == ["fence", "delta"]
     newest = commits_in(bucket)[-1]
     assert (newest.before, newest.after) == (digest(weights_at(4)).hex, digest(weights_at(5)).hex)

@@ -1,4 +1,4 @@
-"""A run that is started or claimed while the bucket fails, or while another publisher does the same."""
+"""Starting or claiming a run while the bucket fails, or while another publisher does the same."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from support.failing_bucket import Act, Troubled, conflicting, denied, failed, i
 from support.publish_scene import LoopTrainer, over, play
 from support.run_contents import commits_in, run_in, version_in
 from weightwire import digest
-from weightwire.chain.records import RUN
+from weightwire.chain.record_paths import RUN
 from weightwire.errors import Fenced, PermissionDenied, Unavailable
 from weightwire.publisher.publication import Publication
 
 
-class TestBeginning:
-    def test_a_run_that_could_not_be_started_is_started_by_the_next(self) -> None:
+class TestStart:
+    def test_a_failed_start_is_repeated_by_the_next_publish(self) -> None:
         async def scene() -> LoopTrainer:
             bucket = in_memory()
             trainer = await LoopTrainer(bucket).start()
@@ -31,7 +31,7 @@ class TestBeginning:
         assert version_in(trainer.bucket) == digest(trainer.weights)
 
     @pytest.mark.parametrize("what", [lost, conflicting])
-    def test_a_run_is_started_once_though_replies_are_lost(self, what: Any) -> None:
+    def test_a_run_is_started_once_despite_lost_replies(self, what: Any) -> None:
         async def scene() -> LoopTrainer:
             bucket = in_memory()
             trainer = await LoopTrainer(bucket).start()
@@ -44,8 +44,8 @@ class TestBeginning:
         trainer = quickly(scene())
         assert [commit.epoch for commit in commits_in(trainer.bucket)] == [1, 1]
 
-    def test_a_run_that_was_half_started_is_continued(self) -> None:
-        """run.json and perhaps an epoch, but no commit."""
+    def test_a_partially_started_run_is_continued(self) -> None:
+        """It has run.json and perhaps an epoch, but no commit."""
 
         async def scene() -> LoopTrainer:
             bucket = in_memory()
@@ -82,7 +82,7 @@ class TestBeginning:
                 assert isinstance(publication.error, Fenced)
         assert any(publication.version is not None for publication in publications)
 
-    def test_a_publisher_does_not_start_where_the_bucket_cannot_be_reached(self) -> None:
+    def test_a_publisher_does_not_start_with_an_unreachable_bucket(self) -> None:
         async def scene(verbs: str, prefix: str) -> None:
             bucket = in_memory()
             trainer = await LoopTrainer(bucket).start()
@@ -95,7 +95,7 @@ class TestBeginning:
             with pytest.raises(Unavailable):
                 quickly(scene(verbs, prefix))
 
-    def test_one_that_is_fenced_off_while_it_claims_a_run_does_not_claim_it_again(self) -> None:
+    def test_a_publisher_that_is_fenced_off_during_its_claim_does_not_claim_again(self) -> None:
         async def publish_one(bucket: Troubled) -> None:
             trainer = await LoopTrainer(bucket).start()
             await trainer.publish_all(1)
@@ -119,7 +119,7 @@ class TestBeginning:
         kinds = [(commit.kind, commit.epoch) for commit in commits_in(quickly(scene()))]
         assert kinds == [("fence", 1), ("anchor", 1), ("fence", 3), ("delta", 3)]
 
-    def test_a_run_that_could_not_be_claimed_is_claimed_by_the_next_publish(self) -> None:
+    def test_a_failed_claim_is_repeated_by_the_next_publish(self) -> None:
         """The first publish fails; a later one claims the run, once."""
 
         async def scene(trainer: LoopTrainer) -> None:
@@ -134,8 +134,8 @@ class TestBeginning:
 
         assert [commit.kind for commit in commits_in(play(scene).bucket)] == ["fence", "anchor", "fence", "delta"]
 
-    def test_a_run_is_claimed_once_however_often_it_cannot_be_read(self) -> None:
-        """Another publisher went on after it was found, so that what was published must be read again."""
+    def test_a_run_is_claimed_once_despite_failed_reads(self) -> None:
+        """Another publisher added a version after the run was read, so the weights must be restored again."""
 
         async def scene(trainer: LoopTrainer) -> None:
             again = await LoopTrainer(trainer.bucket).start()

@@ -1,4 +1,4 @@
-"""A publisher of torch weights: what a follower gets is what the trainer had, in the dtypes of the run."""
+"""Torch weights: a follower gets the trainer's weights in the dtypes of the run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def bucket() -> Troubled:
 
 
 class TestPublished:
-    """What a follower holds in the end."""
+    """Checks the weights that a follower gets."""
 
     @pytest.mark.parametrize("blocking", [False, True])
-    def test_masters(self, bucket: Troubled, blocking: bool) -> None:
+    def test_masters_are_published_as_bf16(self, bucket: Troubled, blocking: bool) -> None:
         module = model()
         with Publisher(bucket, blocking=blocking) as publisher:
             for step in range(3):
@@ -40,7 +40,7 @@ class TestPublished:
             assert publisher.parameters == sum(value.numel() for value in module.state_dict().values())
 
     @pytest.mark.parametrize("blocking", [False, True])
-    def test_tensors_of_several_blocks_and_any_layout(self, bucket: Troubled, blocking: bool) -> None:
+    def test_tensors_of_several_blocks_and_any_layout_are_published(self, bucket: Troubled, blocking: bool) -> None:
         weights = {
             "long": torch.randn((1 << 22) + 5),
             "turned": torch.randn(1100, 2000, dtype=torch.bfloat16).T,
@@ -54,7 +54,7 @@ class TestPublished:
                 weights["turned"][7, 9] += 1
                 weights["long"][1 << 22 :] *= 2
 
-    def test_a_capture_is_whole_when_publish_returns(self, bucket: Troubled) -> None:
+    def test_a_capture_is_complete_when_publish_returns(self, bucket: Troubled) -> None:
         weights = {"x": torch.zeros(1 << 20)}
         with Publisher(bucket) as publisher:
             publisher.publish(weights).wait()
@@ -73,10 +73,9 @@ class TestPublished:
         assert run_in(bucket).aliases == {"1.weight": "0.weight"}
         with Publisher(bucket) as publisher:
             publisher.publish(tied)
-            publisher.publish(tied.to(torch.bfloat16))  # whatever the trainer does
         assert version_in(bucket) == state_of({"0.weight": tied[0].weight.float()})
 
-    def test_a_base_decides_too(self, bucket: Troubled) -> None:
+    def test_a_base_decides_the_dtypes(self, bucket: Troubled) -> None:
         module = model()
         base = {name: value.clone() for name, value in module.state_dict().items()}
         with Publisher(bucket, base=base, files={}) as publisher:
@@ -85,13 +84,39 @@ class TestPublished:
             publisher.publish(module)
         assert version_in(bucket, base=base) == state_of(module.state_dict())
 
-    def test_another_kind_of_tensor_is_told(self, bucket: Troubled) -> None:
+    def test_another_kind_of_tensor_is_refused(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
             publisher.publish({"x": torch.ones(3)})
             with pytest.raises(SchemaChanged, match="is I64"):
                 publisher.publish({"x": torch.ones(3, dtype=torch.int64)})
 
-    def test_a_follower_gets_them_as_a_checkpoint(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+    @pytest.mark.parametrize("blocking", [False, True])
+    def test_only_masters_are_cast_to_the_dtype_of_the_run(
+        self, bucket: Troubled, dtype: torch.dtype, blocking: bool
+    ) -> None:
+        weights = {"x": torch.full((3,), 1 / 3), "y": torch.full((3,), 2 / 3)}
+        others = {name: value.to(dtype) for name, value in weights.items()}
+        refused = rf"2 tensors \('x', 'y'\) are F{torch.finfo(dtype).bits}, but BF16 in the run"
+        for _ in range(2):  # in a new run, then in an existing run
+            with Publisher(bucket, blocking=blocking) as publisher:
+                if publisher.dtypes:
+                    with pytest.raises(SchemaChanged, match=refused):
+                        publisher.publish(others)
+                publisher.publish(weights).wait()
+                with pytest.raises(SchemaChanged, match=refused):
+                    publisher.publish(others)
+        assert version_in(bucket) == state_of({name: value.to(torch.bfloat16) for name, value in weights.items()})
+
+    def test_a_pattern_also_casts_other_floats_in_an_existing_run(self, bucket: Troubled) -> None:
+        weights = {"x": torch.full((3,), 1 / 3, dtype=torch.float16)}
+        for _ in range(2):
+            with Publisher(bucket, dtypes={"x": "bfloat16"}) as publisher:
+                publisher.publish(weights).wait()
+                publisher.publish(weights).wait()
+        assert version_in(bucket) == state_of({"x": weights["x"].to(torch.bfloat16)})
+
+    def test_a_follower_gets_a_checkpoint(self, tmp_path: Path) -> None:
         module = torch.compile(model())
         with Publisher(tmp_path / "run", dtypes={"1.*": "float32"}) as publisher:
             publisher.publish(module)

@@ -1,4 +1,4 @@
-"""Uploads that fail are tried again, until the time for that is over or something newer is waiting."""
+"""Failed uploads are retried until the time is over or newer weights are waiting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weightwire.errors import BucketError, NotFound, PermissionDenied, Unavailab
 
 class TestUploads:
     @pytest.mark.parametrize("what", [failed, lost])
-    def test_uploads_are_tried_again(self, what: Any) -> None:
+    def test_uploads_are_retried(self, what: Any) -> None:
         async def scene(trainer: LoopTrainer) -> None:
             trainer.bucket.trouble("put", "deltas/", what, times=5)
             publication = await over(trainer.publish())
@@ -38,10 +38,10 @@ class TestUploads:
         trainer = play(scene, retry_seconds=20.0)
         assert steps(trainer) == [None, 1, 3]
         assert trainer.held == digest(trainer.weights).hex
-        assert "step 2: not published (the request failed); the next one includes it" in trainer.warnings
+        assert "step 2: not published (the request failed); the next version includes it" in trainer.warnings
 
-    def test_uploads_are_given_up_for_something_newer(self) -> None:
-        """Patience would last for ever."""
+    def test_uploads_are_given_up_for_newer_weights(self) -> None:
+        """Retries would otherwise never end."""
 
         async def scene(trainer: LoopTrainer) -> None:
             trainer.bucket.trouble("put", "deltas/", failed, times=1e9)
@@ -57,7 +57,7 @@ class TestUploads:
         assert trainer.held == digest(trainer.weights).hex
 
     @pytest.mark.parametrize("problem", [PermissionDenied("no"), NotFound("no bucket")])
-    def test_uploads_are_given_up_at_once_where_waiting_does_not_help(self, problem: BucketError) -> None:
+    def test_uploads_are_given_up_at_once_after_a_permanent_error(self, problem: BucketError) -> None:
         async def refuse(act: Act) -> None:
             raise problem
 
@@ -80,8 +80,8 @@ class TestUploads:
         assert steps(trainer) == [None, 1, 7]
         assert trainer.held == digest(trainer.weights).hex
 
-    def test_reads_that_a_commit_needs_are_tried_again(self) -> None:
-        """A commit names earlier ones, which a publisher that has just started must read."""
+    def test_reads_for_a_commit_are_retried(self) -> None:
+        """A commit names earlier ones, which a new publisher must read."""
 
         async def scene(trainer: LoopTrainer) -> None:
             await trainer.publish_all(10)

@@ -1,4 +1,4 @@
-"""A replica at version 0, for tests in which no power is cut."""
+"""A replica at version 0, without fsync."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from weightwire.replica.replica import Replica
 
 @pytest.fixture
 def without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power is cut here: see test_replica_crash.py for that."""
+    """Makes tests fast. test_replica_crash.py covers power cuts."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
 @pytest.fixture
 def replica(tmp_path: Path) -> Iterator[Replica]:
-    """At version 0."""
+    """A replica at version 0."""
     with Replica.open(tmp_path / "replica", threads=1) as opened:
         STORY.build(opened)
         yield opened

@@ -1,4 +1,4 @@
-"""The checkpoints that a replica makes: complete, never changed, and there for as long as somebody loads them."""
+"""The checkpoints of a replica: complete, never changed, and kept while somebody loads them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weightwire.weights.dtypes import DTYPES
 pytestmark = pytest.mark.usefixtures("without_fsync")
 
 
-def test_a_checkpoint_holds_weights_side_files_and_what_it_is(replica: Replica) -> None:
+def test_a_checkpoint_holds_weights_side_files_and_metadata(replica: Replica) -> None:
     STORY.advance(replica, 1)
     made = replica.checkpoint()
     current = replica.directory / "current"
@@ -45,11 +45,11 @@ def test_a_checkpoint_is_never_changed(replica: Replica) -> None:
         second = replica.checkpoint()
         assert second != first
         assert loaded(second) == STORY.bits[1]
-        assert file.get_tensor("norm").tobytes() == STORY.bits[0]["norm"]  # who has it open keeps it
+        assert file.get_tensor("norm").tobytes() == STORY.bits[0]["norm"]  # an open file keeps its contents
     assert os.listdir(replica.directory / "checkpoints") == [second.name]
 
 
-def test_a_checkpoint_that_was_handed_out_stays_until_the_next_one_is(replica: Replica) -> None:
+def test_a_handed_out_checkpoint_stays_until_the_next_one(replica: Replica) -> None:
     first = replica.checkpoint()
     for version in (1, 2, 3):
         STORY.advance(replica, version)
@@ -60,7 +60,7 @@ def test_a_checkpoint_that_was_handed_out_stays_until_the_next_one_is(replica: R
     assert checkpoints(replica) == [3]
 
 
-def test_a_checkpoint_that_is_lent_stays_until_all_have_given_it_back(replica: Replica) -> None:
+def test_a_lent_checkpoint_stays_until_all_borrowers_return_it(replica: Replica) -> None:
     first, same = replica.lend(), replica.lend()
     STORY.advance(replica, 1)
     replica.checkpoint()
@@ -74,7 +74,7 @@ def test_a_checkpoint_that_is_lent_stays_until_all_have_given_it_back(replica: R
     assert checkpoints(replica) == [2]
 
 
-def test_a_checkpoint_that_was_handed_out_goes_when_the_replica_is_opened_again(replica: Replica) -> None:
+def test_reopening_a_replica_removes_old_checkpoints(replica: Replica) -> None:
     handed_out = replica.checkpoint()
     replica.lend()
     STORY.advance(replica, 1)
@@ -94,19 +94,19 @@ def test_a_checkpoint_survives_a_rebuild(replica: Replica) -> None:
     assert loaded(replica.directory / "current") == other.bits[0]
 
 
-def test_a_checkpoint_that_someone_removed_is_made_again(replica: Replica) -> None:
+def test_a_deleted_checkpoint_is_made_again(replica: Replica) -> None:
     made = replica.checkpoint()
     (made / "model.safetensors").unlink()
     assert loaded(replica.checkpoint()) == STORY.bits[0]
 
 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", ".", "a\0"])
-def test_side_files_that_lead_out_are_refused(replica: Replica, name: str) -> None:
-    with pytest.raises(ReplicaError, match="cannot be the name of a side file"):
+def test_side_files_outside_the_checkpoint_are_refused(replica: Replica, name: str) -> None:
+    with pytest.raises(ReplicaError, match="not a valid name for a side file"):
         replica.rebuild(STORY.schema, {name: b""})
 
 
-def test_side_files_that_would_contradict_the_weights_are_left_out(tmp_path: Path) -> None:
+def test_side_files_that_conflict_with_the_weights_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
     files: dict[str, bytes | Path] = {
         "model.safetensors": b"?",
@@ -124,8 +124,8 @@ def test_side_files_that_would_contradict_the_weights_are_left_out(tmp_path: Pat
     assert loaded(made) == {"x": bytes(range(4))}
 
 
-def test_blocks_that_are_shared_need_room(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the file system shares blocks, the first write to a page takes a new one: without room a SIGBUS."""
+def test_shared_blocks_need_free_space(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the file system shares blocks, the first write to a page needs a new block, or raises SIGBUS."""
     real = durable_files.clone_file
     monkeypatch.setattr(durable_files, "clone_file", lambda *paths: real(*paths) or True)
     replica.checkpoint()

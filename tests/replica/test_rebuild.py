@@ -1,4 +1,4 @@
-"""New weights for a replica take the place of the old ones at once, or not at all."""
+"""A rebuild replaces all weights of a replica at once, or none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weightwire.weights.dtypes import DTYPES
 pytestmark = pytest.mark.usefixtures("without_fsync")
 
 
-def test_a_rebuild_takes_its_place_at_once(replica: Replica) -> None:
+def test_a_finished_rebuild_is_held_at_once(replica: Replica) -> None:
     check(replica, 0)
     with reopened(replica) as again:
         check(again, 0)
@@ -49,12 +49,15 @@ def test_a_rebuild_replaces_a_replica_with_a_journal(replica: Replica) -> None:
 
 
 def test_a_rebuild_with_other_weights_is_refused(replica: Replica) -> None:
-    with replica.rebuild(STORY.schema) as new, pytest.raises(ReplicaError, match="'embed' was not filled in"):
+    with (
+        replica.rebuild(STORY.schema) as new,
+        pytest.raises(ReplicaError, match="'embed' does not have the expected digest"),
+    ):
         new.finish(STORY.at(1), STORY.states[1])
     check(replica, 0)
 
 
-def test_a_rebuild_is_finished_once(replica: Replica) -> None:
+def test_a_rebuild_cannot_be_finished_twice(replica: Replica) -> None:
     with replica.rebuild(STORY.schema) as new:
         for name in new:
             new[name].bits[:] = STORY.versions[3][name].bits
@@ -67,8 +70,8 @@ def test_a_rebuild_is_finished_once(replica: Replica) -> None:
     check(replica, 3)
 
 
-def test_a_rebuild_has_real_blocks(replica: Replica) -> None:
-    """A sparse file would be a SIGBUS on the day the disk is full."""
+def test_a_rebuild_allocates_disk_blocks(replica: Replica) -> None:
+    """A sparse file would raise SIGBUS on a full disk."""
     with replica.rebuild({"x": (DTYPES["U8"], (10_000_000,))}):
         (staged,) = (replica.directory / "works").glob(".*.partial")
         assert (staged / "model.safetensors").stat().st_blocks * 512 >= 10_000_000

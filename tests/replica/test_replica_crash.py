@@ -1,4 +1,4 @@
-"""The replica after a crash: killed at any moment, the power cut, the disk full. Always one version, bit for bit."""
+"""The replica after kills, power cuts and a full disk: it always holds exactly one version."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Action = Callable[[Replica], object]
 
 @dataclass(frozen=True)
 class Act:
-    """Something to do with a replica: `held` is what it leads to, `shown` what `current` is of then."""
+    """An operation on a replica. `held` is the version after it, `shown` the version of `current`."""
 
     do: Action
     held: tuple[str, int]
@@ -42,7 +42,7 @@ class Act:
 
 
 def acts() -> list[Act]:
-    """Everything a follower does, one after the other, from version 1 on and with nothing in `current` at first."""
+    """Everything a follower does, in order, from version 1 on and without a `current` at first."""
 
     def to(version: int) -> Action:
         return lambda replica: STORY.advance(replica, version)
@@ -64,7 +64,7 @@ def acts() -> list[Act]:
 
 @dataclass
 class Progress:
-    """What has been reached for certain, and what may have been."""
+    """The versions that are certain, and those that are possible."""
 
     held: list[tuple[str, int] | None] = field(default_factory=lambda: [("run", 1)])
     shown: list[tuple[str, int] | None] = field(default_factory=lambda: [None])
@@ -78,7 +78,7 @@ class Progress:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """In memory where that is possible: there are hundreds of copies to be made."""
+    """In memory if possible, because the tests make hundreds of copies."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as path:
         yield Path(path)
@@ -86,7 +86,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def begun(place: Path) -> Path:
-    """A replica at version 1, of which version 0 is synced."""
+    """A replica at version 1, synced at version 0."""
     with Replica.open(place / "replica", threads=1) as replica:
         STORY.build(replica)
         STORY.advance(replica, 1)
@@ -94,7 +94,7 @@ def begun(place: Path) -> Path:
 
 
 def check(directory: Path, progress: Progress, *, go_on: bool = False) -> None:
-    """That a replica holds one of the versions that it may, and shows one that it may; and that it still works."""
+    """Checks that a replica holds and shows one of the possible versions, and still works."""
     with Replica.open(directory, threads=1) as replica:
         assert replica.trouble is None
         assert replica.position
@@ -110,7 +110,7 @@ def check(directory: Path, progress: Progress, *, go_on: bool = False) -> None:
 
 
 def check_copy(directory: Path, progress: Progress, *, go_on: bool = False) -> None:
-    """The same, from within the code that is tested: it must not take what is wrong for an error of its own."""
+    """The same, called inside the tested code, which must not catch the failure as its own error."""
     try:
         check(directory, progress, go_on=go_on)
     except Exception as problem:
@@ -119,7 +119,7 @@ def check_copy(directory: Path, progress: Progress, *, go_on: bool = False) -> N
 
 
 def shown(directory: Path, stories: Mapping[str, Story] = STORIES) -> tuple[str, int] | None:
-    """What `current` is of; its weights must be that, read with the stock library."""
+    """The version of `current`, checked with the safetensors library."""
     current = directory / "current"
     if not current.is_symlink():
         return None
@@ -134,7 +134,7 @@ def shown(directory: Path, stories: Mapping[str, Story] = STORIES) -> tuple[str,
 # A crash at every step
 
 
-def test_a_process_that_dies_at_any_step(begun: Path, place: Path) -> None:
+def test_a_replica_survives_a_crash_at_any_step(begun: Path, place: Path) -> None:
     progress, steps = Progress(), 0
 
     def look(name: str) -> None:
@@ -149,12 +149,12 @@ def test_a_process_that_dies_at_any_step(begun: Path, place: Path) -> None:
     assert progress == Progress([("other", 3)], [("other", 3)])
 
 
-def test_a_process_that_dies_while_it_recovers(begun: Path, place: Path) -> None:
+def test_a_replica_survives_a_crash_during_recovery(begun: Path, place: Path) -> None:
     with Replica.open(begun, threads=1) as replica:
         replica.checkpoint()
         STORY.advance(replica, 2)
         STORY.advance(replica, 3)
-    for leftover in ("works/0badc0de", "checkpoints/7-0badc0de"):  # what a crash before this one left
+    for leftover in ("works/0badc0de", "checkpoints/7-0badc0de"):  # leftovers of an earlier crash
         (begun / leftover / "files").mkdir(parents=True)
     (begun / "work.partial").symlink_to("works/0badc0de")
     progress, steps = Progress([("run", 3)], [("run", 1)]), 0
@@ -178,7 +178,7 @@ def test_a_process_that_dies_while_it_recovers(begun: Path, place: Path) -> None
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what is synced is looked up in /proc")
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 9))])
-def test_a_power_cut_at_any_step(begun: Path, place: Path, seed: int) -> None:
+def test_a_replica_survives_a_power_cut_at_any_step(begun: Path, place: Path, seed: int) -> None:
     progress, steps = Progress(), 0
 
     def look(name: str) -> None:
@@ -193,8 +193,30 @@ def test_a_power_cut_at_any_step(begun: Path, place: Path, seed: int) -> None:
     assert steps > 150
 
 
-def test_pages_of_any_version_are_repaired(begun: Path, place: Path) -> None:
-    """Of a model that was written to in place, any mixture of pages may have reached the disk."""
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what is synced is looked up in /proc")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_new_replica_survives_a_power_cut_at_any_step(place: Path, seed: int) -> None:
+    """Also before anything is synced: the directory must still be recognized as a replica."""
+    directory, steps = place / "replica", 0
+    directory.mkdir()
+
+    def look(name: str) -> None:
+        nonlocal steps
+        steps += 1
+        for i in range(5):
+            disk.cut(place / "copy", seed=seed * 100_000 + 5 * steps + i)
+            with Replica.open(place / "copy", threads=1) as replica:
+                assert replica.trouble is None
+                assert replica.position in (None, STORY.at(0))
+            shutil.rmtree(place / "copy")
+
+    with Disk(directory) as disk, at_every_step(look, disk.after), Replica.open(directory, threads=1) as replica:
+        STORY.build(replica)
+    assert steps > 20
+
+
+def test_any_mixture_of_pages_is_repaired(begun: Path, place: Path) -> None:
+    """After writes in place, any mixture of old and new pages may be on disk."""
     rng = random.Random(5)
     with Replica.open(begun, threads=1) as replica:
         seen = [(begun / "work" / "model.safetensors").read_bytes()]
@@ -210,7 +232,7 @@ def test_pages_of_any_version_are_repaired(begun: Path, place: Path) -> None:
 # Killed
 
 
-def test_a_process_that_is_killed(place: Path) -> None:
+def test_a_replica_survives_kills_at_random_moments(place: Path) -> None:
     story = Story(last=300)
     story.prepare()
     rng, directory, reached = random.Random(3), place / "replica", 0
@@ -233,7 +255,7 @@ def test_a_process_that_is_killed(place: Path) -> None:
 
 
 def _follow(story: Story, directory: Path) -> NoReturn:
-    """A follower, in a process of its own, which goes on until it is killed."""
+    """Runs a follower in a subprocess until it is killed."""
     code = 1
     try:
         with Replica.open(directory, threads=2) as replica:
@@ -280,8 +302,8 @@ def failure(replica: Replica, act: Act, k: int) -> WeightwireError | None:
 
 
 @pytest.mark.parametrize("number", range(len(acts())))
-def test_a_disk_that_is_full_at_any_step(begun: Path, place: Path, number: int) -> None:
-    """The error says so, nothing is lost, and all goes on when there is space again."""
+def test_a_replica_survives_a_full_disk_at_any_step(begun: Path, place: Path, number: int) -> None:
+    """The error names the cause, nothing is lost, and work continues once there is space."""
     act = acts()[number]
     with Replica.open(begun, threads=1) as replica:
         for earlier in acts()[:number]:
@@ -295,7 +317,7 @@ def test_a_disk_that_is_full_at_any_step(begun: Path, place: Path, number: int) 
             break
         assert problem.hint
         assert "No space left" in problem.message
-        if replica.trouble:  # only where it is not certain any more what is in memory, or on disk
+        if replica.trouble:  # only if the memory or disk contents are uncertain
             replica.close()
             replica = Replica.open(place / "copy", threads=1)
         assert replica.position
@@ -312,8 +334,8 @@ def test_a_disk_that_is_full_at_any_step(begun: Path, place: Path, number: int) 
     check(place / "copy", Progress([act.held], [act.shown]))
 
 
-def test_a_record_of_which_it_is_not_certain_that_it_stays(begun: Path) -> None:
-    """It is there, but its directory could not be synced: no later record may follow from it."""
+def test_a_journal_record_whose_sync_failed_is_not_built_on(begun: Path) -> None:
+    """The record exists, but its directory was not synced. No later record may build on it."""
 
     def fail(name: str) -> None:
         if name == "fsync" and (begun / "work" / "journal" / STORY.at(2).record).exists():
@@ -327,8 +349,8 @@ def test_a_record_of_which_it_is_not_certain_that_it_stays(begun: Path) -> None:
     check(begun, Progress([("run", 4)]))
 
 
-def test_files_that_may_not_grow(begun: Path) -> None:
-    """A limit of the system, and no pretence."""
+def test_a_file_size_limit_is_reported(begun: Path) -> None:
+    """The limit is a real one, set by the operating system."""
     child = os.fork()
     if not child:
         code = 1
@@ -341,7 +363,7 @@ def test_files_that_may_not_grow(begun: Path) -> None:
 
 
 def _run_out_of_space(directory: Path) -> int:
-    """In a process of its own: the limit is for good. Returns which of the expectations failed, or 0."""
+    """Runs in a subprocess, because the limit is permanent. Returns the number of the failed expectation, or 0."""
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     with Replica.open(directory, threads=1) as replica:
         calls: list[Callable[[], Any]] = [
@@ -366,6 +388,6 @@ def _run_out_of_space(directory: Path) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a disk would hold is reckoned, not tried: there is no need to wait for one."""
+def _without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests compute the disk contents, so fsync is not needed."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)

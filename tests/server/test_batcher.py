@@ -1,4 +1,4 @@
-"""The thread that generates: who waits joins, and nobody waits for what will not come."""
+"""The thread that generates: waiting requests join, and every request ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weightwire.errors import EngineError
 from weightwire.server.batcher import Batcher, FairLock
 from weightwire.server.generation import Generation, Running, Task
 
-LONG = 400  # tokens: more than are generated while a test looks
+LONG = 400  # tokens; more than are generated during a test
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_full_queue_refuses_more(batcher: Batcher) -> None:
     futures = [batcher.submit(many) for _ in range(4)]
     eventually(lambda: batcher.running == 256)
     assert batcher.waiting == 4 * 4096 - 256
-    with pytest.raises(EngineError, match="the server is busy: 16128 sequences wait already"):
+    with pytest.raises(EngineError, match="4096 sequences do not fit: 16128 of 16384 places are taken"):
         batcher.submit(many)
     futures.append(batcher.submit(many[:256]))
     for future in futures:
@@ -91,19 +91,19 @@ def test_a_full_queue_refuses_more(batcher: Batcher) -> None:
     assert result(batcher.submit([task()]))[0].reason
 
 
-def test_torn_weights_fail_requests_until_the_next_reload(batcher: Batcher, engine: TorchEngine) -> None:
-    engine._live.torn = True
+def test_mixed_weights_fail_requests_until_the_next_reload(batcher: Batcher, engine: TorchEngine) -> None:
+    engine._live.mixed = True
     try:
-        with pytest.raises(EngineError, match="a reload failed half way"):
+        with pytest.raises(EngineError, match="a reload failed halfway"):
             result(batcher.submit([task()]))
     finally:
-        engine._live.torn = False
+        engine._live.mixed = False
     assert result(batcher.submit([task()]))[0].reason
 
 
-def test_a_failing_model_fails_requests_and_the_batcher_goes_on(batcher: Batcher) -> None:
+def test_a_failing_model_fails_requests_and_the_batcher_continues(batcher: Batcher) -> None:
     running = batcher.submit([task(most=LONG)])
-    wrong = Task((100_000,), 1, 0.0, 1.0, (), 0, 0, 0)  # no such token
+    wrong = Task((100_000,), 1, 0.0, 1.0, (), 0, 0, 0)  # not a token
     with pytest.raises(EngineError, match="the model failed"):
         result(batcher.submit([wrong]))
     assert running.exception(timeout=60) is not None
@@ -111,7 +111,7 @@ def test_a_failing_model_fails_requests_and_the_batcher_goes_on(batcher: Batcher
     assert (batcher.running, batcher.waiting) == (0, 0)
 
 
-def test_closing_fails_the_requests_that_wait(engine: TorchEngine) -> None:
+def test_close_fails_waiting_requests(engine: TorchEngine) -> None:
     batcher = Batcher(Generation(engine._model, engine.serving, ends=(), decode=str))
     future = batcher.submit([task(most=LONG)])
     batcher.close()
@@ -121,8 +121,8 @@ def test_closing_fails_the_requests_that_wait(engine: TorchEngine) -> None:
         batcher.submit([task()])
 
 
-def test_a_fair_lock_goes_to_the_thread_that_waits() -> None:
-    """One takes it again and again; still the other gets it each time that it asks."""
+def test_a_fair_lock_goes_to_the_waiting_thread() -> None:
+    """One thread takes it in a loop, and the other still gets it each time."""
     lock, stop, rounds = FairLock(), threading.Event(), [0]
 
     def use() -> None:
@@ -140,5 +140,5 @@ def test_a_fair_lock_goes_to_the_thread_that_waits() -> None:
             waited.append(rounds[0] - before)
     stop.set()
     user.join()
-    # One that it was in, and one that it may have begun before this thread asked.
+    # One turn in progress, and one that may start before this thread waits.
     assert max(waited) <= 2

@@ -1,4 +1,4 @@
-"""What clients may ask, what they are told is wrong, and the shape of answers."""
+"""Valid and invalid requests, and the shape of answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_null_fields_count_as_absent_and_unknown_ones_are_ignored() -> None:
     assert (read.n, read.stops) == (None, ())
 
 
-def test_one_stop_or_several() -> None:
+def test_stop_may_be_one_text_or_several() -> None:
     assert parse_request(ask(prompt="a", stop="x")).stops == ("x",)
     assert parse_request(ask(prompt="a", stop=["x", "yz"])).stops == ("x", "yz")
     assert len(parse_request(ask(prompt="a", stop=["ä" * 1000] * 16)).stops) == 16
@@ -71,7 +71,7 @@ def test_one_stop_or_several() -> None:
         (ask(prompt="a", echo=True), "echo is not supported"),
     ],
 )
-def test_a_wrong_request_is_refused_with_the_reason(body: bytes, message: str) -> None:
+def test_an_invalid_request_is_refused_with_the_reason(body: bytes, message: str) -> None:
     with pytest.raises(Refusal, match=message) as caught:
         parse_request(body)
     assert caught.value.status == 400
@@ -81,20 +81,20 @@ class TestAnswer:
     def choice(self, **fields: Any) -> Any:
         tops = [{7: -0.5}, {8: -0.25, 9: -2.0}, {10: -1.5}]
         finished = FinishedChoice("abcd", [7, 8, 10], [-0.5, -0.25, -1.5], tops, [4, 4, 6], "length")
-        told = completion_body(
+        body = completion_body(
             parse_request(ask(prompt="p", **fields)), "m", [finished], 5, {7: "a", 8: "bc", 9: "x", 10: "d"}.get
         )
-        assert told["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
-        assert (told["object"], told["model"]) == ("text_completion", "m")
-        return told["choices"][0]
+        assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+        assert (body["object"], body["model"]) == ("text_completion", "m")
+        return body["choices"][0]
 
-    def test_only_what_was_asked_for(self) -> None:
+    def test_answer_has_only_the_requested_fields(self) -> None:
         choice = self.choice()
         assert (choice["index"], choice["text"], choice["finish_reason"]) == (0, "abcd", "length")
         assert choice["logprobs"] is None
         assert "token_ids" not in choice
 
-    def test_tokens_and_their_probabilities(self) -> None:
+    def test_answer_has_tokens_and_their_logprobs(self) -> None:
         choice = self.choice(logprobs=1, return_token_ids=True)
         assert choice["token_ids"] == [7, 8, 10]
         assert choice["logprobs"] == {
@@ -104,7 +104,7 @@ class TestAnswer:
             "text_offset": [0, 1, 3],
         }
 
-    def test_the_versions_are_said_as_vllm_does(self) -> None:
+    def test_answer_has_versions_in_vllms_format(self) -> None:
         choice = self.choice()
         assert spans_of(choice) == [VersionSpan(4, 0, 2), VersionSpan(6, 2, 3)]
         assert oldest_version(choice) == 4
@@ -117,6 +117,6 @@ class TestAnswer:
 
 
 def test_errors_have_openais_shape() -> None:
-    told = {"message": "no", "type": "invalid_request_error", "param": None, "code": 404}
-    assert error_body(404, "no") == {"error": told}
+    body = {"message": "no", "type": "invalid_request_error", "param": None, "code": 404}
+    assert error_body(404, "no") == {"error": body}
     assert error_body(503, "later")["error"]["type"] == "server_error"

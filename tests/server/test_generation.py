@@ -1,4 +1,4 @@
-"""Sequences that are generated together are what each would be alone."""
+"""Sequences generated together equal sequences generated alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ END = 2
 
 @cache
 def model_of(kind: str) -> Any:
-    """In float32, where the order of additions does not change which token is the likeliest."""
+    """In float32, so that the order of additions does not change the most likely token."""
     from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, Qwen3ForCausalLM
 
     sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -37,7 +37,7 @@ def model_of(kind: str) -> Any:
         else:
             config = GPT2Config(vocab_size=320, n_positions=128, n_embd=64, n_layer=2, n_head=4, eos_token_id=END)
             model = GPT2LMHeadModel(config)
-        for parameter in model.parameters():  # as it is made, it says nearly the same to every prompt
+        for parameter in model.parameters():  # the initial weights give nearly the same output for every prompt
             parameter.data.mul_(3) if parameter.dim() > 1 else None
     return model.requires_grad_(False).eval()
 
@@ -69,8 +69,8 @@ def finish(running: Generation, *tasks: Task) -> list[Running]:
     return sequences
 
 
-def alone(model: Any, prompt: Prompt, most: int) -> list[int]:
-    """By transformers' own way."""
+def generate_alone(model: Any, prompt: Prompt, most: int) -> list[int]:
+    """Generates with transformers' own method."""
     tokens = torch.tensor([prompt])
     made = model.generate(
         tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=most, pad_token_id=0
@@ -79,7 +79,7 @@ def alone(model: Any, prompt: Prompt, most: int) -> list[int]:
 
 
 def logprobs_of(model: Any, prompt: Prompt, tokens: list[int]) -> Any:
-    """By one plain pass over all of it: for each token, those of all that could have been there."""
+    """The log-probabilities of all tokens at each position, from one forward pass."""
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *tokens]])).logits[0].float()
     return logits.log_softmax(-1)[len(prompt) - 1 : -1]
@@ -87,29 +87,29 @@ def logprobs_of(model: Any, prompt: Prompt, tokens: list[int]) -> Any:
 
 class TestGreedy:
     @pytest.mark.parametrize("kind", ["qwen3", "a window", "gpt2"])
-    def test_ragged_prompts_give_what_each_gives_alone(self, kind: str) -> None:
+    def test_a_batch_gives_the_same_tokens_as_single_prompts(self, kind: str) -> None:
         model = model_of(kind)
         given = prompts(1, 5, 40, 17, 5)
         sequences = finish(generation(model), *(task(prompt) for prompt in given))
-        assert [one.tokens for one in sequences] == [alone(model, prompt, 12) for prompt in given]
+        assert [one.tokens for one in sequences] == [generate_alone(model, prompt, 12) for prompt in given]
         assert len({tuple(one.tokens) for one in sequences}) == len(given)
 
     @pytest.mark.parametrize("kind", ["qwen3", "a window", "gpt2"])
-    def test_sequences_come_and_go_at_every_step(self, kind: str) -> None:
+    def test_tokens_are_the_same_when_sequences_join_and_leave(self, kind: str) -> None:
         model = model_of(kind)
         given = prompts(30, 4, 9, 50, 1, 22)
         most = [3, 14, 6, 2, 9, 20]
         sequences = [Running(task(prompt, count)) for prompt, count in zip(given, most, strict=True)]
         running = generation(model)
-        for one in sequences:  # a wider one while narrower ones run, and the other way round
+        for one in sequences:  # wider and narrower than the running ones
             running.join([one])
             running.advance()
         while running.running:
             running.advance()
-        expected = [alone(model, prompt, count) for prompt, count in zip(given, most, strict=True)]
+        expected = [generate_alone(model, prompt, count) for prompt, count in zip(given, most, strict=True)]
         assert [one.tokens for one in sequences] == expected
 
-    def test_dropping_a_sequence_leaves_the_others_alone(self) -> None:
+    def test_dropping_a_sequence_does_not_change_the_others(self) -> None:
         model = model_of("qwen3")
         given = prompts(40, 3, 11)
         running = generation(model)
@@ -120,11 +120,11 @@ class TestGreedy:
         while running.running:
             running.advance()
         assert not sequences[0].reason
-        assert [one.tokens for one in sequences[1:]] == [alone(model, prompt, 12) for prompt in given[1:]]
+        assert [one.tokens for one in sequences[1:]] == [generate_alone(model, prompt, 12) for prompt in given[1:]]
 
 
 class TestLogprobs:
-    def test_are_those_of_a_plain_pass(self) -> None:
+    def test_logprobs_equal_those_of_one_forward_pass(self) -> None:
         model = model_of("qwen3")
         given = prompts(3, 25, 8)
         for one in finish(generation(model), *(task(prompt, temperature=1.0, seed=2) for prompt in given)):
@@ -132,7 +132,7 @@ class TestLogprobs:
             chosen = expected.gather(1, torch.tensor(one.tokens)[:, None])[:, 0]
             assert torch.tensor(one.logprobs) == pytest.approx(chosen.numpy(), abs=1e-4)
 
-    def test_of_the_likeliest_tokens_beside_the_chosen_one(self) -> None:
+    def test_logprobs_include_the_most_likely_tokens(self) -> None:
         model = model_of("qwen3")
         [one, plain] = finish(generation(model), *(task(p, 4, temperature=5.0, tops=3) for p in prompts(6, 4)))
         likeliest = logprobs_of(model, one.task.prompt, one.tokens).topk(3)
@@ -144,7 +144,7 @@ class TestLogprobs:
 
 class TestSampling:
     def drawn(self, **fields: Any) -> tuple[Any, Any]:
-        """How often each token came first, in 4000 draws, and the logits that it was drawn by."""
+        """Counts the first tokens of 4000 draws, and returns the counts and the logits."""
         model, [prompt] = model_of("qwen3"), prompts(6)
         tasks = [task(prompt, 1, index=index, seed=11, **fields) for index in range(4000)]
         tokens = [one.tokens[0] for one in finish(generation(model), *tasks)]
@@ -152,19 +152,19 @@ class TestSampling:
         return np.bincount(tokens, minlength=320) / 4000, logits
 
     @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-    def test_follows_the_distribution(self, temperature: float) -> None:
+    def test_samples_follow_the_distribution(self, temperature: float) -> None:
         shares, logits = self.drawn(temperature=temperature)
         expected = (logits / temperature).softmax(0).numpy()
         assert np.all(np.abs(shares - expected) < 5 * np.sqrt(expected / 4000) + 1e-3)
         assert np.count_nonzero(shares) > 10
 
-    def test_top_p_leaves_out_the_tail(self) -> None:
+    def test_top_p_drops_the_tail(self) -> None:
         shares, logits = self.drawn(temperature=1.0, top_p=0.5)
         expected = logits.softmax(0).sort(descending=True)
         count = int((expected.values.cumsum(0) < 0.5).sum()) + 1
         assert set(np.flatnonzero(shares)) == set(expected.indices[:count].tolist())
 
-    def test_a_seed_gives_the_same_whatever_else_runs(self) -> None:
+    def test_a_seed_gives_the_same_tokens_in_any_batch(self) -> None:
         model = model_of("qwen3")
         wanted, *others = prompts(9, 30, 2)
         seeded = task(wanted, temperature=1.0, seed=-5, index=1)
@@ -178,29 +178,29 @@ class TestSampling:
     def test_a_tiny_temperature_is_greedy(self) -> None:
         model, [prompt] = model_of("qwen3"), prompts(7)
         [cold, colder] = finish(generation(model), task(prompt, temperature=1e-4), task(prompt, temperature=1e-30))
-        assert cold.tokens == colder.tokens == alone(model, prompt, 12)
+        assert cold.tokens == colder.tokens == generate_alone(model, prompt, 12)
 
 
-class TestTheEnd:
-    def test_by_length(self) -> None:
+class TestFinish:
+    def test_sequence_ends_at_max_tokens(self) -> None:
         [one] = finish(generation(model_of("qwen3")), task(prompts(4)[0], 3))
         assert (one.reason, len(one.tokens)) == ("length", 3)
 
-    def test_by_a_token_that_ends_texts(self) -> None:
+    def test_sequence_ends_at_an_end_token(self) -> None:
         model, [prompt] = model_of("qwen3"), prompts(4)
-        tokens = alone(model, prompt, 6)
+        tokens = generate_alone(model, prompt, 6)
         [one] = finish(generation(model, ends=(tokens[2],)), task(prompt, 6))
         assert (one.reason, one.tokens) == ("stop", tokens[: tokens.index(tokens[2]) + 1])
 
-    def test_by_a_text_which_is_left_out(self) -> None:
+    def test_sequence_ends_before_a_stop_text(self) -> None:
         model, [prompt] = model_of("qwen3"), prompts(4)
-        text = as_letters(alone(model, prompt, 12))
+        text = as_letters(generate_alone(model, prompt, 12))
         [one] = finish(generation(model), task(prompt, stops=("never", text[4:6])))
         assert (one.reason, one.text) == ("stop", text[: text.index(text[4:6])])
         assert as_letters(one.tokens) == text[: text.index(text[4:6]) + 2]
 
 
-def test_every_token_knows_its_version() -> None:
+def test_every_token_has_its_version() -> None:
     model, versions = model_of("qwen3"), iter([None, 1, 1, 5])
 
     @contextmanager

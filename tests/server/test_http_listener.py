@@ -1,4 +1,4 @@
-"""Where the server listens, and how it stops."""
+"""The server's address, who may use it, its limits and its shutdown."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import pytest
 from starlette.applications import Starlette
@@ -18,7 +19,9 @@ from starlette.routing import Route
 
 from support.stores import free_ports
 from weightwire.errors import CannotListen
+from weightwire.server import http_listener
 from weightwire.server.http_listener import HttpListener
+from weightwire.system import Access
 
 
 async def _sleep(request: Request) -> PlainTextResponse:
@@ -26,7 +29,11 @@ async def _sleep(request: Request) -> PlainTextResponse:
     return PlainTextResponse("slept")
 
 
-APP = Starlette(routes=[Route("/sleep/{seconds}", _sleep)])
+async def _health(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("healthy")
+
+
+APP = Starlette(routes=[Route("/sleep/{seconds}", _sleep), Route("/health", _health)])
 
 
 def get(url: str) -> str:
@@ -51,21 +58,21 @@ def test_a_port_can_be_used_again_at_once() -> None:
 def test_a_port_in_use_is_an_error() -> None:
     with HttpListener(APP, "127.0.0.1", 0) as first:
         port = int(first.url.rpartition(":")[2])
-        with pytest.raises(CannotListen, match=f"127.0.0.1:{port}: another program listens there already"):
+        with pytest.raises(CannotListen, match=f"127.0.0.1:{port}: the port is in use by another program"):
             HttpListener(APP, "127.0.0.1", port)
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 70, "192.0.2.1"])
 def test_an_address_of_another_machine_is_an_error(host: str) -> None:
-    with pytest.raises(CannotListen, match="cannot be listened on"):
-        HttpListener(APP, host, 0)
+    with pytest.raises(CannotListen, match="cannot listen"):
+        HttpListener(APP, host, 0, access=Access("t" * 32))
 
 
-def status(url: str, *headers: str) -> int:
-    """Of an answer to a request with just these headers."""
+def status(url: str, *headers: str, path: str = "/sleep/0") -> int:
+    """The status of a request with exactly these headers."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=20) as connection:
-        connection.sendall("\r\n".join(["GET /sleep/0 HTTP/1.1", *headers, "Connection: close", "", ""]).encode())
+        connection.sendall("\r\n".join([f"GET {path} HTTP/1.1", *headers, "Connection: close", "", ""]).encode())
         return int(connection.makefile().readline().split()[1])
 
 
@@ -75,9 +82,9 @@ def url() -> Iterator[str]:
         yield listening.url
 
 
-class TestNames:
+class TestHostHeader:
     @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LocalHost", "[::1]", "127.0.0.2"])
-    def test_of_this_machine_are_served_with_any_port_or_none(self, url: str, name: str) -> None:
+    def test_local_host_header_is_accepted_with_any_port(self, url: str, name: str) -> None:
         for port in ("", ":1", url[url.rindex(":") :]):
             assert status(url, f"Host: {name}{port}") == 200
 
@@ -102,32 +109,122 @@ class TestNames:
             "",
         ],
     )
-    def test_of_others_are_refused(self, url: str, name: str) -> None:
+    def test_host_header_of_another_machine_is_refused(self, url: str, name: str) -> None:
         assert status(url, f"Host: {name}") == 403
 
-    def test_a_missing_or_repeated_host_is_refused(self, url: str) -> None:
+    def test_missing_or_repeated_host_header_is_refused(self, url: str) -> None:
         assert status(url) in (400, 403)
         assert status(url, "Host: localhost", "Host: evil.example") in (400, 403)
 
-    def test_the_one_it_was_started_with_is_served(self) -> None:
+    def test_host_header_of_the_configured_host_is_accepted(self) -> None:
         with HttpListener(APP, "LOCALHOST", 0) as listening:
             assert status(listening.url, "Host: localhost:80") == 200
             assert status(listening.url, "Host: evil.example") == 403
 
-    def test_any_name_is_served_where_it_listens_to_others(self) -> None:
-        with HttpListener(APP, "0.0.0.0", 0) as listening:
+    def test_any_host_header_is_accepted_on_a_public_address(self) -> None:
+        with HttpListener(APP, "0.0.0.0", 0, access=Access(insecure=True)) as listening:
             assert status(listening.url, "Host: rollout-3.cluster:8000") == 200
 
+    def test_requests_of_other_web_sites_are_refused(self, url: str) -> None:
+        assert status(url, "Host: localhost:8000", "Origin: http://evil.example") == 403
+        assert status(url, "Host: localhost:8000", "Origin: http://localhost:8000") == 200
 
-def test_what_is_being_answered_is_answered_and_what_takes_too_long_is_cut_off() -> None:
+
+class TestToken:
+    def test_a_public_address_needs_a_token(self) -> None:
+        with pytest.raises(CannotListen, match="cannot listen beyond this machine without a token"):
+            HttpListener(APP, "0.0.0.0", 0)
+
+    def test_every_request_but_health_needs_the_token(self) -> None:
+        with HttpListener(APP, "0.0.0.0", 0, access=Access("t" * 32)) as listening:
+            host = "Host: rollout-3.cluster:8000"
+            assert status(listening.url, host) == 401
+            assert status(listening.url, host, "Authorization: Bearer " + "u" * 32) == 401
+            assert status(listening.url, host, "Authorization: Bearer " + "t" * 32) == 200
+            assert status(listening.url, host, path="/health") == 200
+            assert status(listening.url, host, path="/health/") == 401
+            assert status(listening.url, host, path="/sleep/0?/health") == 401
+
+
+class TestLimits:
+    @pytest.fixture
+    def connected(self, url: str) -> Iterator[socket.socket]:
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            yield connection
+
+    def drip(self, connection: socket.socket, data: bytes = b"a") -> float:
+        """Sends a byte now and then until the server disconnects. Returns the seconds."""
+        began = time.monotonic()
+        connection.settimeout(0.05)
+        with suppress(ConnectionError):
+            while time.monotonic() - began < 10:
+                connection.sendall(data)
+                with suppress(TimeoutError):
+                    if connection.recv(1000) == b"":
+                        break
+        return time.monotonic() - began
+
+    @pytest.fixture(autouse=True)
+    def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http_listener, "_HEAD", 0.3)
+        monkeypatch.setattr(http_listener, "_IDLE", 0.3)
+
+    def test_a_silent_client_is_disconnected(self, connected: socket.socket) -> None:
+        with suppress(ConnectionResetError):
+            assert connected.recv(1) == b""
+
+    def test_slow_headers_are_cut_off(self, connected: socket.socket) -> None:
+        connected.sendall(b"GET /sleep/0 HTTP/1.1\r\nHost: ")
+        assert 0.2 < self.drip(connected) < 5
+
+    def test_a_slow_body_that_nobody_reads_is_cut_off(self, connected: socket.socket) -> None:
+        connected.sendall(b"GET /sleep/0 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
+        assert 0.2 < self.drip(connected) < 5
+
+    def test_a_long_request_and_the_next_one_are_answered(self, connected: socket.socket) -> None:
+        for _ in range(3):
+            connected.sendall(b"GET /sleep/0.6 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            reply = b""
+            while not reply.endswith(b"slept"):
+                reply += connected.recv(1000)
+            time.sleep(0.1)
+
+    def test_pipelined_requests_are_answered(self, connected: socket.socket) -> None:
+        connected.sendall(2 * b"GET /sleep/0.6 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        reply = b""
+        while reply.count(b"slept") < 2:
+            reply += connected.recv(1000) or pytest.fail("disconnected")
+
+    def test_large_headers_are_refused(self, connected: socket.socket) -> None:
+        connected.sendall(b"GET /sleep/0 HTTP/1.1\r\nA: " + 33_000 * b"b")
+        assert connected.recv(12) == b"HTTP/1.1 400"
+
+    def test_connections_are_limited(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http_listener, "_MOST_CONNECTIONS", 3)
+        monkeypatch.setattr(http_listener, "_HEAD", 10)
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        with ExitStack() as stack:
+            many = [stack.enter_context(socket.create_connection((host, int(port)), timeout=5)) for _ in range(6)]
+            gone = 0
+            for one in many[3:]:
+                with suppress(ConnectionResetError):
+                    assert one.recv(1) == b""
+                gone += 1
+            assert gone == 3
+            many[0].sendall(b"GET /sleep/0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert many[0].recv(12) == b"HTTP/1.1 200"
+
+
+def test_close_finishes_running_requests_and_cuts_off_slow_ones() -> None:
     listening = HttpListener(APP, "127.0.0.1", 0)
-    told: dict[str, str] = {}
+    results: dict[str, str] = {}
 
     def ask(seconds: str) -> None:
         try:
-            told[seconds] = get(f"{listening.url}/sleep/{seconds}")
+            results[seconds] = get(f"{listening.url}/sleep/{seconds}")
         except (OSError, urllib.error.URLError) as problem:
-            told[seconds] = type(problem).__name__
+            results[seconds] = type(problem).__name__
 
     threads = [threading.Thread(target=ask, args=(seconds,)) for seconds in ("0.7", "30")]
     for thread in threads:
@@ -138,5 +235,5 @@ def test_what_is_being_answered_is_answered_and_what_takes_too_long_is_cut_off()
     assert 0.2 < time.monotonic() - began < 5
     for thread in threads:
         thread.join()
-    assert told["0.7"] == "slept"
-    assert told["30"] != "slept"
+    assert results["0.7"] == "slept"
+    assert results["30"] != "slept"

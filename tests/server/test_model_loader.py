@@ -1,4 +1,4 @@
-"""Checkpoints that can be served, and what is said of those that cannot."""
+"""Checkpoints that can be served, and the errors of those that cannot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def model(tiny: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny, tmp_path / "model"))
 
 
-def test_a_model_in_the_dtype_of_runs(tiny: Path) -> None:
+def test_a_model_is_loaded_in_bfloat16(tiny: Path) -> None:
     model = load_model(tiny)
     assert {parameter.dtype for parameter in model.module.parameters()} == {torch.bfloat16}
     assert not any(parameter.requires_grad for parameter in model.module.parameters())
@@ -30,8 +30,14 @@ def test_a_model_in_the_dtype_of_runs(tiny: Path) -> None:
     assert "model.norm.weight" in model.names
 
 
-def test_a_tokenizers_truncation_is_turned_off(model: Path) -> None:
-    """Nor does it change while threads use it, which it would not stand."""
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_model_is_loaded_in_the_dtype_of_the_run(tiny: Path, dtype: str) -> None:
+    model = load_model(tiny, dtype=dtype)
+    assert {parameter.dtype for parameter in model.module.parameters()} == {getattr(torch, dtype)}
+
+
+def test_truncation_of_the_tokenizer_is_turned_off(model: Path) -> None:
+    """Before threads use it, because changing it is not thread-safe."""
     settings = json.loads((model / "tokenizer.json").read_text())
     settings["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     (model / "tokenizer.json").write_text(json.dumps(settings))
@@ -51,6 +57,11 @@ def _without_weights(path: Path) -> None:
 
 def _without_tokenizer(path: Path) -> None:
     (path / "tokenizer.json").unlink()
+
+
+def _without_any_tokenizer_file(path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).unlink()
 
 
 def _of_an_unknown_kind(path: Path) -> None:
@@ -73,15 +84,16 @@ def _of_another_shape(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (_empty, r"is no model \(it has no config.json\)"),
+        (_empty, r"not a model: config.json is missing"),
         (_without_weights, "model"),
         (_without_tokenizer, "cannot be loaded"),
+        (_without_any_tokenizer_file, "has no tokenizer"),
         (_of_an_unknown_kind, "cannot be loaded .*perpetuum-mobile"),
         (_with_a_tensor_less, "tensor 'model.layers.1.mlp.up_proj.weight' is missing"),
-        (_of_another_shape, r"tensor 'model.norm.weight' is \[64\], and \[128\] by its config"),
+        (_of_another_shape, r"tensor 'model.norm.weight' has shape \[64\], but the config says \[128\]"),
     ],
 )
-def test_a_model_that_cannot_be_loaded_is_one_clear_line(
+def test_a_model_that_cannot_be_loaded_is_one_clear_error(
     model: Path, spoil: Callable[[Path], None], message: str
 ) -> None:
     spoil(model)

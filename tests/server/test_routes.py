@@ -1,4 +1,4 @@
-"""The server as its clients see it, while versions come."""
+"""The server's routes, while new versions arrive."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Client:
             return problem.code, json.loads(problem.read())
 
     def complete(self, **fields: Any) -> list[Any]:
-        status, told = self.call("/v1/completions", {"return_token_ids": True, "logprobs": 0, **fields})
-        assert status == 200, told
-        return list(told["choices"])
+        status, answer = self.call("/v1/completions", {"return_token_ids": True, "logprobs": 0, **fields})
+        assert status == 200, answer
+        return list(answer["choices"])
 
 
 def nothing(event: Event) -> None:
@@ -59,7 +59,7 @@ def nothing(event: Event) -> None:
 
 @contextmanager
 def serve(model: Path, bucket: Path, into: Path) -> Iterator[Client]:
-    """All of the server in this process. It follows where there is a run."""
+    """Runs the whole server in this process. Follows the run, if there is one."""
     routes = Routes(Metrics("follower"))
     with ExitStack() as stack:
         follower = stack.enter_context(Follower(bucket, into=into, on_event=nothing))
@@ -75,14 +75,14 @@ def serve(model: Path, bucket: Path, into: Path) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def client(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A server whose run is not there yet. It stays as it is."""
+    """A client of a server without a run. Shared: tests must not change it."""
     here = tmp_path_factory.mktemp("server")
     with serve(tiny, here / "bucket", here / "replica") as client:
         yield client
 
 
 class TestCompletions:
-    def test_of_several_prompts_in_order(self, client: Client) -> None:
+    def test_several_prompts_are_answered_in_order(self, client: Client) -> None:
         both = client.complete(prompt=["abc", "a longer one"], n=2, max_tokens=4, temperature=0)
         assert [one["index"] for one in both] == [0, 1, 2, 3]
         assert both[0]["token_ids"] == both[1]["token_ids"]
@@ -92,13 +92,13 @@ class TestCompletions:
         assert alone["token_ids"] == by_tokens["token_ids"]
         assert len(alone["logprobs"]["token_logprobs"]) == len(alone["logprobs"]["tokens"]) == len(alone["token_ids"])
 
-    def test_sixteen_tokens_where_nothing_is_said_and_no_more_than_positions(self, client: Client) -> None:
+    def test_max_tokens_defaults_to_16_and_is_limited_by_positions(self, client: Client) -> None:
         [one] = client.complete(prompt="a", temperature=0)
         assert len(one["token_ids"]) == 16 or one["finish_reason"] == "stop"
         [one] = client.complete(prompt=[5] * 505, max_tokens=100, seed=1)
         assert (len(one["token_ids"]), one["finish_reason"]) == (7, "length")
 
-    def test_the_same_seed_the_same_answer(self, client: Client) -> None:
+    def test_the_same_seed_gives_the_same_answer(self, client: Client) -> None:
         def ask(seed: int | None) -> list[Any]:
             return [one["token_ids"] for one in client.complete(prompt="seed", n=3, max_tokens=6, seed=seed)]
 
@@ -107,7 +107,7 @@ class TestCompletions:
         assert ask(None) != ask(None)
         assert len({tuple(one) for one in ask(7)}) == 3
 
-    def test_end_at_a_stop_text(self, client: Client) -> None:
+    def test_a_completion_ends_at_a_stop_text(self, client: Client) -> None:
         asked = {"prompt": "stop", "max_tokens": 40, "seed": 3}
         [whole] = client.complete(**asked)
         stop = next(letter for letter in whole["text"][1:] if letter.isascii())
@@ -115,7 +115,6 @@ class TestCompletions:
         assert (cut["finish_reason"], cut["text"]) == ("stop", whole["text"].partition(stop)[0])
 
     def test_many_clients_are_served_at_once(self, client: Client) -> None:
-        """Each gets its own answer."""
         texts = [f"{number} bottles of beer on the wall"[: 3 + number % 20] for number in range(40)]
         alone = {text: client.complete(prompt=text, max_tokens=2, seed=5)[0] for text in texts[:5]}
         answers: dict[str, Any] = {}
@@ -143,23 +142,23 @@ class TestRefusals:
             ({"prompt": "a", "n": "2"}, 400, "$.n"),
             ({"prompt": ""}, 400, "the prompt is empty"),
             ({"prompt": [[]]}, 400, "the prompt is empty"),
-            ({"prompt": [320]}, 400, "none of the 320 of this model"),
-            ({"prompt": [-1]}, 400, "none of the 320 of this model"),
-            ({"prompt": [5] * 512}, 400, "the prompt has 512 tokens, and the model has 512 positions"),
-            ({"prompt": "a" * 6656}, 400, "the prompt has 6656 tokens, and the model has 512 positions"),
-            ({"prompt": "a" * 6657}, 400, "the prompt has 6657 characters, and the 512 positions of the model hold"),
+            ({"prompt": [320]}, 400, "outside the model's vocabulary of 320"),
+            ({"prompt": [-1]}, 400, "outside the model's vocabulary of 320"),
+            ({"prompt": [5] * 512}, 400, "the prompt has 512 tokens, but the model has 512 positions"),
+            ({"prompt": "a" * 6656}, 400, "the prompt has 6656 tokens, but the model has 512 positions"),
+            ({"prompt": "a" * 6657}, 400, "the prompt has 6657 characters, but the model's 512 positions hold"),
             ({"prompt": "a" * (15 << 20)}, 400, "characters"),
             (b" " * ((16 << 20) + 1), 413, "larger than 16 MiB"),
         ],
     )
-    def test_wrong_requests_are_refused(self, client: Client, body: Any, status: int, message: str) -> None:
-        code, told = client.call("/v1/completions", body)
-        assert (code, told["error"]["code"]) == (status, status)
-        assert message in told["error"]["message"]
-        assert told["error"]["type"] == "invalid_request_error"
+    def test_invalid_requests_are_refused(self, client: Client, body: Any, status: int, message: str) -> None:
+        code, answer = client.call("/v1/completions", body)
+        assert (code, answer["error"]["code"]) == (status, status)
+        assert message in answer["error"]["message"]
+        assert answer["error"]["type"] == "invalid_request_error"
 
-    def test_a_large_request_keeps_nobody_waiting(self, client: Client) -> None:
-        """Texts that all fit, but for the last one: that is known only when all have been read."""
+    def test_a_large_request_does_not_block_others(self, client: Client) -> None:
+        """Only the last of many texts is too long, so all of them must be read first."""
         refused: list[Any] = []
         body = {"prompt": ["ab cd " * 80] * 4095 + [""]}
         thread = threading.Thread(target=lambda: refused.append(client.call("/v1/completions", body)))
@@ -176,20 +175,20 @@ class TestRefusals:
         task = Task((5,), 500, 0.0, 1.0, (), 0, 0, 0)
         future = client.service.batcher.submit([task] * 16_384)
         try:
-            code, told = client.call("/v1/completions", {"prompt": "a", "n": 4096})
+            code, answer = client.call("/v1/completions", {"prompt": "a", "n": 4096})
         finally:
             future.cancel()
-        assert (code, told["error"]["code"], told["error"]["type"]) == (503, 503, "server_error")
-        assert "the server is busy" in told["error"]["message"]
+        assert (code, answer["error"]["code"], answer["error"]["type"]) == (503, 503, "server_error")
+        assert "4096 sequences do not fit" in answer["error"]["message"]
 
     @pytest.mark.parametrize("path", ["/health", "/v1/completions", "/weights", "/metrics", "/wake"])
     def test_foreign_host_names_are_refused(self, client: Client, path: str) -> None:
         request = urllib.request.Request(f"{client.url}{path}", headers={"Host": "evil.example"})
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(request, timeout=60)
-        told = json.loads(caught.value.read())["error"]
-        assert (caught.value.code, told["code"], told["type"]) == (403, 403, "invalid_request_error")
-        assert "for this machine only" in told["message"]
+        answer = json.loads(caught.value.read())["error"]
+        assert (caught.value.code, answer["code"], answer["type"]) == (403, 403, "invalid_request_error")
+        assert "accepts local requests only" in answer["message"]
 
     def test_unknown_routes_are_refused(self, client: Client) -> None:
         assert client.call("/v1/chat/completions", {})[0] == 404
@@ -197,7 +196,7 @@ class TestRefusals:
             405,
             {
                 "error": {
-                    "message": "there is no GET /v1/completions",
+                    "message": "method not allowed: GET /v1/completions",
                     "type": "invalid_request_error",
                     "param": None,
                     "code": 405,
@@ -220,19 +219,19 @@ class TestRefusals:
             time.sleep(0.01)
 
 
-class TestWhatItSays:
-    def test_before_the_first_version(self, client: Client, tiny: Path) -> None:
+class TestOtherRoutes:
+    def test_weights_route_works_before_the_first_version(self, client: Client, tiny: Path) -> None:
         assert client.call("/health") == (200, {"status": "ok", "version": None})
         assert client.call("/weights") == (200, {"run": None, "version": None, "state": digest(tiny).hex})
         assert served_version(client.url) is None
         [one] = client.complete(prompt="a", max_tokens=2)
         assert {span["version"] for span in one["weight_versions"]} == {"default"}
 
-    def test_models(self, client: Client, tiny: Path) -> None:
+    def test_models_route_names_the_model_and_its_length(self, client: Client, tiny: Path) -> None:
         [model] = client.call("/v1/models")[1]["data"]
         assert (model["id"], model["max_model_len"]) == (str(tiny), 512)
 
-    def test_metrics(self, client: Client) -> None:
+    def test_metrics_route_counts_requests_and_tokens(self, client: Client) -> None:
         client.complete(prompt="a", max_tokens=2, seed=1)
         client.call("/v1/completions", {})
         text = urllib.request.urlopen(f"{client.url}/metrics").read().decode()
@@ -246,9 +245,9 @@ class TestWhatItSays:
 
 
 class Trained:
-    """A model of which only the last norm changes, but clearly; and every version of that.
+    """A model of which only the last norm changes, and all of its versions.
 
-    What is in the cache does not depend on it: so also a token after a swap is just what its own version gives.
+    The KV cache does not depend on the last norm, so a token after a swap depends only on its own version.
     """
 
     def __init__(self, model: Path) -> None:
@@ -267,18 +266,18 @@ class Trained:
         return version
 
     def logprobs(self, prompt: list[int], tokens: list[int]) -> dict[int, Any]:
-        """What each version gives these tokens, by one plain pass."""
-        told = {}
+        """The log-probabilities of these tokens in each version, from one forward pass."""
+        answer = {}
         for version, norm in self.versions.items():
             self.norm.copy_(norm)
             logits = self.module(torch.tensor([[*prompt, *tokens]])).logits[0].float()
             each = logits.log_softmax(-1)[len(prompt) - 1 : -1]
-            told[version] = each.gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
-        return told
+            answer[version] = each.gather(1, torch.tensor(tokens)[:, None])[:, 0].numpy()
+        return answer
 
 
-def test_versions_come_while_it_serves(tiny: Path, tmp_path: Path) -> None:
-    """Every token is of the version that it says: no other gives it the same probability."""
+def test_versions_are_applied_while_the_server_answers(tiny: Path, tmp_path: Path) -> None:
+    """Every token has the log-probability that its version gives, and no other version does."""
     trained, answers, stop = Trained(tiny), list[tuple[list[int], Any]](), threading.Event()
     bucket = tmp_path / "bucket"
     with Publisher(bucket, files=tiny, blocking=True, on_event=nothing) as publisher:
@@ -308,16 +307,16 @@ def test_versions_come_while_it_serves(tiny: Path, tmp_path: Path) -> None:
 
     spans = [span for _, one in answers for span in spans_of(one)]
     assert {span.version for span in spans} == set(trained.versions)
-    assert len(spans) > len(answers)  # some were on their way when a version came
+    assert len(spans) > len(answers)  # some requests span a new version
     for prompt, one in [*answers[:: 1 + len(answers) // 40], *(pair for pair in answers if len(spans_of(pair[1])) > 1)]:
-        expected, told = trained.logprobs(prompt, one["token_ids"]), np.array(one["logprobs"]["token_logprobs"])
-        assert spans_of(one)[-1].end == len(told)
+        expected, answer = trained.logprobs(prompt, one["token_ids"]), np.array(one["logprobs"]["token_logprobs"])
+        assert spans_of(one)[-1].end == len(answer)
         for span in spans_of(one):
             part = slice(span.start, span.end)
-            off = {version: float(np.abs(told - given)[part].max()) for version, given in expected.items()}
+            off = {version: float(np.abs(answer - given)[part].max()) for version, given in expected.items()}
             assert span.version is not None
             assert off.pop(span.version) < 0.4
-            if span.end - span.start >= 8:  # too many to be alike by chance
+            if span.end - span.start >= 8:  # too many to match by chance
                 assert min(off.values()) > 1.0
 
 

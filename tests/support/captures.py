@@ -1,4 +1,4 @@
-"""Marked weights, and copies of them that stop half way."""
+"""Marked weights, and copies that stop halfway."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA: Schema = {
 
 
 def filled(mark: int, schema: Schema = SCHEMA) -> dict[str, Tensor]:
-    """Weights that are marked everywhere."""
+    """Weights in which every unit is the mark."""
     return {
         name: Tensor(dtype, shape, np.full(Layout.of(dtype, shape).count, mark, f"<u{dtype.unit}"))
         for name, (dtype, shape) in schema.items()
@@ -49,7 +49,7 @@ def eventually(what: Callable[[], bool]) -> bool:
 
 
 class CopyGate:
-    """Stands in for numpy.copyto: the copies wait until the gate is open, or something happens before one of them."""
+    """Replaces numpy.copyto. Copies wait until the gate is open, or run a callback first."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Event()

@@ -1,4 +1,4 @@
-"""A chain of commits in memory, without data, for tests of what reads records."""
+"""A chain of commits in memory, without data, for tests of readers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from support.failing_bucket import Act, Troubled, denied, in_memory
 from support.records import a_run, grow, store, token
 from weightwire.chain.reader import ChainReader
-from weightwire.chain.records import HEAD, Commit, HeadHint, Sealed, Shortcut, commit_path, seal, shortcut_path
+from weightwire.chain.record_paths import HEAD, commit_path
+from weightwire.chain.records import Commit, HeadHint, Sealed, Shortcut, seal, shortcut_path
 from weightwire.errors import NotFound, PermissionDenied
 
 __all__ = ["ChainBucket", "Commits", "forged", "versions"]
@@ -18,7 +19,7 @@ Commits = list[Sealed[Commit]]
 
 
 class ChainBucket(Troubled):
-    """A run in memory, with a chain to read it."""
+    """A run in memory, with a reader."""
 
     def __init__(self, commits: Sequence[Sealed[Commit]], **objects: bytes) -> None:
         super().__init__(in_memory().inner)
@@ -40,12 +41,12 @@ class ChainBucket(Troubled):
         self.trouble("get find", "", _as_s3_says, times=1e9)
 
     def rewrite(self, commit: Sealed[Commit]) -> None:
-        """Another commit in the place of one."""
+        """Replaces a commit."""
         self.put_now(commit_path(commit.record.version), commit.data)
 
 
 def forged(commits: Commits, version: int) -> Sealed[Commit]:
-    """A commit that is fine for itself, but not the one that others were built on."""
+    """A valid commit that is not the parent of later ones."""
     return grow(commits[:version], commits[version].record.kind, write_id=token("forger"))
 
 
@@ -54,7 +55,7 @@ def versions(commits: Sequence[Sealed[Commit]]) -> list[int]:
 
 
 async def _as_s3_says(act: Act) -> Any:
-    """To a key that may not list, S3 answers the same for what is missing as for what is forbidden."""
+    """Without list permission, S3 answers the same for missing and for forbidden objects."""
     try:
         found = await act()
     except NotFound as problem:

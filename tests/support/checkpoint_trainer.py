@@ -1,4 +1,4 @@
-"""A publisher in this process that publishes checkpoints, as a training would write them."""
+"""A publisher in this process that publishes checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weightwire.telemetry.events import Event
 
 
 class CheckpointTrainer:
-    """A publisher in this process, and the checkpoints that it has published."""
+    """A publisher, and the checkpoints that it has published."""
 
     def __init__(self, here: Path) -> None:
         self.bucket = here / "bucket"
@@ -18,7 +18,7 @@ class CheckpointTrainer:
         self._publisher: Publisher | None = None
 
     def publish(self) -> Path:
-        """Returns the checkpoint that is the newest version now."""
+        """Publishes the next checkpoint and returns it."""
         number = len(list(self._training.parent.glob("*"))) + 1
         path = self._training.save(f"checkpoint-{number}")
         if self._publisher is None:

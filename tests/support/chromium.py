@@ -1,7 +1,7 @@
-"""A real browser for the tests of the page: Debian's Chromium, headless, driven over a pipe.
+"""A real browser for the tests of the page: headless Chromium, driven over a pipe.
 
-It speaks the browser's own protocol (DevTools), which is a few lines of JSON: so there is no driver that would have to
-fit the browser. `python tests/support/chromium.py URL OUT.png [--dark] [--phone] [--whole]` takes a picture of a page.
+It uses the DevTools protocol directly: a few lines of JSON, and no driver that must match the browser's version.
+`python tests/support/chromium.py URL OUT.png [--dark] [--phone] [--whole]` takes a screenshot of a page.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OPTIONS = [
 ]
 
 
-# The browser takes orders from descriptor 3 and answers at descriptor 4.
+# The browser reads commands from descriptor 3 and writes replies to descriptor 4.
 _TRAMPOLINE = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
@@ -62,7 +62,7 @@ def chromium_path() -> str | None:
 
 
 class Chromium:
-    """One browser; each tab is as if of a user of its own. Nothing is left of it when it is closed."""
+    """One browser. Each tab has a separate profile. `close` removes all files of the browser."""
 
     def __init__(self, path: str) -> None:
         self._home = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
@@ -88,7 +88,7 @@ class Chromium:
         self._thread.start()
 
     def tell(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:
-        """An order, and what the browser answers."""
+        """Sends a command and returns the reply."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params} | ({"sessionId": session} if session else {})
         answer: Future[dict[str, Any]] = Future()
@@ -145,7 +145,7 @@ class Chromium:
 
 
 def _pipe() -> tuple[int, int]:
-    """Both ends, out of the way of the descriptors that the browser wants."""
+    """Both ends, with numbers above the descriptors that the browser uses."""
     ends = os.pipe()
     moved = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
     for end in ends:
@@ -154,7 +154,7 @@ def _pipe() -> tuple[int, int]:
 
 
 class Tab:
-    """One page. `problems` are errors on its console and requests that failed, `requests` all it asked for."""
+    """One page. `problems` has console errors and failed requests, `requests` has all requested URLs."""
 
     def __init__(self, browser: Chromium, context: str, session: str) -> None:
         self._browser, self._context, self._session = browser, context, session
@@ -182,7 +182,7 @@ class Tab:
             self.problems.append(f"dialog: {params['message']}")
 
     def look(self, size: tuple[int, int] = DESKTOP, *, dark: bool = False, zone: str = "UTC") -> None:
-        """As on another screen, by someone with another taste, elsewhere."""
+        """Sets the screen size, the colour scheme and the time zone."""
         phone = size == PHONE
         width, height = size
         self.tell("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
@@ -192,9 +192,9 @@ class Tab:
         self.tell("Emulation.setEmulatedMedia", features=features)
 
     def open(self, url: str) -> None:
-        """Until everything that is shown at first is drawn."""
+        """Opens a page and waits until it has a snapshot."""
         self.tell("Page.navigate", url=url)
-        self.wait_for("document.readyState === 'complete' && typeof picture !== 'undefined' && picture !== null")
+        self.wait_for("document.readyState === 'complete' && typeof snapshot !== 'undefined' && snapshot !== null")
 
     def evaluate(self, expression: str) -> Any:
         answer = self.tell("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
@@ -209,11 +209,11 @@ class Tab:
             time.sleep(0.05)
 
     def text(self, selector: str) -> str:
-        """What a reader sees there."""
+        """The visible text of an element."""
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")).replace("\xa0", " ")
 
     def plot(self, section: str) -> dict[str, Any]:
-        """The traces that plotly shows in a section, by name."""
+        """The plotly traces of a section, by name."""
         traces = self.evaluate(f"document.querySelector('#{section} .plot').data ?? []")
         return {trace["name"]: trace for trace in traces}
 
@@ -232,20 +232,20 @@ class Tab:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Takes a picture of a page.")
+    parser = argparse.ArgumentParser(description="Takes a screenshot of a page.")
     parser.add_argument("url")
     parser.add_argument("out", type=Path)
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--phone", action="store_true")
-    parser.add_argument("--whole", action="store_true", help="all of the page, not only what fits the screen")
+    parser.add_argument("--whole", action="store_true", help="capture the whole page, not only the screen")
     args = parser.parse_args()
     path = chromium_path()
     if path is None:
-        raise SystemExit("there is no chromium: apt install chromium")
+        raise SystemExit("chromium is not installed: apt install chromium")
     with Chromium(path) as browser:
         tab = browser.tab(PHONE if args.phone else DESKTOP, dark=args.dark)
         tab.open(args.url)
-        time.sleep(0.5)  # plotly draws some of it a moment later
+        time.sleep(0.5)  # plotly draws some parts a moment later
         tab.screenshot(args.out, whole=args.whole)
         print(*tab.problems, sep="\n", end="")
 

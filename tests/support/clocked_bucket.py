@@ -1,4 +1,4 @@
-"""A bucket whose clock a test sets, and small runs in it, made by the real publisher."""
+"""A bucket with a clock that tests set, and small runs in it, made by the real publisher."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from weightwire.bucket.bucket import Bucket, ObjectInfo
+from weightwire.bucket.bucket import GET_LIMIT, Bucket, ObjectInfo
 from weightwire.bucket.registry import open_bucket
-from weightwire.chain.records import Heartbeat, StageTiming, heartbeat_path, seal
+from weightwire.chain.record_paths import heartbeat_path
+from weightwire.chain.records import Heartbeat, StageTiming, seal
 from weightwire.errors import PermissionDenied
 from weightwire.publisher.publisher import Publisher
 from weightwire.system.runtime import Runtime
@@ -29,7 +30,7 @@ Result = TypeVar("Result")
 
 
 class Clocked:
-    """A bucket that dates objects by `now`, as a store does by its own clock. `log` is what was written and deleted."""
+    """A bucket that dates objects by `now`. `log` lists writes and deletes."""
 
     def __init__(self, bucket: Bucket, now: float = 1e6) -> None:
         self.inner = bucket
@@ -39,7 +40,7 @@ class Clocked:
         self.log: list[tuple[str, str]] = []
         self.read_only = False
         self.hidden: set[str] = set()  # from listings
-        self.hook: Hook | None = None  # hears of what is read, before it is
+        self.hook: Hook | None = None  # called before each read
 
     async def create(self, path: str, data: bytes) -> None:
         self._note("create", path)
@@ -51,10 +52,10 @@ class Clocked:
         await self.inner.put(path, data, size)
         self.times[path] = self.now
 
-    async def get(self, path: str) -> bytes:
+    async def get(self, path: str, limit: int = GET_LIMIT) -> bytes:
         if self.hook:
             await self.hook("get", path)
-        return await self.inner.get(path)
+        return await self.inner.get(path, limit)
 
     async def read_into(self, path: str, buffer: memoryview, start: int = 0) -> None:
         await self.inner.read_into(path, buffer, start)
@@ -92,7 +93,7 @@ class Clocked:
         return sorted({int(path.split("/")[1]) for path in self.paths(f"{folder}/")})
 
     def write(self, path: str, data: bytes) -> None:
-        """What an accident, or someone else, puts there."""
+        """Writes an object directly, as another program would."""
         run(self.put(path, data))
 
 
@@ -101,7 +102,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def clocked() -> Clocked:
-    """An empty one."""
+    """An empty clocked bucket."""
     return Clocked(open_bucket(f"memory://{Runtime().token()}"))
 
 
@@ -126,9 +127,9 @@ def publish(
     clock: Clocked | None = None,
     **settings: Any,
 ) -> Arrays:
-    """One publisher's life: some versions, `every` so many seconds. Returns the weights of the last.
+    """Starts a publisher, publishes versions `every` so many seconds, and closes it. Returns the last weights.
 
-    In an empty run, version 0 is the fence, and version 1 the first one that is published.
+    In an empty run, version 0 is the fence and version 1 the first that is published.
     """
 
     def quiet(event: Event) -> None:
@@ -145,12 +146,12 @@ def publish(
 
 
 async def _background_work(publisher: Publisher) -> None:
-    """Until what goes on behind the versions is done, so that a test knows what is there."""
+    """Waits for background work, such as anchors."""
     await publisher._context.background.wait()
 
 
 def beat(run_id: str, name: str, version: int, *, lease: float = 60.0, **fields: Any) -> tuple[str, bytes]:
-    """Where a heartbeat lies, and what it says."""
+    """The path and the content of a heartbeat."""
     stages = {"fetch": StageTiming(0.25, 1000), "apply": StageTiming(0.01)}
     record = Heartbeat(run=run_id, name=name, version=version, head=version, lease=lease, stages=stages, **fields)
     return heartbeat_path(name), seal(record).data

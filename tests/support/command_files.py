@@ -1,4 +1,4 @@
-"""Checkpoints in single files with the delta between them, and commands on them, also on a terminal."""
+"""Two checkpoints in single files, the delta between them, and commands on a terminal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_weights() -> Arrays:
 
 
 def step(arrays: Arrays) -> Arrays:
-    """A few bf16 weights move by one ulp, all of the norm moves, and layer 0 stays."""
+    """A few bf16 weights move by one ulp, all of the norm moves, layer 0 does not change."""
     stepped = {name: array.copy() for name, array in arrays.items()}
     for name in stepped.keys() - {"model.layers.0.mlp.up_proj.weight", "norm"}:
         stepped[name].view(np.uint16).reshape(-1)[::97] += 1
@@ -52,14 +52,14 @@ def save(path: Path, arrays: Arrays) -> Path:
 
 
 def first_encoding(delta: Path, name: str) -> str:
-    """By the format: the lowest two bits of a block."""
+    """The encoding of the first block, from its lowest two bits."""
     begin, _ = weightwire.Delta.open(delta).byte_range(name)
     return {1: "ulp", 2: "dense", 3: "full"}[delta.read_bytes()[begin] & 3]
 
 
 @dataclass(frozen=True)
 class Files:
-    """Two single-file checkpoints and the delta between them, in a directory of their own."""
+    """Two single-file checkpoints and the delta between them, in one directory."""
 
     here: Path
     old: Path
@@ -68,7 +68,7 @@ class Files:
 
 
 def run_on_terminal(*args: str | Path) -> Ran:
-    """With stdout and stderr on terminals of their own, 80 columns wide."""
+    """Runs a command with stdout and stderr on separate terminals, 80 columns wide."""
     ends = [pty.openpty(), pty.openpty()]
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     env.pop("NO_COLOR", None)
@@ -92,5 +92,5 @@ def read_terminal(main_end: int, into: bytearray) -> None:
         try:
             while chunk := file.read(1 << 16):
                 into += chunk
-        except OSError:  # how Linux says that the other end was closed
+        except OSError:  # Linux: the other end was closed
             pass

@@ -1,7 +1,6 @@
-"""Blocks and files taken apart and put together again, after docs/FORMAT.md: for those that no writer would write.
+"""Parses blocks and files into fields and builds them again (docs/FORMAT.md), to craft malformed ones.
 
-Everything of a block can be changed here and still be entropy-coded as it should be, so that a lie is told in a
-well-formed way and reaches the check that is meant for it.
+Every field can be changed while the entropy coding stays valid, so an error reaches the check that is meant for it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ BALANCED = 128
 
 @dataclass
 class Marks:
-    """Gap symbols, and the raw bits of each gap. `claimed` is how many symbols its head speaks of."""
+    """Gap symbols, and the raw bits of each gap. `claimed` overrides the number of symbols in the header."""
 
     complement: bool
     j: int
@@ -54,7 +53,7 @@ class Marks:
 
 @dataclass
 class Steps:
-    """Step symbols, and the raw bits of those that have some. `claimed` is written where the marks are a complement."""
+    """Step symbols and their raw bits. `claimed` overrides the number of steps, which is written for a complement."""
 
     symbols: list[int]
     low: list[tuple[int, int]]  # value, width
@@ -76,7 +75,7 @@ class Steps:
 
 @dataclass
 class Ulp:
-    """An `ulp` block. `classes` has one pair for every bit of `present`, as long as it is true."""
+    """An `ulp` block. In a valid one, `classes` has one pair for every bit of `present`."""
 
     tag: int
     top: int
@@ -116,7 +115,7 @@ class Ulp:
 
 @dataclass
 class Planes:
-    """A `dense` or `full` block: per plane its bytes and, where it is coded, its levels."""
+    """A `dense` or `full` block: for each plane its bytes and, if it is coded, its levels."""
 
     tag: int
     raw_planes: int
@@ -138,7 +137,7 @@ class Planes:
 
 
 def frame(tag: int, sections: list[tuple[list[int], Shares]], claimed: int | None = None) -> bytes:
-    """Raises ValueError where a table has no slot for a symbol."""
+    """The start of a block. Raises ValueError if a table has no slot for a symbol."""
     for symbols, table in sections:
         if any(symbol >= len(table) or not table[symbol] for symbol in symbols):
             raise ValueError("a symbol has no share")
@@ -165,7 +164,7 @@ def _head(bits: BitReader, expected: int) -> tuple[bool, int, int]:
 
 
 def parse_ulp(data: bytes, unit: int) -> Ulp:
-    """Takes a well-formed block apart."""
+    """Parses a well-formed block."""
     decoder, rest = _open(data)
     bits = BitReader(rest)
     top, width, present = bits.number(11), bits.number(4), bits.number(16)
@@ -204,12 +203,12 @@ def _steps(decoder: rans.Decoder, bits: BitReader, steps: Steps, count: int) -> 
 
 
 def raw_bits(token: int) -> int:
-    """How many bits of a step's magnitude are sent raw."""
+    """The number of raw bits of a step token."""
     return 0 if token < 15 else (token - 15) // 4 + 2 if token < 63 else token - 47
 
 
 def parse_planes(data: bytes, count: int, unit: int) -> Planes:
-    """Takes a well-formed block apart."""
+    """Parses a well-formed block."""
     decoder, rest = _open(data)
     raw_planes, at = rest[0], 1
     planes: list[bytes] = [b""] * unit
@@ -234,7 +233,7 @@ Header = dict[str, Any]
 
 
 def taken_apart(delta: Delta) -> tuple[Header, bytes]:
-    """A file's JSON, and its data."""
+    """The JSON header and the data of a file."""
     return json.loads(delta.head[8:]), delta.to_bytes()[len(delta.head) :]
 
 

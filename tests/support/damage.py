@@ -1,4 +1,4 @@
-"""What may happen to the data of a run: a bit flips, an object is cut off, or it is gone; and how to undo it."""
+"""Damages the data of a run (flipped bits, truncated or deleted objects) and undoes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def paths(bucket: Bucket, prefix: str = "") -> list[str]:
 
 
 def flip(bucket: Bucket, prefix: str) -> None:
-    """The last bit of each object."""
+    """Flips the last bit of each object."""
     _change(bucket, prefix, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
 
 

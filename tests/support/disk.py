@@ -1,7 +1,7 @@
-"""What a disk holds after a crash or a power cut, at every moment of something that writes files.
+"""Simulates the state of a disk after a crash or a power cut, at every step of code that writes files.
 
-A process that dies leaves all that it wrote. A power cut leaves what was synced, and of the rest anything: names old or
-new, files empty, cut short or whole, and of a file that was written to in place any mixture of its pages.
+A killed process leaves everything that it wrote. A power cut keeps what was synced; everything else may be old, new,
+empty, truncated, or a mixture of pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weightwire.system import durable_files
 
 PAGE = 4096
 
-# All that our code changes files with, and what it writes to a memory map with.
+# All functions with which the code changes files and memory maps.
 STEPS = [
     (os, "copy_file_range"),
     (os, "fsync"),
@@ -45,8 +45,8 @@ Step = Callable[[str], None]
 
 @contextmanager
 def at_every_step(before: Step, after: Callable[[str, tuple[Any, ...]], None] | None = None) -> Iterator[None]:
-    """Calls `before` with the name of every step; `after` too, with its arguments."""
-    busy = False  # what these do themselves is no step
+    """Calls `before` with the name of every step, and `after` also with its arguments."""
+    busy = False  # calls by the callbacks do not count
 
     def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -78,7 +78,7 @@ def at_every_step(before: Step, after: Callable[[str, tuple[Any, ...]], None] | 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a name stands for."""
+    """A directory entry."""
 
     kind: str  # file, folder or link
     inode: int
@@ -90,16 +90,16 @@ Names = dict[str, Entry]
 
 @dataclass
 class Disk:
-    """Watches a directory, and makes copies of it as a power cut would leave it."""
+    """Watches a directory, and copies the state that a power cut would leave."""
 
     root: Path
     names: dict[int, Names] = field(default_factory=dict)  # of each directory, when it was last synced
     synced: dict[int, bytes] = field(default_factory=dict)  # of each file, when it was last synced
-    since: dict[int, list[bytes]] = field(default_factory=dict)  # and all that it was later on
+    since: dict[int, list[bytes]] = field(default_factory=dict)  # and all later contents
     pinned: dict[int, int] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        """All that is there now is on disk."""
+        """Treats everything that exists now as synced."""
         for path in [self.root, *self.root.rglob("*")]:
             if not path.is_symlink():
                 self._sync(path)
@@ -118,7 +118,7 @@ class Disk:
         for path in [path for path in self.root.rglob("*") if not path.is_symlink()]:
             inode = path.stat().st_ino
             if inode not in self.pinned:
-                self.pinned[inode] = os.open(path, os.O_RDONLY)  # lest its number be given to another
+                self.pinned[inode] = os.open(path, os.O_RDONLY)  # prevents reuse of its number
             if path.name == "model.safetensors" and inode in self.synced:
                 data, known = path.read_bytes(), [self.synced[inode], *self.since.get(inode, [])]
                 if data not in known:
@@ -133,7 +133,7 @@ class Disk:
             self.since.pop(info.st_ino, None)
 
     def cut(self, copy: Path, seed: int) -> None:
-        """What is left of it after a power cut now, in one of many possible ways."""
+        """One of the possible states after a power cut now."""
         self._look()
         self._cut(self.root, self.root.stat().st_ino, copy, random.Random(seed))
 
@@ -178,5 +178,5 @@ def _entry(path: Path) -> Entry:
 
 
 def copied(root: Path, copy: Path) -> None:
-    """What a process leaves that dies now."""
+    """A copy of the state that a killed process leaves now."""
     shutil.copytree(root, copy, symlinks=True)

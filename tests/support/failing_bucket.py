@@ -1,4 +1,4 @@
-"""A bucket that counts what is asked of it and fails as it is told, and a loop in which waiting takes no time."""
+"""A bucket that records requests and fails on demand, and an event loop that runs 1000 times faster."""
 
 from __future__ import annotations
 
@@ -10,43 +10,47 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from weightwire.bucket.bucket import Bucket, ObjectInfo
+from weightwire.bucket.bucket import GET_LIMIT, Bucket, ObjectInfo
 from weightwire.bucket.registry import open_bucket
-from weightwire.errors import AlreadyExists, PermissionDenied, Unavailable
+from weightwire.errors import AlreadyExists, NotFound, PermissionDenied, Unavailable
 from weightwire.system.runtime import Runtime
 
-__all__ = ["Quick", "Troubled", "conflicting", "denied", "failed", "in_memory", "lost", "quickly", "slow"]
+__all__ = ["Quick", "Troubled", "conflicting", "denied", "failed", "in_memory", "lost", "missing", "quickly", "slow"]
 
 Result = TypeVar("Result")
 Act = Callable[[], Awaitable[Any]]
 Trouble = Callable[[Act], Awaitable[Any]]
-"""What happens to a request. It may perform it, and it may raise."""
+"""Handles a request: performs it, raises, or both."""
 
 SPEED = 1000
 
 
-# --- what can happen ---------------------------------------------------------------------------------------------
+# --- failures ----------------------------------------------------------------------------------------------------
 
 
 async def failed(act: Act) -> Any:
-    """It never arrives."""
+    """The request never arrives."""
     raise Unavailable("the request failed")
 
 
 async def lost(act: Act) -> Any:
-    """It is done, and nobody hears of it."""
+    """The request succeeds, but the reply is lost."""
     await act()
     raise Unavailable("the reply was lost")
 
 
 async def conflicting(act: Act) -> Any:
-    """It is done; the client hears nothing, tries again by itself, and then sees its own object."""
+    """The request succeeds, the reply is lost, and the client's retry finds its own object."""
     await act()
     raise AlreadyExists("exists")
 
 
 async def denied(act: Act) -> Any:
     raise PermissionDenied("this key may not do that")
+
+
+async def missing(act: Act) -> Any:
+    raise NotFound("not found")
 
 
 def slow(seconds: float) -> Trouble:
@@ -57,7 +61,7 @@ def slow(seconds: float) -> Trouble:
     return wait
 
 
-# --- to whom -----------------------------------------------------------------------------------------------------
+# --- the bucket --------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -69,7 +73,7 @@ class _Plan:
 
 
 class Troubled:
-    """A `Bucket` that passes everything on to another one, unless it was told what is to happen instead."""
+    """A `Bucket` that forwards requests to another one, except those that a test redirects."""
 
     def __init__(self, inner: Bucket) -> None:
         self.inner = inner
@@ -80,7 +84,7 @@ class Troubled:
         self._plans: list[_Plan] = []
 
     def trouble(self, verbs: str, prefix: str, what: Trouble, times: float = 1) -> None:
-        """What happens to the next so many requests of these kinds ("create put"), to paths that begin so."""
+        """Redirects the next requests with these verbs ("create put") and this path prefix to `what`."""
         self._plans.append(_Plan(tuple(verbs.split()), prefix, what, times))
 
     def calm(self) -> None:
@@ -95,8 +99,8 @@ class Troubled:
     async def put(self, path: str, data: Iterable[bytes | memoryview] | bytes, size: int | None = None) -> None:
         await self._do("put", path, lambda: self.inner.put(path, data, size))
 
-    async def get(self, path: str) -> bytes:
-        return await self._do("get", path, lambda: self.inner.get(path))
+    async def get(self, path: str, limit: int = GET_LIMIT) -> bytes:
+        return await self._do("get", path, lambda: self.inner.get(path, limit))
 
     async def read_into(self, path: str, buffer: memoryview, start: int = 0) -> None:
         await self._do("read_into", path, lambda: self.inner.read_into(path, buffer, start))
@@ -124,11 +128,11 @@ class Troubled:
 
 
 def in_memory() -> Troubled:
-    """A new one, empty."""
+    """A new, empty bucket in memory."""
     return Troubled(open_bucket(f"memory://test-{uuid4().hex}/run"))
 
 
-# --- when --------------------------------------------------------------------------------------------------------
+# --- time --------------------------------------------------------------------------------------------------------
 
 
 class _QuickSelector(selectors.DefaultSelector):
@@ -137,7 +141,7 @@ class _QuickSelector(selectors.DefaultSelector):
 
 
 class _QuickLoop(asyncio.SelectorEventLoop):
-    """A second of its time is a millisecond."""
+    """One second of its time takes a millisecond."""
 
     def __init__(self) -> None:
         super().__init__(_QuickSelector())
@@ -147,13 +151,13 @@ class _QuickLoop(asyncio.SelectorEventLoop):
 
 
 class Quick(Runtime):
-    """The runtime of such a loop."""
+    """The runtime of a quick loop."""
 
     def clock(self) -> float:
         return time.monotonic() * SPEED
 
 
 def quickly(work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs a coroutine that waits a lot."""
+    """Runs a coroutine in a quick loop."""
     with asyncio.Runner(loop_factory=_QuickLoop) as runner:
         return runner.run(work)

@@ -1,7 +1,7 @@
-"""A Hugging Face Hub that knows only buckets: enough for the real huggingface_hub and hf_xet to work against.
+"""A fake Hugging Face Hub with buckets only, for the real huggingface_hub and hf_xet.
 
-File contents never come here: hf_xet keeps them where the token answer says, which is a local folder. As the real one
-does, it checks no conditions and answers a batch file by file.
+hf_xet stores file contents in a local folder. Like the real Hub, it checks no conditions and answers a batch file by
+file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PAGE = 3
 
 
 class FakeHub:
-    """`buckets` is what it holds: bucket -> path -> what a listing says. Tests may change it as other writers would."""
+    """`buckets` maps bucket and path to the entry in a listing. Tests may change it as other writers would."""
 
     token = "hf_secret"
 
@@ -73,7 +73,7 @@ class FakeHub:
             return self._batch(bucket, [json.loads(line) for line in body.splitlines()])
         if verb in ("xet-read-token", "xet-write-token"):
             expires, store = int(time.time()) + 3600, f"local://{self.folder}"
-            # Said twice: older clients read the headers.
+            # In both places: older clients read the headers.
             headers = {"X-Xet-Access-Token": "xet", "X-Xet-Token-Expiration": str(expires), "X-Xet-Cas-Url": store}
             return 200, headers, {"accessToken": "xet", "exp": expires, "casUrl": store}
         return 404, {}, {"error": f"{method} {url}"}
@@ -129,7 +129,7 @@ class FakeHub:
         }
 
     def _size_of(self, xet_hash: str) -> int:
-        """A batch does not say how large a file is; the store of contents knows."""
+        """The size of a file, from the content store: a batch does not contain it."""
         import hf_xet
         from huggingface_hub.utils._xet import get_xet_session
 
@@ -143,7 +143,7 @@ class FakeHub:
 class _Handler(BaseHTTPRequestHandler):
     hub: FakeHub
     protocol_version = "HTTP/1.1"
-    # Headers and body in one packet; the second would wait for 40 ms.
+    # Headers and body in one packet: a second packet would wait for 40 ms.
     wbufsize = 1 << 16
 
     def _serve(self) -> None:

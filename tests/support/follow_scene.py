@@ -1,4 +1,4 @@
-"""A trainer and a follower in virtual time, where waiting takes none."""
+"""A trainer and a follower in virtual time, where waiting takes no real time."""
 
 from __future__ import annotations
 
@@ -12,20 +12,14 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from faults.simulated_runtime import Faults, Process, SimBucket, SimRuntime, Store
+from faults.simulated_runtime import Faults, Process, SimRuntime
+from faults.simulated_store import SimBucket, Store
 from support.failing_bucket import Troubled
 from support.samples import base as bits_for
 from support.small_run import Bits, bits_of
 from weightwire import Update
-from weightwire.chain.records import (
-    RUN,
-    Commit,
-    Heartbeat,
-    Run,
-    commit_path,
-    heartbeat_path,
-    unseal,
-)
+from weightwire.chain.record_paths import RUN, commit_path, heartbeat_path
+from weightwire.chain.records import Commit, Heartbeat, Run, unseal
 from weightwire.follower.follow_context import FollowContext
 from weightwire.follower.follow_loop import FollowLoop
 from weightwire.publisher.publication import Publication
@@ -40,7 +34,7 @@ from weightwire.weights.source import read_weights
 
 Arrays = dict[str, Any]
 Play = Callable[..., None]
-"""Plays an act: an async function that takes a `Scene`."""
+"""Runs a test body: an async function that takes a `Scene`."""
 Result = TypeVar("Result")
 ALWAYS = NEVER = 10**9
 NAME = "rollout-1"
@@ -55,7 +49,7 @@ def initial() -> Arrays:
 
 
 class Scene:
-    """A trainer and a follower, in a world where time passes only when everybody waits."""
+    """A trainer and a follower. Virtual time passes only while all tasks wait."""
 
     def __init__(self, into: Path, seed: int = 7, **settings: Any) -> None:
         self.into = into
@@ -65,7 +59,7 @@ class Scene:
         self.weights = initial()
         self.bits: dict[int, Bits] = {}
         self.heard: list[Event] = []
-        self.every = 997  # of how many weights one changes in a step
+        self.every = 997  # a step changes one of this many weights
         self._settings = settings
         self._publishing: PublishLoop | None = None
         self.steps = 0
@@ -78,7 +72,7 @@ class Scene:
     # The trainer
 
     async def publish(self, versions: int = 1, pause: float = 0.0) -> int:
-        """Some versions, and so many seconds after each; returns the last."""
+        """Publishes some versions, with a pause in seconds after each. Returns the last version."""
         if self._publishing is None:
             given = {"threads": 1, "blocking": True, "anchor_every": NEVER} | self._settings
             runtime, settings = SimRuntime(_process(self._seed)), PublisherSettings(**given)
@@ -100,7 +94,7 @@ class Scene:
         self.weights["embed"].reshape(-1).view(np.uint16)[self.steps % self.every :: self.every] += 1
         self.weights["norm"][self.steps % 5] += 1
 
-    # The store, behind everybody's back
+    # Direct access to the store
 
     def read(self, path: str) -> bytes:
         return self.store.objects[path][0]
@@ -141,7 +135,7 @@ class Scene:
             self._running = None
 
     async def look(self) -> list[str]:
-        """What that asks of the bucket: "anchors/1" and the like."""
+        """Looks for versions once. Returns the folders of the files that it fetched, such as "anchors/1"."""
         self.bucket.asked.clear()
         await self.work.look()
         return self.fetched()
@@ -151,7 +145,7 @@ class Scene:
         return [path.rsplit("/", 1)[0] for path in paths]
 
     def check(self, version: int) -> None:
-        """That the follower holds a version, bit for bit."""
+        """Checks that the follower holds a version, bit for bit."""
         assert self.work.version == version
         assert bits_of(self.replica.weights) == self.bits[version]
 
@@ -166,7 +160,7 @@ class Scene:
 
 
 def _process(seed: int = 7) -> Process:
-    """One to which nothing happens."""
+    """A process without faults."""
     return Process("test", random.Random(seed), Faults())
 
 
@@ -177,12 +171,12 @@ def now() -> float:
 async def eventually(reached: Callable[[], object], seconds: float = 3600.0) -> None:
     end = now() + seconds
     while not reached():
-        assert now() < end, "it never happened"
+        assert now() < end, f"the condition was not met within {seconds} s"
         await asyncio.sleep(0.05)
 
 
 def lose(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next version is written half-way."""
+    """Interrupts the write of the next version halfway."""
 
     def fail(*_: object, **__: object) -> None:
         monkeypatch.undo()

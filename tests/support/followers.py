@@ -1,9 +1,10 @@
-"""A trainer that publishes into a bucket, the bucket behind its back, and what a follower of it must hold."""
+"""A trainer that publishes into a bucket, direct access to the bucket, and checks of its followers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,13 +19,8 @@ from support.samples import base as bits_for
 from support.small_run import Bits, bits_of
 from weightwire import Follower, Publisher, Update, digest, patch
 from weightwire.bucket.bucket import Bucket
-from weightwire.chain.records import (
-    Commit,
-    Heartbeat,
-    commit_path,
-    heartbeat_path,
-    unseal,
-)
+from weightwire.chain.record_paths import commit_path, heartbeat_path
+from weightwire.chain.records import Commit, Heartbeat, unseal
 from weightwire.errors import WeightwireError
 from weightwire.telemetry.events import Event
 from weightwire.weights import DTYPES
@@ -53,12 +49,12 @@ def ignore(event: Event) -> None:
     pass
 
 
-def call_off() -> None:
-    raise WeightwireError("called off")
+def cancel() -> None:
+    raise WeightwireError("cancelled")
 
 
 class Trainer:
-    """A publisher, and the bits of all that it has published."""
+    """A publisher, and the bits of every version it has published."""
 
     def __init__(self, bucket: Any, every: int = 997, **settings: Any) -> None:
         self.bucket = bucket
@@ -76,7 +72,7 @@ class Trainer:
         return self._publisher
 
     def publish(self, versions: int = 1) -> int:
-        """Some steps, and a version of each; returns the last."""
+        """Trains and publishes some steps. Returns the last version."""
         for _ in range(versions):
             self._steps += 1
             train(self.weights, self._steps, self._every)
@@ -85,23 +81,23 @@ class Trainer:
         return version
 
     def close(self) -> None:
-        """Anchors that were on their way are there when this returns."""
+        """Closes the publisher, which completes pending anchor uploads."""
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
 
     def restart(self) -> int:
-        """Another publisher takes over, and calls its first version off; returns the version of its fence."""
+        """Starts another publisher and cancels its first version. Returns the version of its fence."""
         self.close()
-        with pytest.raises(WeightwireError, match="called off"):
-            self.publisher.publish(self.weights, check=call_off).wait()
+        with pytest.raises(WeightwireError, match="cancelled"):
+            self.publisher.publish(self.weights, check=cancel).wait()
         version = self.publisher.version
         assert version is not None
         self.bits[version] = self.bits[version - 1]
         return version
 
 
-# --- the bucket, behind everybody's back -------------------------------------------------------------------------
+# --- direct access to the bucket ---------------------------------------------------------------------------------
 
 
 def paths(bucket: Troubled, prefix: str = "") -> list[str]:
@@ -139,7 +135,7 @@ async def _read_all(bucket: Bucket) -> dict[str, bytes]:
 
 
 def put_back(bucket: Troubled, objects: dict[str, bytes]) -> None:
-    """As if nothing had happened; what is as it was is not touched."""
+    """Restores the objects of a bucket. Writes only those that changed."""
 
     async def put() -> None:
         now = await _read_all(bucket.inner)
@@ -163,12 +159,12 @@ def warnings(heard: list[Event]) -> list[str]:
 def until(reached: Callable[[], object], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not reached():
-        assert time.monotonic() < end, "it never happened"
+        assert time.monotonic() < end, f"the condition was not met within {seconds} s"
         time.sleep(0.002)
 
 
 def current(into: Path) -> int:
-    """The version of `current`, which must be whole."""
+    """The version in `current`, whose weights must match its digest."""
     about = json.loads((into / "current" / "weightwire.json").read_bytes())
     loaded = safetensors.numpy.load_file(into / "current" / "model.safetensors")
     assert digest(loaded).hex == about["state"]
@@ -176,7 +172,7 @@ def current(into: Path) -> int:
 
 
 def check(follower: Follower, bits: Mapping[int, Bits], version: int) -> None:
-    """That a follower holds a version, bit for bit, and has it ready for whoever loads it."""
+    """Checks that a follower holds a version bit for bit and has a checkpoint of it ready."""
     assert follower.version == version
     assert bits_of(follower.replica.weights) == bits[version]
     assert current(follower.replica.directory) == version
@@ -184,7 +180,7 @@ def check(follower: Follower, bits: Mapping[int, Bits], version: int) -> None:
 
 
 def settled(follower: Follower, version: int) -> bool:
-    """Whether it has reached a version by now. Woken, it need not wait as long as it would after many failures."""
+    """Whether the follower has reached a version without trouble. Wakes it first: after failures it polls rarely."""
     follower.wake()
     if follower.version != version or follower.trouble:
         return False
@@ -192,7 +188,7 @@ def settled(follower: Follower, version: int) -> bool:
 
 
 class Engine:
-    """Takes updates as an inference server does."""
+    """Takes updates like an inference server."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
@@ -213,3 +209,11 @@ def taken(follower: Follower) -> Update:
     update = follower.take()
     assert update is not None
     return update
+
+
+def lose_weights(into: Path) -> None:
+    """Deletes the weights of a replica, but not its memory of what it has seen."""
+    for name in ("works", "checkpoints"):
+        shutil.rmtree(into / name)
+    for name in ("work", "current"):
+        (into / name).unlink()

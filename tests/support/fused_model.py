@@ -1,4 +1,4 @@
-"""A model that keeps its weights otherwise than its checkpoint does: fused, sliced for one of several ranks, padded."""
+"""A model with another layout than its checkpoint: fused, sliced for one of several ranks, padded."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def contents(model: torch.nn.Module) -> dict[str, bytes]:
 
 
 def loaded(bits: Arrays, rank: int = 0, ranks: int = 1) -> dict[str, bytes]:
-    """What a model that loads these weights holds."""
+    """The contents of a model that loads these weights."""
     model = Fused(rank, ranks)
     model.load_weights(tensors_of(bits).items())
     return contents(model)

@@ -26,7 +26,7 @@ def ask(address: str, path: str, method: str = "GET", **headers: str) -> tuple[h
 
 
 def raw_reply(address: str, data: bytes) -> bytes:
-    """Every byte that comes back to these; a server that hangs up early has heard enough."""
+    """All bytes of the reply. The server may close the connection early."""
     with socket.create_connection(_place(address), timeout=10) as connection:
         reply = b""
         try:

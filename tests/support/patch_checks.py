@@ -1,4 +1,4 @@
-"""Deltas applied in tests: how to check that the result is right, bit for bit."""
+"""Checks that a delta gives the right result, bit for bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BF16, F32, U8, U16 = (DTYPES[name] for name in ("BF16", "F32", "U8", "U16"))
 
 
 def shape_of(dtype: Dtype, *shape: int) -> tuple[int, ...]:
-    """A shape of so many units."""
+    """A shape with this many units."""
     return (*shape[:-1], shape[-1] * 8 * dtype.unit // dtype.bits)
 
 
@@ -34,7 +34,7 @@ def bytes_of(weights: Any) -> dict[str, bytes]:
 
 
 def check(old: dict[str, Any], new: dict[str, Any], **how: Any) -> Delta:
-    """That the delta turns `old` into `new` in a copy, and leaves `old` alone."""
+    """Checks that the delta turns a copy of `old` into `new`, and does not change `old`."""
     before = bytes_of(old)
     delta = Delta.from_bytes(diff(old, new, **how).to_bytes())
     result = patch(old, delta, copy=True)
@@ -45,7 +45,7 @@ def check(old: dict[str, Any], new: dict[str, Any], **how: Any) -> Delta:
 
 
 def check_in_place(old: dict[str, Any], new: dict[str, Any], **how: Any) -> Delta:
-    """The same, and in place as well."""
+    """Like `check`, and also in place."""
     delta = check(old, new, **how)
     assert patch(old, delta) is old
     assert bytes_of(old) == bytes_of(new)

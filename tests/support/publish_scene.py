@@ -1,13 +1,16 @@
-"""A publish loop over a bucket that fails, in a world where time passes only when everybody waits."""
+"""A publish loop on a failing bucket, in simulated time."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 
+from faults.simulated_runtime import Faults, Process, SimLoop, SimRuntime
+from faults.simulated_store import SimBucket, Store
 from support.failing_bucket import Act, Quick, Troubled, in_memory, quickly
 from support.run_contents import commits_in, version_in
 from weightwire import digest
@@ -28,7 +31,7 @@ def initial() -> Arrays:
 
 
 class LoopTrainer:
-    """A publisher at work, and the weights that it publishes."""
+    """A running publisher and its weights."""
 
     def __init__(self, bucket: Troubled, runtime: Runtime | None = None, **settings: Any) -> None:
         self.bucket = bucket
@@ -50,7 +53,7 @@ class LoopTrainer:
         self.weights["w"][self._step :: 97] += 1
 
     def publish(self) -> Publication:
-        """A step, and its weights."""
+        """Trains one step and publishes it."""
         self.train()
         publication = Publication(step=self._step)
         self.work.capture(publication, read_weights(self.weights))
@@ -73,7 +76,7 @@ class LoopTrainer:
 
     @property
     def held(self) -> str:
-        """The state that the publisher believes to have published, by a scan of what it holds."""
+        """The state of the published copy, verified by a full digest."""
         assert self.work.process.copies is not None
         assert self.work.process.state is not None
         assert digest(self.work.process.copies.published) == self.work.process.state
@@ -81,7 +84,7 @@ class LoopTrainer:
 
 
 async def over(publication: Publication) -> Publication:
-    """Until it has become something, one way or the other."""
+    """Waits until the publication has succeeded or failed."""
     while not publication.done:
         await asyncio.sleep(0.5)
     return publication
@@ -93,25 +96,42 @@ async def until(reached: Callable[[], bool]) -> None:
 
 
 class HeldRequests(asyncio.Event):
-    """Requests wait here until it is set."""
+    """Holds requests until it is set."""
 
     async def __call__(self, act: Act) -> Any:
         await self.wait()
         return await act()
 
 
-def play(scene: Callable[[LoopTrainer], Awaitable[None]], **settings: Any) -> LoopTrainer:
-    """A scene with a publisher that has published version 1. Afterwards what is in the bucket is what it holds."""
+Played = Callable[[LoopTrainer], Awaitable[None]]
+
+
+def play(scene: Played, **settings: Any) -> LoopTrainer:
+    """Runs a scene with a publisher at version 1. Afterwards the bucket must hold the weights of the publisher."""
+    return _checked(quickly(_whole(scene, in_memory(), **settings)))
+
+
+def play_in_virtual_time(scene: Played) -> LoopTrainer:
+    """Like `play`, but time passes only while all tasks wait: on a slow machine nothing seems slow."""
 
     async def whole() -> LoopTrainer:
-        trainer = await LoopTrainer(in_memory(), **settings).start()
-        await trainer.publish_all(1)
-        await scene(trainer)
-        trainer.bucket.calm()
-        await trainer.close()
-        return trainer
+        process = Process("test", random.Random(7), Faults())
+        return await _whole(scene, Troubled(SimBucket(Store(), process)), runtime=SimRuntime(process))
 
-    trainer = quickly(whole())
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        return _checked(runner.run(whole()))
+
+
+async def _whole(scene: Played, bucket: Troubled, **settings: Any) -> LoopTrainer:
+    trainer = await LoopTrainer(bucket, **settings).start()
+    await trainer.publish_all(1)
+    await scene(trainer)
+    trainer.bucket.calm()
+    await trainer.close()
+    return trainer
+
+
+def _checked(trainer: LoopTrainer) -> LoopTrainer:
     if trainer.work.context.lifecycle.failure is None:
         assert version_in(trainer.bucket).hex == trainer.held
     return trainer

@@ -1,4 +1,4 @@
-"""Ranks in threads of one process, each with a publisher, and weights that they share as FSDP does."""
+"""Ranks in threads of one process, each with a publisher, and weights sharded as by FSDP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = pytest.mark.parametrize("size", [1, 2, 3])
 
 
 class RankCircle:
-    """Ranks in one process, each with a loop of its own. Whoever leaves breaks it."""
+    """Ranks in one process, each with its own event loop. A rank that leaves breaks the circle."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -85,17 +85,17 @@ class RankSeat:
 
 
 class ByRank(dict[int, Any]):
-    """A setting that is not the same for all."""
+    """A setting that differs between ranks."""
 
 
 def at_once(size: int, work: Callable[[int], Result]) -> list[Result]:
-    """What each rank does, in a thread of its own."""
+    """Runs `work` for each rank in a separate thread."""
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(work, range(size)))
 
 
 def on_all(bucket: Any, size: int, work: Callable[[Publisher, int], Result], **settings: Any) -> list[Result]:
-    """The same for ranks that have a publisher each."""
+    """Runs `work` with a publisher for each rank."""
     circle = RankCircle(size)
 
     def one(rank: int) -> Result:
@@ -109,7 +109,7 @@ def on_all(bucket: Any, size: int, work: Callable[[Publisher, int], Result], **s
 
 
 WHOLE = {"norm", "scale", "none"}
-"""What every rank holds all of."""
+"""Tensors that every rank holds completely."""
 
 
 def initial() -> Arrays:
@@ -124,7 +124,7 @@ def initial() -> Arrays:
 
 
 def at_step(step: int) -> Arrays:
-    """Every weight that changes says which step it is of."""
+    """The weights at a step. Changed weights identify the step."""
     weights = initial()
     for past in range(1, step + 1):
         weights["layer.weight"][past % 7, past % 64] += 1
@@ -135,7 +135,7 @@ def at_step(step: int) -> Arrays:
 
 
 def shard(weights: Arrays, rank: int, size: int) -> Arrays:
-    """As FSDP cuts them: the first ranks have the same number of rows, the last ones fewer or none."""
+    """The rows of a rank, as FSDP splits them. The last ranks have fewer rows or none."""
     mine: Arrays = {}
     for name, whole in read_weights(weights).items():
         if name in WHOLE:
@@ -154,7 +154,7 @@ def steps(bucket: Troubled) -> list[int | None]:
 
 
 def check_no_mixture(bucket: Troubled) -> None:
-    """Every version holds the weights of its own step, and of no other."""
+    """Checks that every version holds the weights of one step."""
     for commit in commits_in(bucket):
         if commit.kind in ("anchor", "delta"):
             assert commit.step is not None

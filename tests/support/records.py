@@ -1,4 +1,4 @@
-"""Runs made by hand: records that keep the rules of the chain, without weights behind them."""
+"""Handmade runs: valid records without data."""
 
 from __future__ import annotations
 
@@ -7,18 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from weightwire.bucket.bucket import Bucket
-from weightwire.chain.records import (
-    RUN,
-    Commit,
-    DataFile,
-    Run,
-    Sealed,
-    Shortcut,
-    back_versions,
-    commit_path,
-    data_path,
-    seal,
-)
+from weightwire.chain.record_paths import RUN, commit_path, data_path
+from weightwire.chain.records import Commit, DataFile, Run, Sealed, Shortcut, back_versions, seal
 
 __all__ = [
     "RUN_ID",
@@ -36,12 +26,12 @@ __all__ = [
 
 
 def sha(text: str) -> str:
-    """Something that could be a hash."""
+    """A made-up hash."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def token(text: str) -> str:
-    """Something that could be a run or a write_id."""
+    """A made-up run id or write_id."""
     return sha(text)[:32]
 
 
@@ -58,34 +48,35 @@ def a_run(**fields: Any) -> Run:
     return Run(**given | fields)
 
 
-def file_of(kind: str, version: int, size: int = 100) -> DataFile:
+def file_of(kind: str, version: int, size: int = 100, epoch: int = 1, rank: int = 0) -> DataFile:
     sha256 = sha(f"{kind} {version}")
-    return DataFile(data_path(kind, version, 1, 0, sha256), size, sha256)
+    return DataFile(data_path(kind, version, epoch, rank, sha256), size, sha256, rank)
 
 
 def grow(commits: list[Sealed[Commit]], kind: str = "delta", size: int = 100, **fields: Any) -> Sealed[Commit]:
-    """Adds the next commit, of a kind, with so many bytes to fetch."""
+    """Adds the next commit, with this kind and size."""
     version = len(commits)
     last = commits[-1].record if commits else None
     before = last.after if last else ""
+    epoch = fields.get("epoch", (last.epoch if last else 0) + (kind == "fence"))
     given: dict[str, Any] = {
         "run": RUN_ID,
         "version": version,
-        "epoch": (last.epoch if last else 0) + (kind == "fence"),
+        "epoch": epoch,
         "write_id": token(f"write {version}"),
         "kind": kind,
-        "parent": commits[-1].sha256 if commits else "",
+        "parent": commits[-1].sha256 if commits else seal(a_run()).sha256,
         "back": tuple(commits[one].sha256 for one in back_versions(version)),
         "before": before,
         "after": before if kind == "fence" else state(version),
-        "files": (file_of(kind, version, size),) if kind in ("anchor", "delta") else (),
+        "files": (file_of(kind, version, size, epoch),) if kind in ("anchor", "delta") else (),
     }
     commits.append(seal(Commit(**given | fields)))
     return commits[-1]
 
 
 def chain_of(count: int, first: str = "anchor") -> list[Sealed[Commit]]:
-    """So many commits: a fence, an anchor or base, and deltas."""
+    """A chain of this length: a fence, an anchor or base, and deltas."""
     commits: list[Sealed[Commit]] = []
     for version in range(count):
         grow(commits, ("fence", first)[version] if version < 2 else "delta", 1000 if version == 1 else 100)
@@ -106,7 +97,7 @@ def shortcut_to(commit: Sealed[Commit], size: int = 1000, **fields: Any) -> Shor
 
 
 async def store(bucket: Bucket, commits: Sequence[Sealed[Commit]], objects: Iterable[tuple[str, bytes]] = ()) -> None:
-    """Puts a run into a bucket, with whatever else is to be there."""
+    """Writes a run and other objects into a bucket."""
     await bucket.create(RUN, seal(a_run()).data)
     for commit in commits:
         await bucket.create(commit_path(commit.record.version), commit.data)
@@ -115,7 +106,7 @@ async def store(bucket: Bucket, commits: Sequence[Sealed[Commit]], objects: Iter
 
 
 class Warnings(list[str]):
-    """What a writer had to say."""
+    """The warnings of a writer."""
 
     def __call__(self, message: str) -> None:
         self.append(message)

@@ -1,4 +1,4 @@
-"""A replica of a story: what it must hold, as the stock library loads it, and opened again."""
+"""Checks of replicas of a `Story`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STORY = Story()
 
 
 def check(replica: Replica, version: int, story: Story = STORY) -> None:
-    """That a replica is at a version, bit for bit."""
+    """Checks that a replica holds a version, bit for bit."""
     assert replica.position == story.at(version)
     assert replica.state == story.states[version]
     assert bits_of(replica.weights) == story.bits[version]
@@ -21,7 +21,7 @@ def check(replica: Replica, version: int, story: Story = STORY) -> None:
 
 
 def loaded(directory: Path) -> dict[str, bytes]:
-    """The weights of a checkpoint, by the stock library."""
+    """The weights of a checkpoint, loaded with the stock library."""
     with safetensors.safe_open(directory / "model.safetensors", "np") as file:
         assert file.metadata() == {"format": "pt"}
     return {
@@ -35,5 +35,5 @@ def reopened(replica: Replica) -> Replica:
 
 
 def checkpoints(replica: Replica) -> list[int]:
-    """The versions of which there is a directory."""
+    """The versions that have a directory."""
     return sorted(int(path.name.split("-")[0]) for path in (replica.directory / "checkpoints").iterdir())

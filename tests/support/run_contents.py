@@ -1,4 +1,4 @@
-"""What a run in a bucket holds, seen by a reader that has nothing but the bucket."""
+"""The contents of a run, read from the bucket alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def commits_in(bucket: Bucket) -> list[Commit]:
 
 
 def version_in(bucket: Bucket, version: int | None = None, base: Mapping[str, Any] | None = None) -> State:
-    """The weights of a version, the newest unless it is said, as their state: proven by a full scan of their bits."""
+    """The state of a version (default: the newest), from a full digest of its weights."""
     weights = asyncio.run(_restored(bucket, version, base))
     return digest(weights)
 

@@ -1,7 +1,6 @@
-"""Weights and changes for tests, of every dtype and of every kind that has its own way to go wrong.
+"""Weights and changes for tests, of every dtype and kind.
 
-Integer arithmetic only, from a generator of our own: the same on every machine and with every NumPy, so that golden
-files can be made from it.
+Uses integer arithmetic and its own generator: the same on every machine and with every NumPy, as golden files need.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Units = npt.NDArray[np.unsignedinteger[Any]]
 BASES = ("weights", "bits", "equal", "zeros", "special")
 CHANGES = ("one", "few", "likely", "half", "most", "all", "signs", "huge", "rows", "down", "mostly-up")
 
-# One of each layout of units that the kernel can be asked for; all other dtypes are like one of these.
+# One dtype for each layout of units in the kernel.
 LAYOUTS = tuple(DTYPES[name] for name in ("U8", "U16", "U32", "U64", "F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
 
 
@@ -46,7 +45,7 @@ def unit_dtype(dtype: Dtype) -> np.dtype[np.unsignedinteger[Any]]:
 
 
 def units_of(values: npt.NDArray[np.uint64] | list[int], dtype: Dtype) -> Units:
-    """The low bits of numbers."""
+    """The low bits of numbers, as units of a dtype."""
     return np.array(values, np.uint64).astype(unit_dtype(dtype))
 
 
@@ -66,7 +65,7 @@ def base(dtype: Dtype, count: int, kind: str = "weights", seed: int = 1) -> Unit
 
 
 def weights(dtype: Dtype, random: npt.NDArray[np.uint64]) -> Units:
-    """Floats spread as evenly over -1 to 1 as their exponents allow; small numbers where there are none."""
+    """Floats spread over -1 to 1, or small integers."""
     if not dtype.is_float:
         return units_of((random >> np.uint64(20)) % np.uint64(200) - np.uint64(100), dtype)
     low = random & np.uint64(0xFFFFF) | np.uint64(0x100000)
@@ -106,7 +105,7 @@ def special(dtype: Dtype) -> list[int]:
 
 
 def change(old: Units, dtype: Dtype, kind: str = "few", seed: int = 2, line: int = 0) -> Units:
-    """What a change of one of the kinds in CHANGES makes of a base. Always at least one unit differs."""
+    """A base after a change of one of the kinds in CHANGES. At least one unit differs."""
     count = len(old)
     random = units_of(words(seed, count), dtype)
     chosen, step = _chosen(old, dtype, kind, seed, line), _step(old, dtype, kind, seed)
@@ -138,7 +137,7 @@ def _chosen(old: Units, dtype: Dtype, kind: str, seed: int, line: int) -> npt.ND
 
 
 def _step(old: Units, dtype: Dtype, kind: str, seed: int) -> Units:
-    """Up or down by one, now and then by more."""
+    """Steps by one, sometimes by more."""
     random = below(seed + 3000, len(old), 64)
     size = np.where(random < 56, 1, random - 54)
     negative = (old >> old.dtype.type(8 * dtype.unit - 1) == 1) & dtype.is_float
@@ -154,12 +153,12 @@ def _step(old: Units, dtype: Dtype, kind: str, seed: int) -> Units:
 
 
 def words_of(dtype: Dtype, count: int) -> tuple[int, ...]:
-    """The widths of the words over which so many units may be digested."""
+    """The word widths with which this many units can be digested."""
     return (dtype.unit, 8) if dtype.unit < 8 and count * dtype.unit % 8 == 0 else (dtype.unit,)
 
 
 def lines_of(dtype: Dtype, count: int) -> tuple[int, ...]:
-    """Lengths of lines that fit a block of so many units: none, the shortest, and one that is no multiple of 64."""
+    """Line lengths for a block of this many units: 0, the shortest, and one that is not a multiple of 64."""
     return (0, *(line for line in (64, 72, 1000) if count % line == 0 and count and line * dtype.unit % 8 == 0))
 
 
@@ -172,7 +171,7 @@ def flat(dtype: Dtype, count: int) -> Layout:
 
 
 def vector_widths() -> tuple[int, ...]:
-    """How wide the vectors are that the kernel can use on this machine."""
+    """The vector widths that the kernel supports on this machine."""
     widths = tuple(dict.fromkeys(_kernel.vectors(most) for most in (512, 256, 0)))
     _kernel.vectors(512)
     return widths
@@ -180,7 +179,7 @@ def vector_widths() -> tuple[int, ...]:
 
 @contextmanager
 def vectors_of(width: int) -> Iterator[None]:
-    """The kernel with vectors of this width, and the widest again afterwards."""
+    """Uses vectors of this width in the kernel, and the widest afterwards."""
     assert _kernel.vectors(width) == width
     try:
         yield

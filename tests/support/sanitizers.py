@@ -31,7 +31,7 @@ def build_kernel(directory: Path) -> Path:
 
 
 def watched_environment(kernel: Path | None) -> dict[str, str]:
-    """Python's own allocator hides what is read past the end of a small object: it is switched off."""
+    """Turns off Python's allocator, which hides reads past the end of small objects."""
     runtime = subprocess.check_output(["cc", "-print-file-name=libasan.so"], text=True).strip()
     environment = {
         "LD_PRELOAD": runtime,
@@ -43,7 +43,7 @@ def watched_environment(kernel: Path | None) -> dict[str, str]:
 
 
 def use_kernel(path: str) -> None:
-    """Puts another build of the kernel in its place, before weightwire looks for it."""
+    """Installs another build of the kernel before weightwire imports it."""
     loader = importlib.machinery.ExtensionFileLoader(KERNEL, path)
     spec = importlib.util.spec_from_file_location(KERNEL, path, loader=loader)
     assert spec

@@ -1,7 +1,6 @@
-"""One rank of a real torch job, as a process of its own: trains a small model with FSDP2, and publishes it.
+"""One rank of a real torch job, in a separate process: trains a small model with FSDP2 and publishes it.
 
-Started by `Job`. What a rank finds out it writes to files; the weights of every step are gathered too, by torch, so
-that there is something to compare with.
+Started by `Job`. Ranks write their results to files. torch also gathers the weights of every step, for comparison.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["Job"]
 
 
 class Job:
-    """So many ranks that run one of the scenes below."""
+    """Ranks that run one of the scenes below."""
 
     def __init__(self, room: Path, size: int, scene: str, url: str | os.PathLike[str], **options: Any) -> None:
         self.room = room
@@ -34,7 +33,7 @@ class Job:
                 self.processes.append(subprocess.Popen(command, env=env, stdout=said, stderr=said))
 
     def wait(self, timeout: float = 120.0) -> list[int]:
-        """The exit status of each."""
+        """The exit code of each rank."""
         until = time.monotonic() + timeout
         try:
             return [process.wait(max(0.1, until - time.monotonic())) for process in self.processes]
@@ -51,7 +50,7 @@ class Job:
 
     @staticmethod
     def truth(room: Path, step: int) -> Any:
-        """All weights at a step, as torch has gathered them."""
+        """All weights at a step, gathered by torch."""
         import torch
 
         weights = torch.load(room / f"step-{step}.pt")
@@ -111,7 +110,7 @@ def make_model(told: dict[str, Any]) -> Any:
 
 
 def train(model: Any, optimizer: Any) -> None:
-    """One step. Ranks see different tokens; what is not sharded they must keep equal by themselves."""
+    """One step. Ranks see different tokens and must keep replicated parameters equal."""
     import torch
     import torch.distributed as dist
 
@@ -125,7 +124,7 @@ def train(model: Any, optimizer: Any) -> None:
 
 
 def gather(model: Any, told: dict[str, Any]) -> None:
-    """Writes down all weights, as whole tensors."""
+    """Writes all weights to a file, as whole tensors."""
     import torch
 
     whole = {
@@ -144,7 +143,7 @@ def publisher_of(told: dict[str, Any], **options: Any) -> Any:
 
 
 def scene_train(told: dict[str, Any]) -> Any:
-    """Publishes every step, and waits for some of them."""
+    """Publishes every step, and waits for some."""
     import torch
 
     model = make_model(told)
@@ -189,7 +188,7 @@ def scene_attach(told: dict[str, Any]) -> Any:
 
 
 def scene_die(told: dict[str, Any]) -> Any:
-    """One rank is gone from one moment to the next; the others publish on."""
+    """One rank is killed; the others keep publishing."""
     from weightwire.errors import RankFailed
 
     model = make_model(told)
@@ -214,7 +213,7 @@ def scene_die(told: dict[str, Any]) -> Any:
 
 
 def scene_fail(told: dict[str, Any]) -> Any:
-    """A program that fails, and does not close its publisher."""
+    """A program that fails without closing its publisher."""
     model = make_model(told)
     publisher = publisher_of(told)
     publisher.publish(model, step=0).wait(60)
@@ -222,7 +221,7 @@ def scene_fail(told: dict[str, Any]) -> Any:
 
 
 def scene_group(told: dict[str, Any]) -> Any:
-    """Rank 0 has no part in it: the others are a group, each with a tensor of its own."""
+    """A group without rank 0, in which each rank has a separate tensor."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""A run in small, for tests of whatever follows one: some versions, and the deltas from each to the next."""
+"""A small run: some versions, and the deltas between them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bits_of(weights: object) -> Bits:
 
 
 class Story:
-    """Versions 0 to `last`. Few weights change at a time, of `norm` and `steps` all; every fifth changes nothing."""
+    """Versions 0 to `last`. Each changes a few weights, and all of `norm` and `steps`. Every fifth changes nothing."""
 
     def __init__(self, last: int = 6, run: str = "run", seed: int = 1) -> None:
         self.run, self.last = run, last
@@ -61,7 +61,7 @@ class Story:
         ]
 
     def prepare(self) -> None:
-        """What is made when it is needed, now: so that whoever is forked off has it."""
+        """Computes all cached values now, for forked processes."""
         assert len(self.states) == len(self.bits) == len(self._deltas) + 1
 
     def deltas(self, version: int) -> list[Delta]:

@@ -1,4 +1,4 @@
-"""Small weights, a step of training, and what a publisher makes of them."""
+"""Small weights and a training step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def kinds(bucket: Troubled) -> list[tuple[str, int]]:
 
 
 class RequestGate:
-    """Requests wait here until it is opened."""
+    """Holds requests until it is opened."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()

@@ -1,6 +1,6 @@
-"""Real servers to test against: SeaweedFS, an S3 store that keeps its word, and rclone, one that does not.
+"""Real S3 servers for tests: SeaweedFS, which honours conditional writes, and rclone, which does not.
 
-They listen on 127.0.0.1 only, keep everything in a directory of the test, and die with the process that started them.
+They listen on 127.0.0.1, keep everything in a directory of the test, and end with the process that started them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 BIN = Path(sys.executable).parent
 NOWHERE = "http://127.0.0.1:1"
-"""An endpoint where nobody listens."""
+"""An endpoint without a server."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -48,7 +48,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def environment(endpoint: str, access: str, secret: str) -> dict[str, str]:
-    """Every variable that a machine may have set already and that would lead elsewhere."""
+    """All variables that select a store, to override those of the machine."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ENDPOINT_URL_S3": endpoint,
@@ -61,7 +61,7 @@ def environment(endpoint: str, access: str, secret: str) -> dict[str, str]:
 
 
 class Server:
-    """A process that can be killed and started again, on the same data and ports."""
+    """A process that can be killed and restarted on the same data and ports."""
 
     def __init__(self, root: Path, command: Sequence[str | Path], is_ready: Callable[[], bool]) -> None:
         self.root = root
@@ -82,7 +82,7 @@ class Server:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """As a power cut would; a polite stop takes SeaweedFS 16 seconds."""
+        """Kills the server: a clean stop of SeaweedFS takes 16 seconds."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -91,7 +91,7 @@ class Server:
     stop = kill
 
     def pause(self) -> None:
-        """It still has its connections, and answers nothing."""
+        """Keeps connections open, but stops answering."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
 
@@ -105,7 +105,7 @@ class Server:
 
 
 class SeaweedFS(Server):
-    """All of SeaweedFS in one process, with a bucket and three keys: for everything, to read, and to read blindly."""
+    """SeaweedFS in one process, with a bucket and three keys: full access, read and list, read only."""
 
     bucket = "weights"
 
@@ -127,7 +127,7 @@ class SeaweedFS(Server):
             "filer": "true",
             "s3": "true",
             "s3.config": "s3.json",
-            # Or a bucket that is not there would be made by the first write to it.
+            # Otherwise the first write to a missing bucket creates it.
             "s3.autoCreateBucket": "false",
             "s3.port.iceberg": 0,
             "s3.port.lance": 0,
@@ -141,7 +141,7 @@ class SeaweedFS(Server):
 
     @property
     def env(self) -> dict[str, str]:
-        """What a client needs, as the one who may do everything."""
+        """The environment of a client with full access."""
         return self.env_of("admin")
 
     def env_of(self, name: str) -> dict[str, str]:
@@ -168,7 +168,7 @@ class SeaweedFS(Server):
 
 
 class Rclone(Server):
-    """A directory, served by rclone as S3: every request succeeds, whatever its conditions say."""
+    """A directory that rclone serves as S3. It ignores the conditions of requests."""
 
     bucket = "weights"
 
@@ -186,8 +186,8 @@ class Rclone(Server):
 
 
 class Lossy:
-    """A road to a server on which things get lost. `drop` replies never arrive: the request was served, and then the
-    line goes dead. `cut` replies end after so many bytes."""
+    """A proxy that loses replies. The first `drop` replies never arrive, although the server handled the requests.
+    `cut` replies end after some bytes."""
 
     def __init__(self, endpoint: str) -> None:
         self._target = ("127.0.0.1", int(endpoint.rpartition(":")[2]))
@@ -263,7 +263,7 @@ def _identity(name: str, actions: list[str]) -> dict[str, object]:
 
 
 def answers(method: str, url: str, data: bytes | None = None) -> bool:
-    """Whether there is any answer but one of a server that is not ready."""
+    """True if the server answers and is ready."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data, method=method), timeout=5):
             return True

@@ -1,4 +1,4 @@
-"""Runs to sweep, and what a sweep did to them."""
+"""Runs to sweep, and checks of the result."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from dataclasses import dataclass
 
 from support.clocked_bucket import HOUR, Arrays, Clocked, run
 from weightwire.chain.reader import read_run
-from weightwire.chain.records import (
-    Commit,
-    commit_path,
-    unseal,
-)
+from weightwire.chain.record_paths import commit_path
+from weightwire.chain.records import Commit, unseal
 from weightwire.inspection.verify import verify_run
 from weightwire.system.runtime import Runtime
 from weightwire.upkeep.gc import Sweep, sweep
@@ -28,7 +25,7 @@ def swept(bucket: Clocked, retention: Retention = SHORT, *, dry_run: bool = Fals
 
 
 def swept_twice(bucket: Clocked, retention: Retention = SHORT) -> Sweep:
-    """With more than the grace period in between."""
+    """Sweeps, waits for the grace period, and sweeps again."""
     swept(bucket, retention)
     bucket.now += retention.grace + 1
     return swept(bucket, retention)
@@ -43,7 +40,7 @@ def commit_of(bucket: Clocked, version: int) -> Commit:
 
 
 def check_whole(bucket: Clocked) -> None:
-    """That the newest version can be rebuilt from what is left."""
+    """Checks that the newest version can be rebuilt from the remaining data."""
     found = run(verify_run(bucket, Runtime(), rebuild=True))
     assert found.problems == ()
     assert found.rebuilt[-1][1] == found.head
@@ -51,7 +48,7 @@ def check_whole(bucket: Clocked) -> None:
 
 @dataclass(frozen=True)
 class Lived:
-    """A run of a version an hour: 0 is a fence, anchors are 1, 4, 7 and 10, which is the newest."""
+    """A run with a version every hour: 0 is a fence, 1, 4, 7 and 10 have anchors, 10 is the newest."""
 
     bucket: Clocked
     weights: Arrays

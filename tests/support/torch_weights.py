@@ -1,4 +1,4 @@
-"""torch models and tensors to publish, and what becomes of them when they are read."""
+"""Torch models and tensors, and helpers that read them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def read(source: Any, casting: Casting = AS_IT_IS, **options: Any) -> Weights:
 
 
 def one(value: Any, casting: Casting = AS_IT_IS) -> Tensor:
-    """What becomes of one tensor called x."""
+    """Reads one tensor named x."""
     return read({"x": value}, casting)["x"]
 
 
 def raw(tensor: Tensor) -> bytes:
-    """All of it, copied in two parts that are not even."""
+    """The bytes of a tensor, copied in two uneven parts."""
     out = np.zeros(tensor.count, f"<u{tensor.dtype.unit}")
     cut = tensor.count // 3
     tensor.copy_to(0, cut, out[:cut])
@@ -33,7 +33,7 @@ def raw(tensor: Tensor) -> bytes:
 
 
 def bits_of(value: Any) -> bytes:
-    """Those of a torch tensor, in order."""
+    """The bits of a torch tensor, in order."""
     flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
 

@@ -1,4 +1,4 @@
-"""Runs to verify: what a verification says of them, and the ways in which a test damages them."""
+"""Runs to verify, and ways to damage them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from typing import Any
 import msgspec
 
 from support.clocked_bucket import Clocked, run
-from weightwire.chain.records import (
-    Commit,
-    Sealed,
-    commit_path,
-    seal,
-    unseal,
-)
+from weightwire.chain.record_paths import commit_path
+from weightwire.chain.records import Commit, Sealed, seal, unseal
 from weightwire.inspection.findings import Verification
 from weightwire.inspection.verify import verify_run
 from weightwire.system.runtime import Runtime
@@ -56,7 +51,7 @@ def flip_last(data: bytearray) -> None:
 
 
 def rewrite(bucket: Clocked, version: int, **fields: Any) -> None:
-    """A commit that says something else, and all later ones adapted to it, as someone would who can write."""
+    """Rewrites a commit and adapts all later ones, as an attacker with write access could."""
     head = max(int(path[8:28]) for path in bucket.paths("commits/"))
     commits = [read(bucket, number) for number in range(head + 1)]
     for number in range(version, head + 1):

@@ -1,7 +1,7 @@
-"""A real engine to test with: vLLM on a CPU, serving a model that is tiny but whole.
+"""A real vLLM server on a CPU, with a tiny but complete model.
 
-A server takes half a minute to start: tests share the ones of `conftest.py`, and leave them serving. It listens on
-127.0.0.1 only, downloads and reports nothing, and dies with the process that started it.
+A server takes half a minute to start, so tests share those of `conftest.py`. It listens on 127.0.0.1, downloads and
+reports nothing, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def tiny_config(*, tied: bool = False) -> Any:
-    """Qwen3 with everything that an engine fuses, shares or splits: grouped heads, norms of heads, gate and up."""
+    """Qwen3 with all layers that engines fuse, share or split: grouped heads, norms of heads, gate and up."""
     from transformers import Qwen3Config
 
     return Qwen3Config(
@@ -78,7 +78,7 @@ def _tokenizer(chat_template: str | None) -> Any:
 
 
 class VLLM(Server):
-    """vLLM's own server in development mode, with the weight transfer backend that is asked for."""
+    """The vLLM server in developer mode, with a weight transfer backend."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class VLLM(Server):
         # `vllm serve` looks for a distribution named vllm; the one that is built for CPUs has another name.
         module = "vllm.entrypoints.openai.api_server"
         sizes = ["--max-model-len", "256", "--max-num-seqs", "8", "--dtype", "bfloat16", "--enforce-eager"]
-        # A lone worker in the process of the engine: one less that has to import all of vLLM.
+        # A single worker runs in the process of the engine: one import of vLLM less.
         workers = ["--tensor-parallel-size", str(tensor_parallel)]
         workers += ["--distributed-executor-backend", "uni"] if tensor_parallel == 1 else []
         place = ["--host", "127.0.0.1", "--port", str(port), *workers]
@@ -114,7 +114,7 @@ class VLLM(Server):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # A group of its own: its workers are in it too, and go when it goes.
+                # A separate process group, which includes its workers.
                 start_new_session=True,
                 preexec_fn=_end_with_us,
             )
@@ -126,7 +126,7 @@ class VLLM(Server):
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """The server and its workers, at once."""
+        """Kills the server and its workers."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -136,7 +136,7 @@ class VLLM(Server):
     stop = kill
 
     def pause(self) -> None:
-        """All of its processes stand still, and keep their connections."""
+        """Stops all processes of the server. Connections stay open."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGSTOP)
 
@@ -160,7 +160,7 @@ class VLLM(Server):
         return str(self.get("/weight_info")["weight_version"])
 
     def checksums(self) -> Any:
-        """SHA-256 of every tensor as the engine's workers hold it: equal for the same bits, however they came there."""
+        """SHA-256 of every tensor in the workers: equal for equal bits."""
         return self.post("/weight_checker", {"action": "checksum"})
 
     def complete(self, prompt: str, tokens: int = 8) -> str:
@@ -170,7 +170,7 @@ class VLLM(Server):
 
 
 def _end_with_us() -> None:
-    """As in `stores`, but politely: it has workers to end."""
+    """As in `stores`, but with SIGTERM: the server must end its workers."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 

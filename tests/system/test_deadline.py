@@ -1,11 +1,11 @@
-"""Deadline: what is left of a timeout."""
+"""The time left until a deadline."""
 
 from __future__ import annotations
 
 from weightwire.system.deadline import Deadline
 
 
-def test_what_is_left_shrinks_but_never_below_nothing() -> None:
+def test_time_left_shrinks_to_zero() -> None:
     deadline = Deadline(1000.0)
     first, second = deadline.left, deadline.left
     assert first is not None
@@ -14,5 +14,5 @@ def test_what_is_left_shrinks_but_never_below_nothing() -> None:
     assert Deadline(-1.0).left == 0.0
 
 
-def test_without_a_timeout_there_is_no_end() -> None:
+def test_no_timeout_means_no_deadline() -> None:
     assert Deadline(None).left is None

@@ -1,4 +1,4 @@
-"""Files that are whole or not there. What a power cut leaves of them is tested with those who use them."""
+"""Durable files. Tests of their users simulate power cuts."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import errno
 import fcntl
 import mmap
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from support.disk import Disk, at_every_step
 from weightwire.system import durable_files
 
 
-def test_a_file_appears_whole(tmp_path: Path) -> None:
+def test_write_file_replaces_the_content(tmp_path: Path) -> None:
     durable_files.write_file(tmp_path / "file", b"one")
     durable_files.write_file(tmp_path / "file", b"two" * 100_000)
     assert (tmp_path / "file").read_bytes() == b"two" * 100_000
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     durable_files.write_file(tmp_path / "file", b"one")
 
     def full(fd: int) -> None:
@@ -33,7 +36,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_link_leads_to_one_or_the_other(tmp_path: Path) -> None:
+def test_point_replaces_an_existing_link(tmp_path: Path) -> None:
     (tmp_path / "link.partial").symlink_to("left by a crash")
     for target in ("a", "b"):
         (tmp_path / target).mkdir()
@@ -43,9 +46,9 @@ def test_a_link_leads_to_one_or_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("without", ["nothing", "sharing", "copying in the kernel"])
-def test_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str) -> None:
+def test_clone_file_copies_all_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str) -> None:
     def refused(*_: object) -> None:
-        raise OSError(errno.EXDEV, "not between these")
+        raise OSError(errno.EXDEV, "not supported here")
 
     if without != "nothing":
         monkeypatch.setattr(fcntl, "ioctl", refused)
@@ -60,9 +63,9 @@ def test_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str) -
         durable_files.clone_file(tmp_path / "old", tmp_path / "new")
 
 
-def test_a_copy_that_breaks_off_in_the_kernel_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clone_file_continues_after_an_error_in_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(os, "copy_file_range"):
-        pytest.skip("there is no copying in the kernel here")
+        pytest.skip("no copy_file_range on this system")
     real, calls = os.copy_file_range, iter(range(9))
 
     def once(old: int, new: int, count: int, *at: int) -> int:
@@ -77,7 +80,7 @@ def test_a_copy_that_breaks_off_in_the_kernel_goes_on(tmp_path: Path, monkeypatc
     assert (tmp_path / "new").read_bytes() == data
 
 
-def test_a_lock_is_held_once(tmp_path: Path) -> None:
+def test_lock_is_exclusive(tmp_path: Path) -> None:
     lock = durable_files.lock_file(tmp_path / "lock")
     assert lock is not None
     assert durable_files.lock_file(tmp_path / "lock") is None
@@ -87,7 +90,7 @@ def test_a_lock_is_held_once(tmp_path: Path) -> None:
     os.close(again)
 
 
-def test_what_is_removed(tmp_path: Path) -> None:
+def test_remove_deletes_files_links_and_trees(tmp_path: Path) -> None:
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     (tmp_path / "folder" / "inner" / "file").write_text("!")
     (tmp_path / "link").symlink_to("folder")
@@ -98,10 +101,29 @@ def test_what_is_removed(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-def test_a_map_is_flushed(tmp_path: Path) -> None:
+def test_flush_writes_a_memory_map(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(10_000))
     with (tmp_path / "file").open("r+b") as file:
         memory = mmap.mmap(file.fileno(), 0)
     memory[9_999] = 7
     durable_files.flush(memory, tmp_path / "file")
     assert (tmp_path / "file").read_bytes()[9_999] == 7
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what is synced is looked up in /proc")
+@pytest.mark.parametrize("change", ["make_directory", "write_file", "point"])
+def test_a_change_is_on_disk_when_the_function_returns(tmp_path: Path, change: str) -> None:
+    root, copy = tmp_path / "root", tmp_path / "copy"
+    root.mkdir()
+    calls: dict[str, Callable[[Path], None]] = {
+        "make_directory": durable_files.make_directory,
+        "write_file": lambda path: durable_files.write_file(path, b"whole"),
+        "point": lambda path: durable_files.point(path, "target"),
+    }
+    with Disk(root) as disk, at_every_step(lambda name: None, disk.after):
+        calls[change](root / "made")
+        for seed in range(20):
+            disk.cut(copy, seed)
+            assert [path.name for path in copy.iterdir()] == ["made"]
+            assert change != "write_file" or (copy / "made").read_bytes() == b"whole"
+            shutil.rmtree(copy)

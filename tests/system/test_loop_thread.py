@@ -1,4 +1,4 @@
-"""A loop in a thread: results and errors come back, and nothing is left when it stops."""
+"""A loop in a thread: it returns results and errors, and stops without leftovers."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from weightwire.system.loop_thread import LoopThread
 
 @pytest.fixture
 def background() -> Iterator[LoopThread]:
-    made = LoopThread("test-background")
+    made = LoopThread("test")
     yield made
     made.stop()
 
 
 def is_alive() -> bool:
-    return any(thread.name == "test-background" for thread in threading.enumerate())
+    return any(thread.name == "weightwire-test" for thread in threading.enumerate())
 
 
 class TestCall:
-    def test_returns_what_the_coroutine_returns(self, background: LoopThread) -> None:
+    def test_call_returns_the_result(self, background: LoopThread) -> None:
         async def where() -> str:
             return threading.current_thread().name
 
-        assert background.call(where()) == "test-background"
+        assert background.call(where()) == "weightwire-test"
 
-    def test_raises_what_the_coroutine_raises(self, background: LoopThread) -> None:
+    def test_call_raises_the_error(self, background: LoopThread) -> None:
         async def fail() -> None:
             raise KeyError("x")
 
         with pytest.raises(KeyError):
             background.call(fail())
 
-    def test_is_cancelled_when_the_time_is_up(self, background: LoopThread) -> None:
+    def test_call_is_cancelled_after_its_timeout(self, background: LoopThread) -> None:
         ended = threading.Event()
 
         async def forever() -> None:
@@ -49,7 +49,7 @@ class TestCall:
             background.call(forever(), 0.01)
         assert ended.wait(10)
 
-    def test_goes_on_after_an_error(self, background: LoopThread) -> None:
+    def test_call_works_after_an_error(self, background: LoopThread) -> None:
         async def divide(by: int) -> int:
             return 6 // by
 
@@ -59,7 +59,7 @@ class TestCall:
 
 
 class TestStart:
-    def test_does_not_wait(self, background: LoopThread) -> None:
+    def test_start_does_not_wait(self, background: LoopThread) -> None:
         go = threading.Event()
 
         async def work() -> int:
@@ -71,25 +71,25 @@ class TestStart:
         go.set()
         assert future.result(10) == 5
 
-    def test_tasks_meet_in_one_loop(self, background: LoopThread) -> None:
+    def test_started_tasks_share_one_loop(self, background: LoopThread) -> None:
         async def rendezvous() -> asyncio.Event:
             return asyncio.Event()
 
         event = background.call(rendezvous())
         waiting = background.start(event.wait())
-        background.tell(event.set)
+        background.call_soon(event.set)
         assert waiting.result(10)
 
 
 class TestStop:
-    def test_ends_the_thread(self) -> None:
-        background = LoopThread("test-background")
+    def test_stop_ends_the_thread(self) -> None:
+        background = LoopThread("test")
         assert is_alive()
         background.stop()
         assert not is_alive()
 
-    def test_ends_whatever_still_runs(self) -> None:
-        background = LoopThread("test-background")
+    def test_stop_cancels_running_coroutines(self) -> None:
+        background = LoopThread("test")
         began, ended = threading.Event(), threading.Event()
 
         async def forever() -> None:
@@ -97,7 +97,7 @@ class TestStop:
                 began.set()
                 await asyncio.sleep(1000)
             finally:
-                await asyncio.sleep(0.01)  # it may take its time to clean up
+                await asyncio.sleep(0.01)  # cleanup takes a moment
                 ended.set()
 
         future = background.start(forever())
@@ -106,15 +106,15 @@ class TestStop:
         assert ended.is_set()
         assert future.cancelled()
 
-    def test_twice_is_fine(self) -> None:
-        background = LoopThread("test-background")
+    def test_stop_can_be_repeated(self) -> None:
+        background = LoopThread("test")
         background.stop()
         background.stop()
 
-    def test_the_program_may_end_without_it(self) -> None:
-        background = LoopThread("test-background")
+    def test_loop_thread_does_not_keep_the_program_alive(self) -> None:
+        background = LoopThread("test")
         try:
-            [thread] = [thread for thread in threading.enumerate() if thread.name == "test-background"]
+            [thread] = [thread for thread in threading.enumerate() if thread.name == "weightwire-test"]
             assert thread.daemon
         finally:
             background.stop()

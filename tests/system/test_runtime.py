@@ -1,4 +1,4 @@
-"""The real runtime: its clocks, its threads, and names that nobody else has."""
+"""The real runtime: clocks, threads and tokens."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from weightwire.system.runtime import Runtime
 
 
 class TestTime:
-    def test_is_that_of_the_machine(self) -> None:
+    def test_runtime_time_is_the_system_time(self) -> None:
         assert Runtime().time() == pytest.approx(time.time(), abs=1.0)
 
-    def test_the_clock_measures_how_long_something_takes(self) -> None:
+    def test_runtime_clock_measures_durations(self) -> None:
         runtime = Runtime()
         began = runtime.clock()
         time.sleep(0.01)
@@ -24,24 +24,24 @@ class TestTime:
 
 
 class TestWork:
-    def test_runs_in_a_thread(self) -> None:
+    def test_work_runs_in_a_thread(self) -> None:
         async def where() -> tuple[threading.Thread, threading.Thread]:
             return threading.current_thread(), await Runtime().run_in_thread(threading.current_thread)
 
         here, there = asyncio.run(where())
         assert here is not there
 
-    def test_passes_everything_on(self) -> None:
+    def test_work_gets_all_arguments(self) -> None:
         def function(*args: object, **kwargs: object) -> object:
             return args, kwargs
 
         assert asyncio.run(Runtime().run_in_thread(function, 1, 2, a=3)) == ((1, 2), {"a": 3})
 
-    def test_raises_what_the_work_raised(self) -> None:
+    def test_work_raises_its_error(self) -> None:
         with pytest.raises(ZeroDivisionError):
             asyncio.run(Runtime().run_in_thread(lambda: 1 // 0))
 
-    def test_lets_others_go_on_meanwhile(self) -> None:
+    def test_work_does_not_block_the_loop(self) -> None:
         async def meet() -> bool:
             runtime, met = Runtime(), threading.Event()
             waiting = asyncio.create_task(runtime.run_in_thread(met.wait, 10))
@@ -52,9 +52,9 @@ class TestWork:
 
 
 class TestTokens:
-    def test_are_32_hex_digits(self) -> None:
+    def test_tokens_are_32_hex_digits(self) -> None:
         assert re.fullmatch("[0-9a-f]{32}", Runtime().token())
 
-    def test_are_never_the_same(self) -> None:
+    def test_tokens_are_unique(self) -> None:
         one, other = Runtime(), Runtime()
         assert len({one.token() for _ in range(500)} | {other.token() for _ in range(500)}) == 1000

@@ -1,4 +1,4 @@
-"""Work in threads: results in order, a few jobs ahead, and nothing left running after a failure."""
+"""Parallel work: ordered results, few jobs ahead, and nothing left running after an error."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 from weightwire.system.thread_pool import Stopped, default_threads, in_order, to_the_end
 
 
-def test_there_is_at_least_one_thread() -> None:
+def test_default_is_one_to_eight_threads() -> None:
     assert 1 <= default_threads() <= 8
 
 
 @pytest.mark.parametrize("threads", [None, 0, 1, 2, 5])
 @pytest.mark.parametrize("count", [0, 1, 3, 100])
-def test_results_are_in_the_order_of_jobs(threads: int | None, count: int) -> None:
+def test_results_are_in_order(threads: int | None, count: int) -> None:
     assert list(in_order(lambda job: job * job, range(count), threads)) == [job * job for job in range(count)]
 
 
-def test_a_slow_first_job_does_not_let_others_pass() -> None:
+def test_slow_first_job_keeps_the_order() -> None:
     second_done = threading.Event()
 
     def work(job: int) -> int:
@@ -35,15 +35,15 @@ def test_a_slow_first_job_does_not_let_others_pass() -> None:
     assert list(in_order(work, range(2), 2)) == [0, 1]
 
 
-def test_one_thread_is_the_caller() -> None:
+def test_one_thread_runs_jobs_in_the_caller() -> None:
     assert list(in_order(lambda _: threading.current_thread(), range(2), 1)) == [threading.current_thread()] * 2
 
 
-def test_several_threads_are_others() -> None:
+def test_several_threads_run_in_parallel() -> None:
     together = threading.Barrier(2)
 
     def work(_: int) -> str:
-        together.wait(10)  # which two jobs can reach only side by side
+        together.wait(10)  # passes only if two jobs run at the same time
         return threading.current_thread().name
 
     names = set(in_order(work, range(2), 2))
@@ -52,7 +52,7 @@ def test_several_threads_are_others() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_jobs_are_drawn_only_a_little_ahead(threads: int) -> None:
+def test_few_jobs_are_taken_ahead(threads: int) -> None:
     drawn = 0
 
     def jobs() -> Iterator[int]:
@@ -69,7 +69,7 @@ def test_jobs_are_drawn_only_a_little_ahead(threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_failure_comes_out_where_it_belongs(threads: int) -> None:
+def test_error_is_raised_at_its_position(threads: int) -> None:
     def work(job: int) -> int:
         if job == 5:
             raise ValueError("five")
@@ -81,8 +81,8 @@ def test_a_failure_comes_out_where_it_belongs(threads: int) -> None:
         next(results)
 
 
-def test_nothing_runs_on_after_a_failure() -> None:
-    """What was begun is finished before the failure comes out, what was not is never begun."""
+def test_nothing_runs_after_an_error() -> None:
+    """Started jobs end before the error is raised, and no other job starts."""
     running, started = 0, 0
     lock = threading.Lock()
     failed = threading.Event()
@@ -101,11 +101,11 @@ def test_nothing_runs_on_after_a_failure() -> None:
 
     with pytest.raises(ValueError):  # noqa: PT011
         list(in_order(work, range(1000), 2))
-    assert running == 1  # the one that failed
+    assert running == 1  # the failed job
     assert started <= 8
 
 
-def test_a_job_that_cannot_be_drawn() -> None:
+def test_error_of_the_job_iterator_is_raised() -> None:
     def jobs() -> Iterator[int]:
         yield 1
         raise OSError("no more")
@@ -114,14 +114,14 @@ def test_a_job_that_cannot_be_drawn() -> None:
         list(in_order(lambda job: job, jobs(), 2))
 
 
-# Work that must not be torn apart
+# Work that must not be interrupted
 
 
-def test_the_result_comes_back() -> None:
+def test_finished_work_returns_its_result() -> None:
     assert to_the_end(lambda stop: (stop.is_set(), 7)) == (False, 7)
 
 
-def test_the_failure_comes_back() -> None:
+def test_failed_work_raises_its_error() -> None:
     def work(stop: threading.Event) -> None:
         raise ValueError("no")
 
@@ -129,28 +129,28 @@ def test_the_failure_comes_back() -> None:
         to_the_end(work)
 
 
-def test_it_is_done_elsewhere() -> None:
-    """Where no signal handler can raise anything."""
+def test_work_runs_in_another_thread() -> None:
+    """Signal handlers raise only in the main thread."""
     assert to_the_end(lambda _: threading.current_thread()) is not threading.current_thread()
 
 
 @pytest.mark.parametrize("presses", [1, 3])
-def test_an_interrupt_waits_until_everything_is_put_back(presses: int) -> None:
-    put_back = []
+def test_interrupt_waits_until_changes_are_undone(presses: int) -> None:
+    undone = []
 
     def work(stop: threading.Event) -> None:
         for _ in range(presses):
             os.kill(os.getpid(), signal.SIGINT)
         assert stop.wait(10)
-        put_back.append(True)
+        undone.append(True)
         raise Stopped
 
     with pytest.raises(KeyboardInterrupt):
         to_the_end(work)
-    assert put_back
+    assert undone
 
 
-def test_an_interrupt_comes_out_even_if_the_work_was_done_first() -> None:
+def test_interrupt_is_raised_even_if_the_work_ends_first() -> None:
     def work(stop: threading.Event) -> str:
         os.kill(os.getpid(), signal.SIGINT)
         stop.wait(10)
@@ -160,23 +160,14 @@ def test_an_interrupt_comes_out_even_if_the_work_was_done_first() -> None:
         to_the_end(work)
 
 
-def test_an_interrupt_waits_for_the_end() -> None:
+def test_interrupt_waits_for_the_end() -> None:
     ended: list[bool] = []
 
     def work(stop: threading.Event) -> None:
-        signal.raise_signal(signal.SIGINT)  # delivered to the main thread, which waits
+        signal.raise_signal(signal.SIGINT)  # delivered to the waiting main thread
         assert stop.wait(10)
         ended.append(True)
 
     with pytest.raises(KeyboardInterrupt):
         to_the_end(work)
     assert ended
-
-
-def test_what_work_raises_is_raised() -> None:
-    def work(stop: threading.Event) -> None:
-        raise ValueError("inside")
-
-    with pytest.raises(ValueError, match="inside"):
-        to_the_end(work)
-    assert to_the_end(lambda stop: 7) == 7

@@ -1,4 +1,4 @@
-"""Metrics, as Prometheus reads them."""
+"""Metrics, parsed by the Prometheus client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weightwire.telemetry.metrics import Metrics
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
-    """By name and the values of all labels but `role`, which must be the same everywhere."""
+    """Samples by name and label values, without `role`, which must be the same everywhere."""
     found = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:
@@ -34,7 +34,7 @@ def test_stages_are_timed_and_their_bytes_counted() -> None:
     assert found["weightwire_stage_seconds_bucket", "+Inf", "apply"] == 2
 
 
-def test_how_far_a_follower_is() -> None:
+def test_version_head_and_behind_of_a_follower() -> None:
     metrics = Metrics("follower")
 
     metrics(Event("discover", 7))
@@ -47,7 +47,7 @@ def test_how_far_a_follower_is() -> None:
     assert [samples(metrics)[f"weightwire_{name}",] for name in ("version", "head", "behind")] == [7, 7, 0]
 
 
-def test_what_is_known_without_an_event() -> None:
+def test_versions_can_be_set_without_an_event() -> None:
     metrics = Metrics("follower")
 
     metrics.see(None, -1)
@@ -57,7 +57,7 @@ def test_what_is_known_without_an_event() -> None:
     assert [samples(metrics)[f"weightwire_{name}",] for name in ("version", "head", "behind")] == [3, 4, 1]
 
 
-def test_warnings_are_counted_from_nothing() -> None:
+def test_warnings_are_counted_from_zero() -> None:
     metrics = Metrics("follower")
 
     assert samples(metrics)["weightwire_warnings_total",] == 0
@@ -69,7 +69,7 @@ def test_warnings_are_counted_from_nothing() -> None:
     assert not any("something new" in key for key in samples(metrics))
 
 
-def test_a_publisher_has_the_same_metrics() -> None:
+def test_publisher_has_the_same_metrics() -> None:
     metrics = Metrics("publisher")
 
     metrics(Event("commit", 9, 0, 0.1))
@@ -79,7 +79,7 @@ def test_a_publisher_has_the_same_metrics() -> None:
     assert 'weightwire_behind{role="publisher"} 0.0' in text
 
 
-def test_each_has_a_registry_of_its_own() -> None:
+def test_registries_are_separate() -> None:
     first, second = Metrics("publisher"), Metrics("publisher")
 
     assert isinstance(first.registry, CollectorRegistry)

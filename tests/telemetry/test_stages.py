@@ -1,4 +1,4 @@
-"""The table of stages: every list of stages elsewhere is taken from it."""
+"""The table of stages. Every other list of stages derives from it."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def test_engines_emit_the_stages_of_their_side() -> None:
     assert {ast.literal_eval(call.args[0]) for call in calls} - NOTICES == set(stage_names("engine"))
 
 
-def test_the_page_gets_the_table() -> None:
+def test_page_has_the_table() -> None:
     assert RunView("file:///x", 0.0).stages == STAGES

@@ -1,4 +1,4 @@
-"""Plain torch: an optimizer that publishes what it has done."""
+"""Plain torch: a model is published after each step of its optimizer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bucket() -> Troubled:
 
 
 class TestAttached:
-    def test_publishes_what_it_starts_from_and_every_step(self, bucket: Troubled) -> None:
+    def test_attach_publishes_the_initial_weights_and_every_step(self, bucket: Troubled) -> None:
         trained = model()
         optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
         with attach(optimizer, trained, bucket) as attached:
@@ -58,7 +58,7 @@ class TestAttached:
             assert attached.publisher.version == 4
         assert steps_in(bucket) == [0, 1, 2, 3]
 
-    def test_publishes_every_so_many_and_the_last(self, bucket: Troubled) -> None:
+    def test_attach_publishes_every_nth_step_and_the_last(self, bucket: Troubled) -> None:
         trained = model()
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
         with attach(optimizer, trained, bucket, every=3, step=100) as attached:
@@ -69,7 +69,7 @@ class TestAttached:
         assert steps_in(bucket) == [100, 102, 105, 108]
         assert version_in(bucket) == cast(trained)
 
-    def test_publishes_the_last_step_only_once(self, bucket: Troubled) -> None:
+    def test_attach_publishes_the_last_step_only_once(self, bucket: Troubled) -> None:
         trained = model()
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
         attached = attach(optimizer, trained, bucket, every=2)
@@ -80,7 +80,7 @@ class TestAttached:
         assert steps_in(bucket)[-1] == 2
         assert len(steps_in(bucket)) <= 2
 
-    def test_lets_go_of_the_optimizer(self, bucket: Troubled) -> None:
+    def test_close_removes_the_hook_from_the_optimizer(self, bucket: Troubled) -> None:
         trained = model()
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
         with attach(optimizer, trained, bucket):
@@ -89,7 +89,7 @@ class TestAttached:
         step(optimizer, trained)
         assert version_in(bucket) == published != cast(trained)
 
-    def test_counts_a_step_that_evaluates_the_loss_many_times(self, bucket: Troubled) -> None:
+    def test_a_step_that_evaluates_the_loss_many_times_counts_once(self, bucket: Troubled) -> None:
         trained = model()
         optimizer = torch.optim.LBFGS(trained.parameters(), max_iter=4)
         evaluated = []
@@ -107,7 +107,7 @@ class TestAttached:
             assert len(evaluated) > 1
         assert version_in(bucket) == cast(trained)
 
-    def test_listens_to_the_optimizer_inside_of_a_wrapper(self, bucket: Troubled) -> None:
+    def test_attach_hooks_into_the_optimizer_inside_a_wrapper(self, bucket: Troubled) -> None:
         accelerate = pytest.importorskip("accelerate")
         accelerator = accelerate.Accelerator(cpu=True)
         trained, optimizer = accelerator.prepare(model(), torch.optim.SGD(model().parameters(), lr=0.1))
@@ -115,24 +115,24 @@ class TestAttached:
             step(optimizer, trained)
             assert attached.step == 1
 
-    def test_passes_options_on(self, bucket: Troubled) -> None:
+    def test_attach_passes_options_to_the_publisher(self, bucket: Troubled) -> None:
         trained = model()
         with attach(torch.optim.SGD(trained.parameters()), trained, bucket, dtype=None, files={"a.json": b"{}"}):
             pass
         assert version_in(bucket) == digest(trained.state_dict())
 
-    def test_of_a_model_that_cannot_be_published_leaves_the_optimizer_alone(self, bucket: Troubled) -> None:
+    def test_a_model_that_cannot_be_published_leaves_no_hook(self, bucket: Troubled) -> None:
         trained = torch.nn.Linear(3, 3, device="meta")
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
         with pytest.raises(CheckpointError, match="meta device"):
             attach(optimizer, trained, bucket)
         assert not optimizer._optimizer_step_post_hooks
 
-    def test_refuses_an_interval_below_one(self, bucket: Troubled) -> None:
+    def test_attach_refuses_an_interval_below_one(self, bucket: Troubled) -> None:
         with pytest.raises(ValueError, match="every"):
             attach(torch.optim.SGD(model().parameters()), model(), bucket, every=0)
 
-    def test_ends_with_the_training_that_fails(self, bucket: Troubled) -> None:
+    def test_nothing_more_is_published_when_training_fails(self, bucket: Troubled) -> None:
         trained = model()
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
 
@@ -146,7 +146,7 @@ class TestAttached:
         assert steps_in(bucket) == [0]
         step(optimizer, trained)
 
-    def test_tells_the_trainer_that_another_has_taken_over(self, bucket: Troubled) -> None:
+    def test_training_fails_when_another_publisher_takes_over(self, bucket: Troubled) -> None:
         trained = model()
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
         attached = attach(optimizer, trained, bucket, blocking=True)
@@ -155,6 +155,36 @@ class TestAttached:
         with pytest.raises(Fenced):
             step(optimizer, trained)
         attached.abandon()
+
+
+class TestResume:
+    def train(self, bucket: Troubled, trained: Any, **options: Any) -> None:
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+        with attach(optimizer, trained, bucket, **options):
+            for _ in range(3):
+                step(optimizer, trained)
+
+    def test_a_restart_from_the_initial_weights_is_reported(
+        self, bucket: Troubled, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.train(bucket, model())
+        assert not caplog.records
+        self.train(bucket, model(), blocking=True)  # otherwise later steps may replace the initial weights
+        [warning] = [record.getMessage() for record in caplog.records]
+        assert "weights (" in warning
+        assert "the step decreases from 3 to " in warning
+        assert f"weightwire restore {bucket.url} --version " in warning
+
+    def test_restored_weights_are_continued(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        url = tmp_path / "run"
+        self.train(url, model())  # type: ignore[arg-type]
+        with Follower(url, into=tmp_path / "replica") as follower:
+            follower.once()
+            held = safetensors.torch.load_file(follower.checkpoint() / "model.safetensors")
+        resumed = model()
+        resumed.load_state_dict(held)
+        self.train(url, resumed, step=3)  # type: ignore[arg-type]
+        assert not caplog.records
 
 
 def test_a_follower_restores_a_compiled_model_in_any_dtype(tmp_path: Path) -> None:
@@ -172,7 +202,7 @@ def test_a_follower_restores_a_compiled_model_in_any_dtype(tmp_path: Path) -> No
 
 
 def _train_in_parallel(rank: int, directory: Path, sharded: bool) -> None:
-    """One of two processes that train a model, the same one or each half of its rows."""
+    """One of two processes that train the same model, or half of its rows each."""
     store = f"file://{directory}/store"
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     trained = model()
@@ -194,8 +224,8 @@ def _train_in_parallel(rank: int, directory: Path, sharded: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharded", [False, True], ids=["the same model", "rows of it"])
-def test_of_two_processes_the_first_publishes_or_both_do(tmp_path: Path, sharded: bool) -> None:
+@pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
+def test_the_first_process_publishes_with_ddp_and_all_with_fsdp2(tmp_path: Path, sharded: bool) -> None:
     context = multiprocessing.get_context("spawn")
     ranks = [context.Process(target=_train_in_parallel, args=(rank, tmp_path, sharded)) for rank in range(2)]
     for one in ranks:

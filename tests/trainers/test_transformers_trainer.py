@@ -1,10 +1,12 @@
-"""Hugging Face Trainers: a real one trains a tiny Qwen3, and what it publishes is a whole model."""
+"""Hugging Face Trainers: a real Trainer trains a tiny Qwen3 and publishes a complete model."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +24,18 @@ from transformers import (
 )
 from transformers.trainer_callback import CallbackHandler
 
-from support.failing_bucket import Act, Trouble, Troubled, in_memory
+from support.failing_bucket import Act, Trouble, Troubled, denied, in_memory
 from support.run_contents import commits_in, run_in, version_in
 from support.vllm_server import tiny_model
 from weightwire import Follower, Publisher, digest
 from weightwire.bucket.registry import open_bucket
-from weightwire.errors import CheckpointError, Fenced
+from weightwire.errors import CheckpointError, Fenced, PermissionDenied
 from weightwire.trainers.transformers import WeightwireCallback, model_files
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its embeddings are tied."""
+    """A model with tied embeddings."""
     return tiny_model(tmp_path_factory.mktemp("tiny"), tied=True)
 
 
@@ -43,7 +45,7 @@ def bucket() -> Troubled:
 
 
 class Reporter(TrainerCallback):  # type: ignore[misc]
-    """Sends logs away, as wandb's callback does: it comes before all that a user adds."""
+    """Reports logs as wandb's callback does: it is added before the callbacks of the user."""
 
     def __init__(self) -> None:
         self.logged: list[dict[str, Any]] = []
@@ -53,7 +55,7 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
 
 
 def until_step(reporter: Reporter, step: int) -> Trouble:
-    """Nothing gets through before a step has been logged."""
+    """Holds requests until a step has been logged."""
 
     async def wait(act: Act) -> Any:
         while len(reporter.logged) < step:
@@ -64,7 +66,7 @@ def until_step(reporter: Reporter, step: int) -> Trouble:
 
 
 def loaded(checkpoint: Path) -> Any:
-    """With float32 masters."""
+    """The model, with float32 masters."""
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
 
 
@@ -94,7 +96,7 @@ def steps_in(bucket: Troubled) -> list[int]:
     return [commit.step for commit in commits_in(bucket) if commit.step is not None]
 
 
-def test_a_trainer_publishes_a_whole_model(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_trainer_publishes_a_complete_model(checkpoint: Path, tmp_path: Path) -> None:
     model, tokenizer = loaded(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
     callback = WeightwireCallback(tmp_path / "run", blocking=True)
 
@@ -107,21 +109,21 @@ def test_a_trainer_publishes_a_whole_model(checkpoint: Path, tmp_path: Path) -> 
     assert "lm_head.weight" not in held
     for name, value in held.items():
         assert torch.equal(value, model.state_dict()[name].to(torch.bfloat16))
-    # Nothing but the replica is needed, and nothing is missing.
+    # The replica alone is enough to load the model.
     again = AutoModelForCausalLM.from_pretrained(current, dtype="auto")
     assert again.dtype == torch.bfloat16
     assert digest(again.state_dict()) == digest(model.to(torch.bfloat16).state_dict())
     assert AutoTokenizer.from_pretrained(current)("weights")["input_ids"] == tokenizer("weights")["input_ids"]
 
 
-def test_every_so_many_steps_and_the_last(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
+def test_every_nth_step_and_the_last_are_published(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
     model = loaded(checkpoint)
     trainer(model, tmp_path, WeightwireCallback(bucket, every=2, blocking=True), steps=5).train()
     assert steps_in(bucket) == [0, 2, 4, 5]
     assert version_in(bucket) == cast(model)
 
 
-def test_the_log_says_how_it_goes(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
+def test_log_records_have_sync_metrics(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
     reporter = Reporter()
     trained = trainer(loaded(checkpoint), tmp_path, reporter, WeightwireCallback(bucket, every=2, blocking=True))
 
@@ -129,8 +131,8 @@ def test_the_log_says_how_it_goes(checkpoint: Path, bucket: Troubled, tmp_path: 
 
     first, second, third = (one for one in reporter.logged if "loss" in one)
     assert (first["sync/version"], second["sync/version"], third["sync/version"]) == (1, 2, 2)
-    assert (first["sync/behind"], second["sync/behind"], third["sync/behind"]) == (1, 0, 1)
-    assert "sync/changed" not in first  # an anchor: everything
+    assert (first["sync/behind_steps"], second["sync/behind_steps"], third["sync/behind_steps"]) == (1, 0, 1)
+    assert "sync/changed" not in first  # an anchor
     assert 0 < second["sync/changed"] <= 1
     assert second["sync/bytes"] == commits_in(bucket)[2].nbytes
     assert first["sync/seconds"] > 0 == third["sync/seconds"]
@@ -139,18 +141,60 @@ def test_the_log_says_how_it_goes(checkpoint: Path, bucket: Troubled, tmp_path: 
     assert [one["sync/version"] for one in logged] == [1, 2, 2]
 
 
-def test_a_slow_bucket_holds_up_nothing(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
+@pytest.mark.parametrize("best", [False, True], ids=["last weights", "best weights"])
+def test_the_last_log_record_has_the_last_version(
+    checkpoint: Path, bucket: Troubled, tmp_path: Path, best: bool
+) -> None:
+    reporter = Reporter()
+    bucket.trouble("put", "deltas/", until_step(reporter, 3), times=100)
+    trained = trainer(loaded(checkpoint), tmp_path, reporter, WeightwireCallback(bucket, every=2))
+    trained.args.load_best_model_at_end = best
+
+    trained.train()
+
+    newest = commits_in(bucket)[-1]
+    assert newest.step == 3
+    for last in (reporter.logged[-1], trained.state.log_history[-1]):
+        assert "train_runtime" in last
+        assert (last["sync/version"], last["sync/bytes"], last["sync/behind_steps"]) == (
+            newest.version,
+            newest.nbytes,
+            0,
+        )
+
+
+def test_a_last_publish_that_fails_is_raised_at_the_end(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
+    reporter = Reporter()
+    bucket.trouble("put", "deltas/", denied, times=100)
+    with pytest.raises(PermissionDenied):
+        trainer(loaded(checkpoint), tmp_path, reporter, WeightwireCallback(bucket), steps=1).train()
+    assert reporter.logged[-1]["sync/failed"] == 1
+
+
+def test_a_restart_from_the_initial_weights_is_reported(
+    checkpoint: Path, bucket: Troubled, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        assert "weightwire restore" not in caplog.text
+        trainer(loaded(checkpoint), tmp_path, WeightwireCallback(bucket, blocking=True)).train()
+    [warning] = [one.getMessage() for one in caplog.records if one.name == "weightwire" and one.levelname == "WARNING"]
+    newest = [commit.version for commit in commits_in(bucket) if commit.epoch == 1][-1]
+    assert "the step decreases from 3 to 0" in warning
+    assert f"weightwire restore {bucket.url} --version {newest} -o DIR" in warning
+
+
+def test_a_slow_bucket_does_not_delay_training(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
     model, reporter = loaded(checkpoint), Reporter()
     bucket.trouble("put", "deltas/", until_step(reporter, 7), times=100)
     trainer(model, tmp_path, reporter, WeightwireCallback(bucket), steps=8).train()
     assert len(steps_in(bucket)) < 9  # the others were superseded
     assert steps_in(bucket)[-1] == 8
     assert version_in(bucket) == cast(model)
-    assert reporter.logged[-1]["sync/behind"] > 0
+    assert reporter.logged[6]["sync/behind_steps"] > 0
     assert reporter.logged[-1]["sync/failed"] == 0
 
 
-def test_a_callback_added_later_goes_first_too(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
+def test_a_callback_added_later_also_runs_first(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
     reporter = Reporter()
     trained = trainer(loaded(checkpoint), tmp_path, reporter, steps=1)
     trained.add_callback(WeightwireCallback(bucket, blocking=True))
@@ -158,7 +202,7 @@ def test_a_callback_added_later_goes_first_too(checkpoint: Path, bucket: Trouble
     assert reporter.logged[0]["sync/version"] == 2
 
 
-def test_training_again_goes_on_with_the_run(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
+def test_a_second_train_call_continues_the_run(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
     model, callback = loaded(checkpoint), WeightwireCallback(bucket, blocking=True)
     trained = trainer(model, tmp_path, callback, steps=1)
     trained.train()
@@ -168,22 +212,31 @@ def test_training_again_goes_on_with_the_run(checkpoint: Path, bucket: Troubled,
     assert callback.publisher is None
 
 
-def test_a_trainer_is_told_that_another_has_taken_over(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
+@contextmanager
+def closed_after(callback: WeightwireCallback) -> Iterator[WeightwireCallback]:
+    """A trainer that fails tells its callbacks nothing: the program ends, or trains again with the callback."""
+    yield callback
+    if callback.publisher is not None:
+        with suppress(Fenced):
+            callback.publisher.close()
+
+
+def test_a_trainer_fails_when_another_publisher_takes_over(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
     class Other(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *args: Any, **given: Any) -> None:
             with Publisher(bucket) as other:
                 other.publish(given["model"])
 
-    with pytest.raises(Fenced):
-        trainer(loaded(checkpoint), tmp_path, WeightwireCallback(bucket, blocking=True), Other()).train()
+    with closed_after(WeightwireCallback(bucket, blocking=True)) as callback, pytest.raises(Fenced):
+        trainer(loaded(checkpoint), tmp_path, callback, Other()).train()
 
 
 def test_a_peft_model_is_merged_or_refused(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
     import peft
 
     made = peft.get_peft_model(loaded(checkpoint), peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=2))
-    with pytest.raises(CheckpointError, match="PEFT"):
-        trainer(made, tmp_path, WeightwireCallback(bucket)).train()
+    with closed_after(WeightwireCallback(bucket)) as callback, pytest.raises(CheckpointError, match="PEFT"):
+        trainer(made, tmp_path, callback).train()
     trainer(made, tmp_path, WeightwireCallback(bucket, merge=True)).train()
     config = json.loads(asset(bucket, "config.json"))
     assert config["architectures"] == ["Qwen3ForCausalLM"]
@@ -199,7 +252,7 @@ def asset(bucket: Troubled, name: str) -> bytes:
 
 
 def _train_rows(rank: int, checkpoint: Path, directory: Path) -> None:
-    """One of two processes, each with half of the rows of a model: what a Trainer with FSDP2 does, which needs GPUs."""
+    """One of two processes with half of the rows each, as in a Trainer with FSDP2, which needs GPUs."""
     from torch.distributed.fsdp import fully_shard
 
     torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=2)
@@ -240,8 +293,8 @@ def test_all_ranks_of_a_sharded_model_publish_it(checkpoint: Path, tmp_path: Pat
     assert {len(commit.files) for commit in commits_in(open_bucket(tmp_path / "run")) if commit.files} == {2}
 
 
-class TestFiles:
-    def test_say_what_is_published(self, checkpoint: Path) -> None:
+class TestSideFiles:
+    def test_config_has_the_published_dtype_and_architecture(self, checkpoint: Path) -> None:
         model = loaded(checkpoint)
         model.config.architectures = None
         config = json.loads(model_files(model, None, {})["config.json"])
@@ -252,15 +305,15 @@ class TestFiles:
         files = model_files(model.to(torch.bfloat16), None, {"dtype": "float16"})
         assert json.loads(files["config.json"])["dtype"] == "bfloat16"
 
-    def test_are_those_of_model_and_tokenizer(self, checkpoint: Path) -> None:
+    def test_side_files_include_config_and_tokenizer(self, checkpoint: Path) -> None:
         files = model_files(loaded(checkpoint), AutoTokenizer.from_pretrained(checkpoint), {})
         assert {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"} <= files.keys()
         assert not [name for name in files if name.endswith(".safetensors")]
 
-    def test_of_other_modules_there_are_none(self) -> None:
+    def test_modules_without_a_config_have_no_side_files(self) -> None:
         assert model_files(torch.nn.Linear(2, 2), None, {}) == {}
 
-    def test_given_by_the_user_replace_those_of_the_model(
+    def test_given_side_files_replace_those_of_the_model(
         self, checkpoint: Path, bucket: Troubled, tmp_path: Path
     ) -> None:
         callback = WeightwireCallback(bucket, files={"config.json": b"{}"})
@@ -268,7 +321,9 @@ class TestFiles:
         assert [file.name for file in run_in(bucket).files] == ["config.json"]
         assert asset(bucket, "config.json") == b"{}"
 
-    def test_of_a_base_are_those_of_its_directory(self, checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
+    def test_side_files_come_from_the_base_directory_if_given(
+        self, checkpoint: Path, bucket: Troubled, tmp_path: Path
+    ) -> None:
         trainer(loaded(checkpoint), tmp_path, WeightwireCallback(bucket, base=checkpoint), steps=1).train()
         assert asset(bucket, "config.json") == (checkpoint / "config.json").read_bytes()
         assert [commit.kind for commit in commits_in(bucket)][:2] == ["fence", "base"]

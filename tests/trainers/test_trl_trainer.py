@@ -1,4 +1,4 @@
-"""TRL through a bucket: what a transfer promises, and asynchronous GRPO with a real vLLM at the other end."""
+"""TRL through a bucket: what a transfer guarantees, and asynchronous GRPO with a real vLLM server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from support.commands import Running, versions_in
-from support.readme import blocks, filled
+from support.doc_pages import blocks, filled
 from support.run_contents import version_in
 from support.stores import NOWHERE, SeaweedFS, use
 from support.vllm_server import VLLM
@@ -30,7 +30,7 @@ Pairs = Iterator[tuple[str, Any]]
 
 
 def masters(seed: int = 0) -> dict[str, torch.Tensor]:
-    """What TRL yields: float32, under the names that vLLM knows."""
+    """Weights as TRL yields them: float32, with the names that vLLM uses."""
     made = torch.Generator().manual_seed(seed)
     return {f"model.layers.{layer}.weight": torch.randn(16, 8, generator=made) for layer in range(3)}
 
@@ -48,7 +48,7 @@ def until(fine: Callable[[], bool], seconds: float = 10.0) -> None:
 
 @dataclass
 class Server:
-    """Says what a vLLM server says: the test decides what that is."""
+    """Answers like a vLLM server. The test sets the answers."""
 
     version: str = "default"
     backend: str | None = "weightwire"
@@ -102,7 +102,7 @@ def server() -> Iterator[Server]:
 
 
 class Trainer:
-    """What TRL's trainer does for one transfer after the other."""
+    """Makes the calls of TRL's trainer, one transfer after the other."""
 
     def __init__(self, transfer: BucketTransfer) -> None:
         self.told: list[int] = []
@@ -115,7 +115,7 @@ class Trainer:
 
     def _streaming_iter(self) -> Pairs:
         for name, value in self.weights.items():
-            assert self is not None  # as in TRL, where it asks for the model
+            assert self is not None  # as in TRL, where the generator uses `self`
             yield name, value.clone()
 
     def sync(self) -> None:
@@ -139,7 +139,7 @@ class Trainer:
 
 
 class TestTransfer:
-    def test_publishes_what_it_is_given_in_bf16(self, tmp_path: Path) -> None:
+    def test_transfer_publishes_bf16_weights(self, tmp_path: Path) -> None:
         transfer = BucketTransfer(tmp_path, files={"config.json": b"{}"})
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
@@ -150,7 +150,7 @@ class TestTransfer:
         assert [commit["step"] for commit in versions_in(tmp_path)[-3:]] == [1, 2, 3]
         assert json.loads((tmp_path / "run.json").read_bytes())["files"][0]["name"] == "config.json"
 
-    def test_has_options_for_dtypes_as_a_publisher(self, tmp_path: Path) -> None:
+    def test_transfer_accepts_the_dtype_options_of_a_publisher(self, tmp_path: Path) -> None:
         transfer = BucketTransfer(tmp_path, dtypes={"*.0.*": "float32"})
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
@@ -159,7 +159,7 @@ class TestTransfer:
         first, *_ = trainer.weights
         assert version_in(open_bucket(tmp_path)) == digest(in_bf16(trainer.weights) | {first: trainer.weights[first]})
 
-    def test_goes_on_in_the_dtypes_of_the_run(self, tmp_path: Path) -> None:
+    def test_transfer_continues_in_the_dtypes_of_the_run(self, tmp_path: Path) -> None:
         for dtype in ("float16", "bfloat16"):
             transfer = BucketTransfer(tmp_path, dtype=dtype)
             trainer = Trainer(transfer)
@@ -168,8 +168,8 @@ class TestTransfer:
             transfer.destroy()
         assert version_in(open_bucket(tmp_path)) == digest({n: v.half() for n, v in trainer.weights.items()})
 
-    def test_may_begin_again(self, tmp_path: Path) -> None:
-        """A second train(), for which TRL does not set up anything."""
+    def test_transfer_can_be_used_for_a_second_training(self, tmp_path: Path) -> None:
+        """TRL does not call init_weight_transfer() again for a second train()."""
         transfer = BucketTransfer(tmp_path)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
@@ -179,14 +179,14 @@ class TestTransfer:
         transfer.destroy()
         assert version_in(open_bucket(tmp_path)) == digest(in_bf16(trainer.weights))
 
-    def test_takes_any_iterator(self, tmp_path: Path) -> None:
+    def test_transfer_accepts_any_iterator(self, tmp_path: Path) -> None:
         transfer = BucketTransfer(tmp_path)
         transfer.init_weight_transfer()
         transfer.send_weights(iter(masters().items()))
         transfer.destroy()
         assert version_in(open_bucket(tmp_path)) == digest(in_bf16(masters()))
 
-    def test_tells_what_it_did(self, tmp_path: Path) -> None:
+    def test_transfer_reports_metrics(self, tmp_path: Path) -> None:
         transfer = BucketTransfer(tmp_path)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
@@ -199,7 +199,7 @@ class TestTransfer:
 
 
 class TestFailedTransfer:
-    def test_raises_and_other_ranks_are_not_left_alone(self, tmp_path: Path) -> None:
+    def test_failed_transfer_raises_after_the_iterator_is_exhausted(self, tmp_path: Path) -> None:
         transfer = BucketTransfer(tmp_path)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
@@ -211,7 +211,7 @@ class TestFailedTransfer:
         assert trainer.model_version == 1
         transfer.destroy()
 
-    def test_of_another_schema_is_refused(self, tmp_path: Path) -> None:
+    def test_another_schema_is_refused(self, tmp_path: Path) -> None:
         transfer = BucketTransfer(tmp_path)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
@@ -224,7 +224,7 @@ class TestFailedTransfer:
 
 
 class TestEngine:
-    def test_is_waited_for_the_first_time(self, tmp_path: Path, server: Server) -> None:
+    def test_the_first_transfer_waits_for_the_engine(self, tmp_path: Path, server: Server) -> None:
         transfer = BucketTransfer(tmp_path, server=server.url)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
@@ -236,7 +236,7 @@ class TestEngine:
         assert metrics["sync/waited"] > 0.2
         transfer.destroy()
 
-    def test_may_be_behind_by_one(self, tmp_path: Path, server: Server) -> None:
+    def test_engine_may_be_one_version_behind(self, tmp_path: Path, server: Server) -> None:
         transfer = BucketTransfer(tmp_path, server=server.url, timeout=0.3)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
@@ -250,7 +250,7 @@ class TestEngine:
         assert trainer.model_version == 2
         transfer.destroy()
 
-    def test_may_be_behind_by_none_if_it_is_to_be_applied(self, tmp_path: Path, server: Server) -> None:
+    def test_engine_must_serve_the_version_if_applied_is_set(self, tmp_path: Path, server: Server) -> None:
         transfer = BucketTransfer(tmp_path, server=server.url, applied=True, timeout=0.3)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
@@ -261,7 +261,7 @@ class TestEngine:
             trainer.step()
         transfer.destroy()
 
-    def test_may_be_behind_by_any_number(self, tmp_path: Path, server: Server) -> None:
+    def test_engine_may_be_behind_without_limit(self, tmp_path: Path, server: Server) -> None:
         transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None, timeout=0.3)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
@@ -272,8 +272,8 @@ class TestEngine:
         assert transfer.staleness == 1
         transfer.destroy()
 
-    def test_does_not_count_fences(self, tmp_path: Path, server: Server) -> None:
-        for _ in range(3):  # each takes a version for itself when it starts
+    def test_fences_do_not_count_as_versions_behind(self, tmp_path: Path, server: Server) -> None:
+        for _ in range(3):  # each adds a fence when it starts
             transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None)
             transfer.init_weight_transfer()
             Trainer(transfer).sync()
@@ -281,15 +281,15 @@ class TestEngine:
         assert transfer.publisher is None
         assert transfer.staleness == 1
 
-    def test_is_not_believed_about_another_run(self, tmp_path: Path, server: Server) -> None:
-        server.version = "1"  # of a run that is over; this one will have a version 1 too
+    def test_a_version_of_another_run_is_ignored(self, tmp_path: Path, server: Server) -> None:
+        server.version = "1"  # of an earlier run; this one will also have a version 1
         transfer = BucketTransfer(tmp_path, server=server.url, timeout=0.3)
         transfer.init_weight_transfer()
         with pytest.raises(EngineError, match="1 version"):
             Trainer(transfer).sync()
         transfer.destroy()
 
-    def test_is_believed_about_the_same_run(self, tmp_path: Path, server: Server) -> None:
+    def test_a_version_of_the_same_run_counts(self, tmp_path: Path, server: Server) -> None:
         for version in ("1", "3"):
             transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None)
             transfer.init_weight_transfer()
@@ -298,7 +298,7 @@ class TestEngine:
             server.version = version
         assert transfer.staleness == 0
 
-    def test_that_goes_away_is_behind(self, tmp_path: Path, server: Server) -> None:
+    def test_an_unreachable_engine_counts_as_behind(self, tmp_path: Path, server: Server) -> None:
         transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None, timeout=0.3)
         transfer.init_weight_transfer()
         Trainer(transfer).sync()
@@ -311,7 +311,7 @@ class TestEngine:
 
 
 class TestSamples:
-    def test_are_stamped_with_what_is_served(self, tmp_path: Path, server: Server) -> None:
+    def test_samples_are_stamped_with_the_served_version(self, tmp_path: Path, server: Server) -> None:
         transfer = BucketTransfer(tmp_path, server=server.url, max_behind=3)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
@@ -328,7 +328,7 @@ class TestSamples:
         transfer.destroy()
         assert trainer.told == sorted(trainer.told)
 
-    def test_are_stamped_by_trl_itself_afterwards(self, tmp_path: Path, server: Server) -> None:
+    def test_samples_are_stamped_by_trl_after_destroy(self, tmp_path: Path, server: Server) -> None:
         transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
@@ -340,12 +340,12 @@ class TestSamples:
 
 
 class TestBeforeTraining:
-    def test_a_server_that_is_not_there(self, tmp_path: Path) -> None:
+    def test_an_unreachable_server_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(EngineGone, match="cannot be reached"):
             BucketTransfer(tmp_path / "bucket", server=NOWHERE, timeout=0.1).init_weight_transfer()
-        assert not (tmp_path / "bucket").exists()  # nobody was fenced off
+        assert not (tmp_path / "bucket").exists()  # no other publisher was fenced off
 
-    def test_a_server_that_is_still_starting(self, tmp_path: Path, server: Server) -> None:
+    def test_a_starting_server_is_waited_for(self, tmp_path: Path, server: Server) -> None:
         server.__exit__()
         server.port = int(server.url.rpartition(":")[2])
         threading.Timer(0.3, server.__enter__).start()
@@ -353,13 +353,13 @@ class TestBeforeTraining:
         transfer.init_weight_transfer()
         transfer.destroy()
 
-    def test_a_server_without_development_mode(self, tmp_path: Path, server: Server) -> None:
+    def test_a_server_without_development_mode_is_refused(self, tmp_path: Path, server: Server) -> None:
         server.is_in_development = False
         with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
             BucketTransfer(tmp_path, server=server.url).init_weight_transfer()
 
-    @pytest.mark.parametrize(("backend", "said"), [("nccl", "nccl"), (None, "it has none")])
-    def test_a_server_with_another_backend(
+    @pytest.mark.parametrize(("backend", "said"), [("nccl", "nccl"), (None, "no backend")])
+    def test_a_server_with_another_backend_is_refused(
         self, tmp_path: Path, server: Server, backend: str | None, said: str
     ) -> None:
         server.backend = backend
@@ -367,7 +367,7 @@ class TestBeforeTraining:
             BucketTransfer(tmp_path, server=server.url).init_weight_transfer()
 
     def test_contradicting_options_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="max_behind is 0 or more"):
+        with pytest.raises(ValueError, match="must be 0 or more, or None"):
             BucketTransfer(tmp_path, max_behind=-1)
         with pytest.raises(ValueError, match="pass server="):
             BucketTransfer(tmp_path, applied=True)
@@ -377,14 +377,14 @@ class TestBeforeTraining:
 
 
 def reward_letters(completions: list[Any], **_: Any) -> list[float]:
-    """How many letters there are in what was said. At the top of a module, since another process calls it."""
+    """Counts the letters of each completion. At module level, because another process calls it."""
     return [float(sum(letter.isalpha() for letter in completion[0]["content"])) for completion in completions]
 
 
 def attend(
     query: Any, key: Any, value: Any, begin_q: Any, begin_k: Any, *_: Any, softmax_scale: float, **__: Any
 ) -> Any:
-    """What FlashAttention computes for sequences that lie one behind the other; it knows GPUs only."""
+    """Computes packed attention on the CPU: FlashAttention needs a GPU."""
     parts = []
     for first, last, begin, end in zip(begin_q[:-1], begin_q[1:], begin_k[:-1], begin_k[1:], strict=True):
         q, k, v = (one.transpose(0, 1)[None] for one in (query[first:last], key[begin:end], value[begin:end]))
@@ -396,7 +396,7 @@ def attend(
 
 @pytest.fixture
 def trl_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TRL takes a GPU for granted, in three places."""
+    """Patches the three places in which TRL requires a GPU."""
     from trl.experimental.async_grpo import async_grpo_trainer, async_rollout_worker, packing
 
     monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
@@ -405,7 +405,7 @@ def trl_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def grpo(model: Path, server: str, bucket: str, output: Path) -> Any:
-    """A trainer, as the README makes it."""
+    """A trainer, made as in docs/trainers.md."""
     import trl
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -424,7 +424,7 @@ def grpo(model: Path, server: str, bucket: str, output: Path) -> Any:
         num_generations=2,
         max_completion_length=8,
         token_budget=-1,
-        # More would only take the cores from training, and keep the worker from ending.
+        # More would take CPU from training and delay the end of the worker.
         max_inflight_tasks=4,
         queue_maxsize=4,
         logging_steps=1,
@@ -442,7 +442,7 @@ def grpo(model: Path, server: str, bucket: str, output: Path) -> Any:
         "dataset": Dataset.from_dict({"prompt": prompts}),
         "tokenizer": tokenizer,
     }
-    [block] = blocks("TRL, asynchronous GRPO")
+    [block] = blocks("docs/trainers.md", "TRL, asynchronous GRPO", "python")
     make, train = filled(block, bucket=bucket, model=model, server=server).rsplit("\n", 2)[:2]
     assert train == "trainer.train()"
     exec(make, given)
@@ -450,10 +450,10 @@ def grpo(model: Path, server: str, bucket: str, output: Path) -> Any:
 
 
 @pytest.mark.usefixtures("trl_on_cpu")
-def test_async_grpo_through_a_bucket(
+def test_async_grpo_through_a_bucket_ends_with_the_trained_bits(
     vllm: VLLM, tiny: Path, seaweedfs: SeaweedFS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bits that vLLM ends with are those that were trained. Nobody paused it but its follower, once per version."""
+    """vLLM ends with the trained bits. Only its follower pauses it, once per version."""
     use(monkeypatch, seaweedfs.env)
     url = seaweedfs.url("trl")
     paused = vllm.log().count("POST /pause")
@@ -468,7 +468,7 @@ def test_async_grpo_through_a_bucket(
         trained = {name: value.detach() for name, value in trainer.model.named_parameters()}
         assert version_in(open_bucket(url)) == digest(in_bf16(trained)) != digest(tiny)
 
-        # A trainer that starts again sends what it had, which changes nothing but the version.
+        # A restarted trainer sends the same weights: only the version changes.
         again = BucketTransfer(url, server=vllm.url, applied=True, timeout=60)
         again.init_weight_transfer()
         again.send_weights(iter(trained.items()))

@@ -1,4 +1,4 @@
-"""A run of ten hours, with a version and sometimes an anchor every hour."""
+"""A run of ten hours with a version every hour and an anchor every third hour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps that are killed, run side by side, or while versions are published and followed."""
+"""Sweeps that are killed, run concurrently, or run while versions are published and followed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from pathlib import Path
 from support.clocked_bucket import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
 from support.sweep_runs import SHORT, Lived, check_whole, commit_of, run_id, swept, swept_twice
 from weightwire.chain.reader import ChainReader, read_run
-from weightwire.chain.records import (
-    FENCE,
-    DataFile,
-    commit_path,
-    gc_path,
-)
+from weightwire.chain.record_paths import commit_path, gc_path
+from weightwire.chain.records import FENCE, DataFile
 from weightwire.delta.state import digest
 from weightwire.errors import Unavailable
 from weightwire.follower.follower import Follower
@@ -26,7 +22,7 @@ from weightwire.upkeep.retention import (
 
 
 class Flaky(Clocked):
-    """Fails at the n-th request that changes something, as if the process were killed there."""
+    """Fails at the n-th write, as if the process was killed there."""
 
     left = 10**9
 
@@ -37,8 +33,8 @@ class Flaky(Clocked):
         super()._note(verb, path)
 
 
-class TestMeanwhile:
-    def test_may_be_killed_anywhere(self) -> None:
+class TestConcurrency:
+    def test_gc_can_be_killed_at_any_write(self) -> None:
         for killed_after in range(0, 40, 3):
             bucket = Flaky(clocked())
             publish(bucket, first_weights(), 7, every=HOUR, clock=bucket, anchor_every=2)
@@ -54,7 +50,7 @@ class TestMeanwhile:
             assert bucket.versions("deltas") == [5, 6, 7]
             assert bucket.versions("anchors") == [5, 7]
 
-    def test_several_at_the_same_time(self, bucket: Clocked) -> None:
+    def test_concurrent_sweeps_delete_the_same_data_as_one(self, bucket: Clocked) -> None:
         async def all_at_once() -> list[Sweep]:
             return await asyncio.gather(*(sweep(bucket, Runtime(), SHORT) for _ in range(4)))
 
@@ -66,8 +62,8 @@ class TestMeanwhile:
         assert bucket.paths("gc/") == [gc_path(7)]
         check_whole(bucket)
 
-    def test_versions_that_come_during_a_sweep(self, lived: Lived) -> None:
-        """Between any two steps of a sweep another publisher takes over and publishes two, with an anchor each."""
+    def test_versions_published_during_a_sweep_survive(self, lived: Lived) -> None:
+        """Between the steps of a sweep, new publishers take over and publish two versions with anchors."""
         bucket = lived.bucket
         swept(bucket)
         bucket.now += HOUR
@@ -78,7 +74,7 @@ class TestMeanwhile:
             nonlocal weights
             if (verb, path) in moments:
                 moments.remove((verb, path))
-                bucket.hook = None  # a publisher reads too
+                bucket.hook = None  # the publisher reads as well
                 weights = await asyncio.to_thread(publish, bucket, stepped(weights, 5), 2, anchor_every=1)
                 bucket.hook = publish_first
 
@@ -90,12 +86,12 @@ class TestMeanwhile:
         assert bucket.versions("deltas")[:2] == [7, 8]
         check_whole(bucket)
 
-    def test_a_listing_that_misses_a_commit(self, bucket: Clocked) -> None:
-        """Of a directory that is written to: the commit is there all the same."""
+    def test_listing_that_misses_a_commit_does_not_change_the_limit(self, bucket: Clocked) -> None:
+        """The listing of a directory may miss an object if others are written meanwhile."""
         bucket.hidden.add(commit_path(9))
         assert swept(bucket).below == 7
 
-    def test_the_clock_of_this_machine_does_not_matter(self, bucket: Clocked) -> None:
+    def test_clock_of_this_machine_is_not_used(self, bucket: Clocked) -> None:
         class Wrong(Runtime):
             def time(self) -> float:
                 return 1e12
@@ -104,8 +100,7 @@ class TestMeanwhile:
         bucket.now += HOUR - 1
         assert run(sweep(bucket, Wrong(), SHORT)).removed == ()
 
-    def test_a_replica_that_is_being_followed_can_go_on(self, bucket: Clocked) -> None:
-        """Whoever is at a version that is held finds everything after it."""
+    def test_live_replica_finds_all_later_data(self, bucket: Clocked) -> None:
         bucket.write(*beat(run_id(bucket), "slow", 3, lease=10 * HOUR))
         swept_twice(bucket)
 
@@ -120,14 +115,14 @@ class TestMeanwhile:
 
 
 class TestFollowers:
-    """Real ones, with a replica of their own."""
+    """Real followers with replicas."""
 
     def follow(self, bucket: Clocked, into: Path) -> tuple[int, str]:
-        """Catches up. Returns the version, and the state of the checkpoint."""
+        """Catches up. Returns the version and the state of the checkpoint."""
         with Follower(bucket, into=into, name="a", threads=1, on_event=lambda event: None) as follower:
             return follower.once(), digest(follower.checkpoint()).hex
 
-    def test_one_that_was_away_too_long_takes_an_anchor(self, tmp_path: Path) -> None:
+    def test_late_follower_starts_from_an_anchor(self, tmp_path: Path) -> None:
         bucket = clocked()
         weights = publish(bucket, first_weights(), 3, every=HOUR, clock=bucket, anchor_every=3)
         assert self.follow(bucket, tmp_path)[0] == 3
@@ -138,7 +133,7 @@ class TestFollowers:
         assert bucket.versions("deltas")[0] > 4
         assert self.follow(bucket, tmp_path) == (13, commit_of(bucket, 13).after)
 
-    def test_one_that_was_heard_of_goes_on_by_deltas(self, tmp_path: Path) -> None:
+    def test_live_follower_continues_with_deltas(self, tmp_path: Path) -> None:
         bucket = clocked()
         weights = publish(bucket, first_weights(), 3, anchor_every=3)
         with Follower(bucket, into=tmp_path, name="a", threads=1, on_event=lambda event: None) as follower:
@@ -151,7 +146,7 @@ class TestFollowers:
             assert bucket.versions("deltas")[0] == 5  # version 4 is a fence
         assert self.follow(bucket, tmp_path) == (13, commit_of(bucket, 13).after)
 
-    def test_one_that_was_stopped_holds_back_nothing(self, tmp_path: Path) -> None:
+    def test_stopped_follower_keeps_no_data(self, tmp_path: Path) -> None:
         bucket = clocked()
         weights = publish(bucket, first_weights(), 3, anchor_every=3)
         self.follow(bucket, tmp_path)

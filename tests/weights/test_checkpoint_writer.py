@@ -1,4 +1,4 @@
-"""Writing a checkpoint: all or nothing, and the same bits give the same files."""
+"""Writing a checkpoint: completely or not at all, and the same bits give the same files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F32, BF16, U8 = DTYPES["F32"], DTYPES["BF16"], DTYPES["U8"]
 
 
 def copy(base: Checkpoint, out: Path, schema: Schema | None = None) -> None:
-    """Write what `base` holds, and zeros for what it does not."""
+    """Writes the tensors of `base`, and zeros for others."""
     with CheckpointWriter(out, schema=schema or schema_of_weights(base), like=base) as writer:
         for name in schema or base:
             tensor = writer[name]
@@ -42,7 +42,7 @@ def test_a_copy_of_a_directory_is_the_same_bytes(sharded: Path, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out"]
 
 
-def test_a_copy_of_a_file_is_the_same_bytes_even_if_no_two_writers_agree_on_them(tmp_path: Path) -> None:
+def test_a_copy_of_a_file_keeps_the_layout_of_its_writer(tmp_path: Path) -> None:
     head = b'{ "x": {"shape": [2], "dtype": "F32", "data_offsets": [0, 8]} }'
     path = tmp_path / "odd.safetensors"
     path.write_bytes(len(head).to_bytes(8, "little") + head + numbers(2).tobytes())
@@ -74,7 +74,7 @@ def test_a_link_in_the_base_becomes_a_file(sharded: Path, tmp_path: Path) -> Non
     assert (tmp_path / "out" / "linked.json").read_text() == "elsewhere"
 
 
-# Writing: tensors come and go
+# Writing: added and removed tensors
 
 
 def test_added_tensors_go_to_the_last_shard_and_removed_ones_leave(sharded: Path, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_added_tensors_go_to_the_last_shard_and_removed_ones_leave(sharded: Path
     }
 
 
-def test_a_shard_that_loses_all_its_tensors_goes(sharded: Path, tmp_path: Path) -> None:
+def test_a_shard_without_tensors_is_removed(sharded: Path, tmp_path: Path) -> None:
     base = Checkpoint(sharded)
     copy(base, tmp_path / "out", {"d": (F32, (2, 2))})
 
@@ -106,7 +106,7 @@ def test_a_shard_that_loses_all_its_tensors_goes(sharded: Path, tmp_path: Path) 
     assert out["d"].bits.tobytes() == base["d"].bits.tobytes()
 
 
-def test_what_is_laid_out_afresh_is_laid_out_as_stock_safetensors_does(single: Path, tmp_path: Path) -> None:
+def test_a_new_layout_is_that_of_stock_safetensors(single: Path, tmp_path: Path) -> None:
     base = Checkpoint(single)
     copy(base, tmp_path / "out.safetensors", schema_of_weights(base) | {"aa": (F32, (1,)), "n": (U8, (3,))})
 
@@ -115,7 +115,7 @@ def test_what_is_laid_out_afresh_is_laid_out_as_stock_safetensors_does(single: P
     assert (tmp_path / "out.safetensors").read_bytes() == expected
 
 
-def test_no_tensors_at_all(single: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_tensors_is_written(single: Path, tmp_path: Path) -> None:
     base = Checkpoint(single)
     with CheckpointWriter(tmp_path / "out.safetensors", schema={}, like=base):
         pass
@@ -123,7 +123,7 @@ def test_no_tensors_at_all(single: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("out", "file"), [("new.safetensors", "new.safetensors"), ("new", "new/model.safetensors")])
-def test_without_a_model_the_name_decides(tmp_path: Path, out: str, file: str) -> None:
+def test_the_name_chooses_file_or_directory_without_like(tmp_path: Path, out: str, file: str) -> None:
     with CheckpointWriter(tmp_path / out, schema={"x": (F32, (2,)), "none": (F32, (0,))}) as writer:
         writer["x"].bits[:] = 0x3F800000
 
@@ -146,7 +146,7 @@ def test_side_files_are_written(tmp_path: Path) -> None:
     assert Checkpoint(tmp_path / "out").side_files == (Path("config.json"), Path("tokenizer/vocab.txt"))
 
 
-def test_side_files_go_before_those_of_the_model(sharded: Path, tmp_path: Path) -> None:
+def test_given_side_files_replace_those_of_like(sharded: Path, tmp_path: Path) -> None:
     write_beside(tmp_path / "out", {"config.json": b"new", "more.json": b"more"}, Checkpoint(sharded))
 
     files = tree(tmp_path / "out")
@@ -162,14 +162,14 @@ def test_a_file_has_no_side_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", "/etc/x", "../x", "a/../../x", "a//b", "./x", "a\0b", "y.safetensors", "model.safetensors.index.json"]
 )
-def test_side_files_stay_in_their_place(tmp_path: Path, name: str) -> None:
-    with pytest.raises(OutputError, match="cannot be a file beside weights"):
+def test_side_files_outside_the_directory_are_rejected(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OutputError, match="cannot be a side file"):
         write_beside(tmp_path / "out", {name: b""})
 
     assert not list(tmp_path.iterdir())
 
 
-def test_side_files_in_each_others_way(tmp_path: Path) -> None:
+def test_conflicting_side_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot be written"):
         write_beside(tmp_path / "out", {"a": b"", "a/b": b""})
 
@@ -179,7 +179,7 @@ def test_side_files_in_each_others_way(tmp_path: Path) -> None:
 # Writing: all or nothing
 
 
-def test_after_an_exception_nothing_is_left(sharded: Path, single: Path, tmp_path: Path) -> None:
+def test_an_exception_leaves_no_files(sharded: Path, single: Path, tmp_path: Path) -> None:
     def interrupted(base: Checkpoint, out: Path) -> None:
         with CheckpointWriter(out, schema=schema_of_weights(base), like=base) as writer:
             writer["a"].bits[:] = 1
@@ -195,10 +195,10 @@ def test_after_an_exception_nothing_is_left(sharded: Path, single: Path, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tensor_nobody_filled_in_is_not_published_as_zeros(single: Path, tmp_path: Path) -> None:
+def test_an_unwritten_tensor_is_an_error(single: Path, tmp_path: Path) -> None:
     base = Checkpoint(single)
     with (
-        pytest.raises(OutputError, match="tensor 'b' was never filled in"),
+        pytest.raises(OutputError, match="tensor 'b' was not written"),
         CheckpointWriter(tmp_path / "out", schema=schema_of_weights(base), like=base) as writer,
     ):
         writer["a"].bits[:] = 1
@@ -228,9 +228,9 @@ def test_an_empty_directory_is_replaced_and_any_other_is_not(sharded: Path, tmp_
 def test_a_file_does_not_replace_a_directory_nor_the_other_way_round(
     sharded: Path, single: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(OutputError, match="is a file already"):
+    with pytest.raises(OutputError, match="is a file, not a directory"):
         copy(Checkpoint(sharded), single)
-    with pytest.raises(OutputError, match="is a directory already"):
+    with pytest.raises(OutputError, match="is a directory, not a file"):
         copy(Checkpoint(single), sharded)
 
 
@@ -244,19 +244,19 @@ def test_the_files_have_the_usual_permissions(sharded: Path, tmp_path: Path) -> 
     assert (tmp_path / "out" / "model-00001-of-00002.safetensors").stat().st_mode & 0o777 == 0o640
 
 
-# Writing: where it cannot be
+# Writing: errors
 
 
-def test_into_a_directory_that_is_not_there(single: Path, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="absent/out: there is no directory") as caught:
+def test_a_missing_parent_directory_is_an_error(single: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="absent/out: directory") as caught:
         copy(Checkpoint(single), tmp_path / "absent" / "out")
     assert caught.value.hint == "create it first"
 
 
-def test_more_than_the_disk_has_free(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     with (
-        pytest.raises(OutputError, match="bytes are needed") as caught,
+        pytest.raises(OutputError, match=r"needs .* bytes") as caught,
         CheckpointWriter(tmp_path / "out.safetensors", schema={"x": (U8, (2 * free,))}),
     ):
         pass
@@ -266,7 +266,7 @@ def test_more_than_the_disk_has_free(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["posix_fallocate", "fsync", "replace"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO])
-def test_a_system_call_that_fails(
+def test_a_failing_system_call_is_an_error(
     sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
     def fail(*args: Any) -> None:
@@ -279,7 +279,9 @@ def test_a_system_call_that_fails(
     assert os.listdir(tmp_path) == ["base"]
 
 
-def test_a_file_system_that_cannot_allocate(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_cannot_allocate_is_written_to(
+    sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unsupported(*args: Any) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
@@ -288,19 +290,19 @@ def test_a_file_system_that_cannot_allocate(sharded: Path, tmp_path: Path, monke
     assert tree(tmp_path / "out") == tree(sharded)
 
 
-# What is not to be replaced
+# Existing files
 
 
 @pytest.mark.parametrize("there", ["notes", "fifo", "config"])
-def test_what_is_no_safetensors_file_is_not_replaced(single: Path, tmp_path: Path, there: str) -> None:
+def test_files_of_another_kind_are_not_replaced(single: Path, tmp_path: Path, there: str) -> None:
     out = tmp_path / there
     if there == "fifo":
         os.mkfifo(out)
     else:
         out.write_text("precious")
-    with pytest.raises(OutputError, match="exists, and is no safetensors file"):
+    with pytest.raises(OutputError, match="exists and is not a safetensors file"):
         copy(Checkpoint(single), out)
-    with pytest.raises(OutputError, match="exists, and is no safetensors file"), replacing(out) as file:
+    with pytest.raises(OutputError, match="exists and is not a safetensors file"), replacing(out) as file:
         file.write(b"new")
     assert not out.is_file() or out.read_text() == "precious"
 

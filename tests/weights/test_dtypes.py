@@ -1,4 +1,4 @@
-"""The table of dtypes: what every line of it promises, and that NumPy, ml_dtypes and torch mean the same by it."""
+"""The table of dtypes agrees with NumPy, ml_dtypes and torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 
 
 def numpy_dtype(dtype: Dtype) -> Any:
-    """NumPy's own, or that of ml_dtypes; None where neither has it."""
+    """The dtype of NumPy or ml_dtypes, or None."""
     name = dtype.array_name
     return np.sctypeDict.get(name, getattr(ml_dtypes, name, None)) if name else None
 

@@ -1,4 +1,4 @@
-"""The names of a checkpoint's files."""
+"""File names in a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def test_plain_relative_names_may_be_side_files(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", ".git/x", "a\\b", "a\0b", "a\nb"]
 )
-def test_names_that_lead_elsewhere_or_are_hidden_may_not(name: str) -> None:
+def test_hidden_names_and_names_outside_are_rejected(name: str) -> None:
     assert not is_side_file_name(name)
 
 
-def test_weights_and_their_index_are_told_by_their_names() -> None:
+def test_weights_and_their_index_are_recognized() -> None:
     assert is_weights_file("model.safetensors")
     assert is_weights_file("model.safetensors.index.json")
     assert not any(map(is_weights_file, ("config.json", "safetensors", "model.safetensors.txt")))

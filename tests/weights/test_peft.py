@@ -1,4 +1,4 @@
-"""PEFT models: refused, or merged without a trace in the model."""
+"""PEFT models: rejected, or merged without changing the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
 
 
 def model(**options: Any) -> Any:
-    """With adapters that make a difference."""
+    """A model with adapters that change its output."""
     torch.manual_seed(0)
     made = peft.get_peft_model(Model(), peft.LoraConfig(**{"target_modules": ["up", "down"], "r": 2} | options))
     with torch.no_grad():
@@ -37,7 +37,7 @@ def model(**options: Any) -> Any:
 
 
 def expected(made: Any) -> dict[str, Any]:
-    """What PEFT makes of it, in place."""
+    """The weights after PEFT has merged in place."""
     return {name: value.detach() for name, value in made.merge_and_unload().state_dict().items()}
 
 
@@ -60,7 +60,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     ],
     ids=["lora", "dora", "a whole module too", "an embedding", "some tokens"],
 )
-def test_adapters_are_merged_and_the_model_stays_as_it_is(options: dict[str, Any]) -> None:
+def test_adapters_are_merged_and_the_model_is_unchanged(options: dict[str, Any]) -> None:
     made = model(**options)
     before = snapshot(made)
 
@@ -71,7 +71,7 @@ def test_adapters_are_merged_and_the_model_stays_as_it_is(options: dict[str, Any
     assert same(weights, expected(made))
 
 
-def test_an_adapter_may_be_inside_of_a_model() -> None:
+def test_an_adapter_may_be_inside_a_model() -> None:
     """As transformers' add_adapter() does it."""
     made = Model()
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["up"], init_lora_weights=False), made)
@@ -88,7 +88,7 @@ def test_an_adapter_that_is_turned_off_is_left_out() -> None:
     assert same(weights, dict(made.unload().state_dict()))
 
 
-def test_a_prompt_cannot_be_merged() -> None:
+def test_a_prompt_adapter_cannot_be_merged() -> None:
     made = Model()
     made.peft_config = {"default": peft.PromptTuningConfig(num_virtual_tokens=3)}
     with pytest.raises(CheckpointError, match=r"PROMPT_TUNING.* cannot be merged"):

@@ -1,4 +1,4 @@
-"""Reading weights: what is accepted, that nothing is copied, and what the refusals say."""
+"""Reading weights: accepted sources, views without copies, and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weightwire.weights.tensor import Tensor
 
 
 def one(value: Any) -> Tensor:
-    """What becomes of one tensor called x."""
+    """Reads one tensor named x."""
     return read_weights({"x": value})["x"]
 
 
@@ -69,7 +69,7 @@ def test_an_array_becomes_flat_bits_without_a_copy() -> None:
         (ml_dtypes.float8_e8m0fnu, "F8_E8M0"),
     ],
 )
-def test_array_dtypes(array_dtype: Any, dtype: str) -> None:
+def test_every_array_dtype_is_read_without_a_copy(array_dtype: Any, dtype: str) -> None:
     array = np.ones((2, 3), array_dtype)
 
     tensor = one(array)
@@ -79,7 +79,7 @@ def test_array_dtypes(array_dtype: Any, dtype: str) -> None:
     assert np.shares_memory(tensor.bits, array)
 
 
-def test_arrays_of_no_dimension_and_of_no_element() -> None:
+def test_scalars_and_empty_arrays_are_read() -> None:
     assert one(np.array(1.5, np.float32)).bits.tolist() == [0x3FC00000]
     empty = one(np.empty((3, 0, 2), np.float16))
     assert (empty.shape, empty.count, empty.nbytes) == ((3, 0, 2), 0, 0)
@@ -98,10 +98,10 @@ def test_two_names_of_one_tensor_are_both_listed() -> None:
     assert np.shares_memory(weights["embed"].bits, weights["head"].bits)
 
 
-# Raw buffers, and what was read before
+# Raw buffers, and weights that were read before
 
 
-def test_a_buffer_with_its_dtype_and_shape() -> None:
+def test_a_buffer_with_a_dtype_and_shape_is_read_without_a_copy() -> None:
     memory = bytearray(range(8))
 
     tensor = one(("BF16", [2, 2], memory))
@@ -129,17 +129,17 @@ def test_weights_can_be_read_again() -> None:
 # Parts
 
 
-def test_some_units_can_be_copied_or_seen() -> None:
+def test_a_range_of_units_can_be_copied_or_viewed() -> None:
     array = np.arange(10, dtype=np.int16)
     out = np.zeros(3, np.uint16)
     one(array).copy_to(2, 5, out)
     assert out.tolist() == [2, 3, 4]
-    seen = one(array).part(2, 5, lambda: pytest.fail("there is no need of room"))
+    seen = one(array).part(2, 5, lambda: pytest.fail("no room is needed"))
     assert np.shares_memory(seen, array)
     assert seen.tolist() == [2, 3, 4]
 
 
-def test_a_place_is_that_of_the_memory() -> None:
+def test_tensors_have_the_same_place_only_if_they_are_the_same_memory() -> None:
     array = np.arange(10, dtype=np.int16)
     assert one(array).place == one(array).place == array.ctypes.data
     assert one(array).place != one(array.copy()).place
@@ -160,7 +160,7 @@ def test_a_place_is_that_of_the_memory() -> None:
         (shaped("F6_E2M3", 2, 4), 6),
     ],
 )
-def test_units_of_a_tensor(tensor: Tensor, count: int) -> None:
+def test_count_is_the_number_of_units(tensor: Tensor, count: int) -> None:
     assert tensor.count == count
 
 
@@ -171,7 +171,7 @@ def test_a_shard_holds_rows_of_a_whole() -> None:
 
 
 @pytest.mark.parametrize("rows", [(0, 3), (3, 5), (2, 1), (-1, 1)])
-def test_a_shard_that_is_not_its_rows_is_refused(rows: tuple[int, int]) -> None:
+def test_a_shard_with_wrong_rows_is_rejected(rows: tuple[int, int]) -> None:
     whole = one(np.arange(12, dtype=np.int32).reshape(4, 3))
     with pytest.raises(CheckpointError, match="tensor 'x'"):
         one(Tensor(whole.dtype, whole.shape, whole.bits[3:9], rows=rows))
@@ -216,7 +216,7 @@ def test_torch_tensors_share_their_memory() -> None:
         ("complex64", "C64"),
     ],
 )
-def test_torch_dtypes(torch_dtype: str, dtype: str) -> None:
+def test_every_torch_dtype_is_read_without_a_copy(torch_dtype: str, dtype: str) -> None:
     torch = pytest.importorskip("torch")
     raw = torch.arange(32, dtype=torch.uint8)
 
@@ -233,7 +233,7 @@ def test_torch_counts_the_bytes_of_packed_float4_and_safetensors_its_elements() 
     assert (tensor.dtype.name, tensor.shape, tensor.count) == ("F4", (3, 8), 12)
 
 
-def test_torch_scalars_empty_tensors_and_modules() -> None:
+def test_torch_scalars_empty_tensors_and_modules_are_read() -> None:
     torch = pytest.importorskip("torch")
     assert one(torch.tensor(1.0)).shape == ()
     assert one(torch.empty(0, 3)).count == 0
@@ -241,14 +241,14 @@ def test_torch_scalars_empty_tensors_and_modules() -> None:
     assert {name: tensor.shape for name, tensor in weights.items()} == {"weight": (3, 2), "bias": (3,)}
 
 
-def test_torch_tensors_whose_bits_are_elsewhere_or_not_in_order_are_refused() -> None:
+def test_torch_tensors_without_contiguous_bits_in_memory_are_refused() -> None:
     torch = pytest.importorskip("torch")
     for value, message in [
         (torch.ones(2, 3).T, "not contiguous"),
         (torch.ones(2, 3)[:, :2], "not contiguous"),
         (torch.ones(3, dtype=torch.complex64).conj(), "not contiguous"),
         (torch.ones(3, device="meta"), "on meta"),
-        (torch.ones(3).to_sparse(), "torch.sparse_coo tensor"),
+        (torch.ones(3).to_sparse(), "layout torch.sparse_coo"),
         (torch.ones(3, dtype=torch.complex128), "unknown dtype complex128"),
     ]:
         with pytest.raises(CheckpointError, match=f"tensor 'x': .*{message}") as caught:
@@ -264,7 +264,7 @@ def test_nothing_here_imports_torch_or_ml_dtypes() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -277,38 +277,38 @@ def test_nothing_here_imports_torch_or_ml_dtypes() -> None:
         (np.zeros(3, ml_dtypes.float4_e2m1fn), "unknown dtype float4_e2m1fn"),
         (np.array(["text"]), "unknown dtype"),
         (np.array([None]), "unknown dtype object"),
-        ([1, 2, 3], "is a list"),
-        (None, "is a NoneType"),
-        (("F32", (2,)), "is a tuple"),
+        ([1, 2, 3], "has type list"),
+        (None, "has type NoneType"),
+        (("F32", (2,)), "has type tuple"),
         (("float32", (2,), bytes(8)), "unknown dtype 'float32'"),
         ((["F32"], (2,), bytes(8)), "unknown dtype"),
-        (("F32", (2,), bytes(7)), "does not take 7 bytes"),
-        (("F32", (2,), bytes(9)), "does not take 9 bytes"),
-        (("F32", (2**62, 4), bytes(0)), "does not take 0 bytes"),
-        (("F4", (3,), bytes(1)), "does not take 1 bytes"),
-        (("F32", (-1, -2), bytes(8)), "does not take 8 bytes"),
-        (("F32", 2, bytes(8)), "is no shape"),
-        (("F32", (2.0,), bytes(8)), "is no shape"),
+        (("F32", (2,), bytes(7)), "does not fit a buffer of 7 bytes"),
+        (("F32", (2,), bytes(9)), "does not fit a buffer of 9 bytes"),
+        (("F32", (2**62, 4), bytes(0)), "does not fit a buffer of 0 bytes"),
+        (("F4", (3,), bytes(1)), "does not fit a buffer of 1 bytes"),
+        (("F32", (-1, -2), bytes(8)), "does not fit a buffer of 8 bytes"),
+        (("F32", 2, bytes(8)), "is not a shape"),
+        (("F32", (2.0,), bytes(8)), "is not a shape"),
         (("F32", (2,), "text"), "no contiguous buffer"),
         (("F32", (2,), memoryview(bytes(16))[::2]), "no contiguous buffer"),
-        (Tensor(DTYPES["F32"], (3,), np.zeros(2, np.uint32)), "does not take 8 bytes"),
+        (Tensor(DTYPES["F32"], (3,), np.zeros(2, np.uint32)), "does not fit a buffer of 8 bytes"),
     ],
 )
-def test_refuses(value: Any, message: str) -> None:
+def test_unsupported_values_are_rejected(value: Any, message: str) -> None:
     with pytest.raises(CheckpointError, match=f"^tensor 'x': .*{message}") as caught:
         one(value)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("name", [1, "__metadata__", "\ud800"])
-def test_refuses_names_that_safetensors_cannot_hold(name: Any) -> None:
-    with pytest.raises(CheckpointError, match="cannot be a tensor's name"):
+def test_invalid_names_are_rejected(name: Any) -> None:
+    with pytest.raises(CheckpointError, match="is not a valid tensor name"):
         read_weights({name: np.zeros(1)})
 
 
 @pytest.mark.parametrize("source", [1, None, [("x", np.zeros(1))]])
-def test_refuses_what_is_neither_path_nor_mapping(source: Any) -> None:
-    with pytest.raises(CheckpointError, match="weights cannot be read from a"):
+def test_other_objects_are_rejected(source: Any) -> None:
+    with pytest.raises(CheckpointError, match="weights cannot be read from"):
         read_weights(source)
 
 

@@ -1,4 +1,4 @@
-"""What the rest of weightwire asks of a bucket: eight verbs. Every backend offers exactly these."""
+"""The bucket interface: eight operations that every backend implements."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Bucket", "ObjectInfo"]
+__all__ = ["GET_LIMIT", "Bucket", "ObjectInfo"]
+
+GET_LIMIT = 64 << 20
+"""The most bytes that `Bucket.get` reads by default."""
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a listing says of an object. `modified` is by the store's own clock, in seconds since 1970."""
+    """An object in a listing. `modified` is in seconds since 1970, by the store's clock."""
 
     path: str
     size: int
@@ -19,41 +22,41 @@ class ObjectInfo:
 
 
 class Bucket(Protocol):
-    """Bytes by path, under one URL prefix. Paths are relative to it, with `/` between plain names.
+    """Objects under one URL prefix. Paths are relative to it: plain names joined by `/`.
 
-    All verbs raise a `BucketError`: `NotFound`, `AlreadyExists`, `PermissionDenied`, or `Unavailable` for whatever may
-    pass. After a write that failed with `Unavailable` nobody knows whether it happened.
+    Every operation may raise a `BucketError`: `NotFound`, `AlreadyExists`, `PermissionDenied`, or `Unavailable` if a
+    later attempt may succeed. A write that raised `Unavailable` may have happened.
     """
 
     url: str
-    """For people: it names the bucket and the prefix, and never holds a secret."""
+    """Names the bucket and the prefix for people. A directory has a plain path. Never contains a secret."""
 
     strict: bool
-    """Whether `create` is atomic. Where it is not, only one publisher may ever write: the single-writer mode."""
+    """Whether `create` is atomic. If not, only one publisher may write (single-writer mode)."""
 
     poll_interval: float
-    """The shortest time, in seconds, between two looks for something new: longer where requests are rationed."""
+    """The shortest time between two polls, in seconds. Longer where the store limits the request rate."""
 
     async def create(self, path: str, data: bytes) -> None:
-        """Makes an object that must not be there yet; of several at the same time exactly one succeeds."""
+        """Creates an object that must not exist yet. If several callers race, exactly one succeeds."""
 
     async def put(self, path: str, data: Iterable[bytes | memoryview] | bytes, size: int | None = None) -> None:
-        """Makes or replaces an object, all at once; in parts where it is large. `size` of an iterable, if known."""
+        """Creates or replaces an object atomically. `size` is the total of an iterable, if known."""
 
-    async def get(self, path: str) -> bytes:
-        """All of a small object."""
+    async def get(self, path: str, limit: int = GET_LIMIT) -> bytes:
+        """Reads a small object. Raises `TooLarge` if it has more than `limit` bytes, without holding more of them."""
 
     async def read_into(self, path: str, buffer: memoryview, start: int = 0) -> None:
-        """Fills a buffer with the bytes of an object from `start` on, in parallel where it is large."""
+        """Fills a buffer with the bytes of an object from `start` on. Reads large ranges in parallel."""
 
     async def list(self, prefix: str) -> Sequence[ObjectInfo]:
-        """All objects under `prefix`, a path that ends in `/` (or "" for all), at any depth, sorted by path."""
+        """Lists all objects under `prefix` at any depth, sorted by path. `prefix` ends in `/`, or is "" for all."""
 
     async def find(self, path: str) -> ObjectInfo | None:
-        """What a listing would say of one object; None if it is not there."""
+        """Looks up one object. None if it does not exist."""
 
     async def delete(self, path: str) -> None:
-        """Removes an object, if it is there."""
+        """Deletes an object if it exists."""
 
     async def close(self) -> None:
-        """Lets go of connections."""
+        """Closes connections."""

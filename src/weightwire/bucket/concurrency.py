@@ -1,7 +1,4 @@
-"""How backends wait, for a thread or for several transfers at a time, and feed them. Nothing is left running.
-
-Knows nothing of stores.
-"""
+"""Threads and parallel transfers for the backends. Nothing keeps running after a call returns."""
 
 from __future__ import annotations
 
@@ -21,8 +18,11 @@ _PIECE = 16 << 20
 
 
 async def in_thread(function: Callable[[], Result], stop: threading.Event | None = None) -> Result:
-    """Runs what blocks. A thread cannot be stopped, only asked to: whoever cancels this waits for it, so that nothing
-    is written, to a buffer or to a bucket, behind the back of someone who has moved on."""
+    """Runs a blocking function in a thread.
+
+    A thread cannot be stopped from outside. Cancelling this sets `stop` and waits for the thread to end, so nothing is
+    written to a buffer or a bucket after the caller has moved on.
+    """
     future = asyncio.get_running_loop().run_in_executor(None, function)
     try:
         return await asyncio.shield(future)
@@ -34,7 +34,7 @@ async def in_thread(function: Callable[[], Result], stop: threading.Event | None
 
 
 async def each(items: Iterable[Item], at_once: int, transfer: Callable[[Item], Awaitable[None]]) -> None:
-    """Runs `transfer` for all items, so many at once. The first error ends the others before it is raised."""
+    """Runs `transfer` for all items, `at_once` at a time. The first error cancels the others and is then raised."""
     waiting = iter(items)
 
     async def work() -> None:
@@ -46,7 +46,7 @@ async def each(items: Iterable[Item], at_once: int, transfer: Callable[[Item], A
         await asyncio.gather(*tasks)
     finally:
         for task in tasks:
-            # Not twice: it may be cleaning up already.
+            # A second cancel would interrupt its cleanup.
             if not task.cancelling():
                 task.cancel()
         for task in tasks:
@@ -54,7 +54,7 @@ async def each(items: Iterable[Item], at_once: int, transfer: Callable[[Item], A
 
 
 async def _await_end(future: asyncio.Future[Result]) -> None:
-    """Waits until it is over, even if cancelled again, and looks at how it ended, or asyncio would complain."""
+    """Waits for the end, even if cancelled again. Retrieves the exception, or asyncio would log it."""
     while not future.done():
         try:
             await asyncio.wait([future])
@@ -65,22 +65,21 @@ async def _await_end(future: asyncio.Future[Result]) -> None:
 
 
 def flat(view: memoryview) -> memoryview:
-    """The same memory as bytes; Python does not cast what is empty in more than one dimension."""
+    """The same memory as bytes. Python cannot cast an empty view with several dimensions."""
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def pieces(
     data: Iterable[bytes | memoryview] | bytes, path: str, size: int | None, stop: threading.Event
 ) -> Iterator[memoryview]:
-    """What is to be written, in flat pieces of bounded size, until someone says stop. Ends in an error if it was not as
-    much as was said."""
+    """The data to write, in flat pieces of bounded size. Raises if `stop` is set, or if the total is not `size`."""
     total = 0
     for buffer in [data] if isinstance(data, bytes) else data:
         view = flat(memoryview(buffer))
         for start in range(0, len(view), _PIECE):
             if stop.is_set():
-                raise BucketError(f"{path}: stopped")
+                raise BucketError(f"{path}: the write was cancelled", hint="nothing was written")
             yield view[start : start + _PIECE]
         total += len(view)
     if size is not None and total != size:
-        raise BucketError(f"{path}: was to have {size:,} bytes, but {total:,} were given", hint="nothing was written")
+        raise BucketError(f"{path}: expected {size:,} bytes to write, got {total:,}", hint="nothing was written")

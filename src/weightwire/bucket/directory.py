@@ -1,7 +1,7 @@
-"""A directory as a bucket: on one machine, or on a file system that all machines share.
+"""A directory as a bucket: on one machine, or on a file system that machines share.
 
-An object is a file. It is written under a hidden name, synced, and then appears at once: a hard link creates it only
-where nothing is, a rename replaces. Knows files and folders; nothing of networks or of what the bytes mean.
+An object is a file. It is written and synced under a hidden name and then appears atomically: a hard link creates it
+only if the name is free, a rename replaces it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from weightwire.bucket.bucket import ObjectInfo
+from weightwire.bucket.bucket import GET_LIMIT, ObjectInfo
 from weightwire.bucket.concurrency import each, flat, in_thread, pieces
 from weightwire.bucket.paths import PARTIAL, check_path, check_prefix, is_path
-from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, Truncated, Unavailable
+from weightwire.errors import AlreadyExists, BucketError, NotFound, PermissionDenied, TooLarge, Truncated, Unavailable
+from weightwire.system import NotRegularFile, open_regular
 
 __all__ = ["DirectoryBucket"]
 
-# Large files are read in pieces, several at a time: file systems on a network gain by it.
+# Large files are read in pieces, several at a time: network file systems are faster that way.
 _PIECE = 32 << 20
 _AT_ONCE = 4
 
@@ -39,7 +40,7 @@ _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
 
 
 class DirectoryBucket:
-    """A `Bucket` in a directory, which the first write makes."""
+    """A `Bucket` in a directory. The first write creates the directory."""
 
     url: str
     strict = True
@@ -47,8 +48,9 @@ class DirectoryBucket:
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
-        self.url = self._root.as_uri()
-        # Folders that this process has made sure of; they need no sync again.
+        # A plain path, as people write it. Bytes that are not UTF-8 are escaped: a URL goes into JSON.
+        self.url = str(self._root).encode("utf-8", "backslashreplace").decode()
+        # Folders that this process has synced already.
         self._durable: set[Path] = set()
 
     async def create(self, path: str, data: bytes) -> None:
@@ -61,16 +63,17 @@ class DirectoryBucket:
         with self._writing(path):
             await in_thread(lambda: self._write(target, pieces(data, path, size, stop), os.replace), stop)
 
-    async def get(self, path: str) -> bytes:
+    async def get(self, path: str, limit: int = GET_LIMIT) -> bytes:
         target = self._at(path)
         with self._reading(path):
-            return await in_thread(lambda: _read(target))
+            return await in_thread(lambda: _read(target, limit, f"{self.url}/{path}"))
 
     async def read_into(self, path: str, buffer: memoryview, start: int = 0) -> None:
         target, view = self._at(path), flat(buffer)
 
         async def read(offset: int) -> None:
-            await in_thread(lambda: _fill(target, view[offset : offset + _PIECE], start + offset))
+            where = f"{self.url}/{path}"
+            await in_thread(lambda: _fill(target, view[offset : offset + _PIECE], start + offset, where))
 
         with self._reading(path):
             await each(range(0, max(len(view), 1), _PIECE), _AT_ONCE, read)
@@ -95,21 +98,24 @@ class DirectoryBucket:
             await in_thread(lambda: self._remove(target))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no file stays open."""
 
     def _at(self, path: str) -> Path:
-        """Where an object lies: below the root, and not somewhere else by way of a link."""
+        """The file of an object. Symbolic links, which could lead out of the root, are rejected."""
         target = self._root / check_path(path)
         if os.path.realpath(target) != os.path.join(os.path.realpath(self._root), path):
-            raise BucketError(f"{self.url}/{path}: there is a symbolic link on the way", hint="remove it")
+            raise BucketError(f"{self.url}/{path}: the path contains a symbolic link", hint="remove the link")
         return target
 
     @contextmanager
     def _reading(self, path: str) -> Iterator[None]:
         try:
             yield
+        except NotRegularFile as problem:
+            # Absent, as in listings: readers look for another path, and look again later.
+            raise NotFound(f"{self.url}/{path}: not a regular file", hint="remove what is in its place") from problem
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as problem:
-            raise NotFound(f"{self.url}/{path}: is not there", hint="check the URL, or wait for it") from problem
+            raise NotFound.at(f"{self.url}/{path}") from problem
         except OSError as problem:
             raise _explain(problem, f"{self.url}/{path}") from problem
 
@@ -123,7 +129,7 @@ class DirectoryBucket:
     # In threads
 
     def _write(self, target: Path, views: Iterable[memoryview], publish: Callable[[Path, Path], None]) -> None:
-        """A file that is there with all its bytes or not at all, even if the power goes."""
+        """Writes a file that is complete or absent, even after a power cut."""
         partial, descriptor = self._open_partial(target.parent)
         try:
             with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -132,13 +138,13 @@ class DirectoryBucket:
                 os.fsync(file.fileno())
             publish(partial, target)
         finally:
-            # A rename has moved it. What cannot be removed now, a later listing sweeps up.
+            # After a rename it is gone already. A later listing removes it if this fails.
             with suppress(OSError):
                 partial.unlink()
         _sync_folder(target.parent)
 
     def _open_partial(self, folder: Path) -> tuple[Path, int]:
-        """In the folder of the target, which may be on a file system of its own."""
+        """Opens a hidden file in the folder of the target: both must be on one file system."""
         partial = folder / f"{PARTIAL}{secrets.token_hex(8)}.partial"
         attempts = 0
         while True:
@@ -146,23 +152,28 @@ class DirectoryBucket:
                 self._make_folder(folder)
                 return partial, os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             except FileNotFoundError:
-                # Someone has deleted the last object of a folder, and the folder with it, while we came.
+                # Another process deleted the last object of the folder, and the folder with it.
                 self._durable.clear()
                 attempts += 1
                 if attempts == _ATTEMPTS:
                     raise
 
     def _make_folder(self, folder: Path) -> None:
-        """A folder that survives a power cut with all above it, whoever made them."""
-        if folder in self._durable:
-            return
-        if folder == self._root:
+        """Creates a folder and its parents, and syncs them even if another process created them."""
+        missing = []
+        while folder not in self._durable and folder != self._root:
+            missing.append(folder)
+            folder = folder.parent
+        if folder not in self._durable:
             _make_root(folder)
-        else:
-            self._make_folder(folder.parent)
+            self._note_durable(folder)
+        for folder in reversed(missing):
             with suppress(FileExistsError):
                 folder.mkdir()
             _sync_folder(folder.parent)
+            self._note_durable(folder)
+
+    def _note_durable(self, folder: Path) -> None:
         if len(self._durable) >= _KNOWN_FOLDERS:
             self._durable.clear()
         self._durable.add(folder)
@@ -171,7 +182,7 @@ class DirectoryBucket:
         if not target.is_file():
             return
         target.unlink()
-        # A run would leave an empty folder for each of its versions.
+        # Otherwise a run would leave an empty folder for each version.
         folder = target.parent
         with suppress(OSError):
             while folder != self._root:
@@ -185,10 +196,15 @@ def _make_root(root: Path) -> None:
     while not folder.exists():
         missing.append(folder)
         folder = folder.parent
-    for folder in reversed(missing):
-        with suppress(FileExistsError):
-            folder.mkdir()
-        _sync_folder(folder.parent)
+    try:
+        for folder in reversed(missing):
+            with suppress(FileExistsError):
+                folder.mkdir()
+            _sync_folder(folder.parent)
+    except OSError as problem:
+        raise _explain(problem, f"cannot create {root}") from problem
+    if root.exists() and not root.is_dir():
+        raise BucketError(f"{root}: not a directory", hint="name a directory")
 
 
 def _sync_folder(folder: Path) -> None:
@@ -196,7 +212,7 @@ def _sync_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as problem:
-        # Some network file systems have no such call: with them the server has written the name already.
+        # Some network file systems do not support this; their server has stored the name already.
         if problem.errno not in _NO_FOLDER_SYNC:
             raise
     finally:
@@ -210,7 +226,7 @@ def _link(partial: Path, target: Path) -> None:
         if problem.errno not in _NO_LINKS:
             raise
         raise BucketError(
-            f"{target}: the file system has no hard links ({problem.strerror}), so nothing can be created all at once",
+            f"{target}: the file system does not support hard links ({problem.strerror}), which an atomic create needs",
             hint="use a directory on another file system, or an s3://, gs:// or az:// bucket",
         ) from problem
 
@@ -220,47 +236,56 @@ def _write_all(descriptor: int, view: memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _fill(path: Path, view: memoryview, start: int) -> None:
-    with path.open("rb", buffering=0) as file:
+def _fill(path: Path, view: memoryview, start: int, where: str) -> None:
+    with open(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
         size, wanted = os.fstat(file.fileno()).st_size, len(view)
         while view:
             count = os.preadv(file.fileno(), [view], start)
             if count == 0:
-                raise Truncated(
-                    f"{path}: has only {size:,} bytes where {start + wanted:,} were expected",
-                    hint="it was cut off, or is not the file it should be",
-                )
+                raise Truncated.at(where, size, start + wanted)
             view, start, wanted = view[count:], start + count, wanted - count
 
 
-def _read(target: Path) -> bytes:
-    with open(os.open(target, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise FileNotFoundError(errno.ENOENT, "is no file")
-        return file.read()
+def _read(target: Path, limit: int, where: str) -> bytes:
+    with open(open_regular(target, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(min(size, limit) + 1)
+    if max(size, len(data)) > limit:
+        raise TooLarge.at(where, limit)
+    return data
 
 
 def _walk(root: Path, folder: Path) -> Iterator[ObjectInfo]:
-    """All objects below a folder. Files come and go meanwhile: those that are gone are left out."""
+    """All objects below a folder. Skips files that disappear meanwhile."""
+    waiting = [folder]  # not recursive: folders may be nested deeper than Python's stack
+    while waiting:
+        for entry in _entries(waiting.pop()):
+            with suppress(FileNotFoundError):
+                if entry.name.startswith(PARTIAL):
+                    _sweep(entry)
+                elif entry.is_dir(follow_symlinks=False):
+                    waiting.append(Path(entry.path))
+                elif entry.is_file(follow_symlinks=False) and is_path(
+                    path := Path(entry.path).relative_to(root).as_posix()
+                ):
+                    status = entry.stat(follow_symlinks=False)
+                    yield ObjectInfo(path, status.st_size, status.st_mtime)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
-        entries = list(os.scandir(folder))
+        with os.scandir(folder) as entries:
+            return list(entries)
     except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
-        with suppress(FileNotFoundError):
-            if entry.name.startswith(PARTIAL):
-                _sweep(entry)
-            elif entry.is_dir(follow_symlinks=False):
-                yield from _walk(root, Path(entry.path))
-            elif entry.is_file(follow_symlinks=False) and is_path(
-                path := Path(entry.path).relative_to(root).as_posix()
-            ):
-                status = entry.stat(follow_symlinks=False)
-                yield ObjectInfo(path, status.st_size, status.st_mtime)
+        return []
+    except OSError as problem:
+        if problem.errno != errno.ENAMETOOLONG:
+            raise
+        return []  # nested so deep that no path leads to what is in it
 
 
 def _sweep(entry: os.DirEntry[str]) -> None:
-    """Removes what a writer left that was killed; no writer takes a day from one write to the next."""
+    """Removes the partial file of a killed writer. No live writer pauses for a day between two writes."""
     with suppress(OSError):
         if time.time() - entry.stat().st_mtime > _ABANDONED:
             os.unlink(entry)
@@ -269,11 +294,13 @@ def _sweep(entry: os.DirEntry[str]) -> None:
 def _explain(problem: OSError, where: str) -> BucketError:
     reason = problem.strerror or str(problem)
     if problem.errno == errno.EEXIST:
-        return AlreadyExists(f"{where}: exists", hint="nothing was changed")
+        return AlreadyExists.at(where)
     if problem.errno in _FULL:
-        return Unavailable(f"{where}: {reason}", hint="free some space on that file system")
+        return Unavailable(f"{where}: {reason}", hint="free space on that file system")
     if problem.errno in _FORBIDDEN:
-        return PermissionDenied(f"{where}: {reason}", hint="check who owns the directory and who may write there")
+        return PermissionDenied(f"{where}: {reason}", hint="check the owner and the permissions of the directory")
     if problem.errno in _IMPOSSIBLE:
-        return BucketError(f"{where}: {reason}", hint="another file is in the way, or the name is not possible there")
-    return Unavailable(f"{where}: {reason}", hint="check the file system: is it mounted and healthy?")
+        return BucketError(
+            f"{where}: {reason}", hint="another file has this name, or the file system does not support the name"
+        )
+    return Unavailable(f"{where}: {reason}", hint="check that the file system is mounted and healthy")

@@ -1,8 +1,8 @@
-"""Buckets of the Hugging Face Hub, over huggingface_hub.
+"""Buckets of the Hugging Face Hub, through huggingface_hub.
 
-The Hub's calls have no conditions: a create is a look, a write and a look again, which serves one writer and no more.
-So `strict` is false here; the same bucket through the Hub's S3 gateway, as s3:// with AWS_ENDPOINT_URL, is strict. The
-calls are not transactions either: what was written is looked up afterwards. Knows nothing of what the bytes mean.
+The Hub's API has no conditional writes. A create checks, writes and checks again, which is safe for one writer only, so
+`strict` is false. The same bucket through the Hub's S3 gateway (s3:// with AWS_ENDPOINT_URL) is strict. The API has no
+transactions either, so every write is checked afterwards.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weightwire.bucket.bucket import ObjectInfo
+from weightwire.bucket.bucket import GET_LIMIT, ObjectInfo
 from weightwire.bucket.concurrency import flat, in_thread, pieces
 from weightwire.bucket.paths import check_path, check_prefix
 from weightwire.errors import (
     AlreadyExists,
     BucketError,
+    MissingDependency,
     NotFound,
     PermissionDenied,
+    TooLarge,
     Truncated,
     Unavailable,
     WeightwireError,
@@ -36,23 +38,28 @@ __all__ = ["HuggingFaceBucket", "open_huggingface"]
 
 _NAME = "object"
 _ADDRESS = re.compile(r"\w+://\S+")
-_TOKEN = "set HF_TOKEN, or run hf auth login, with a token that may read and write this bucket"
+_TOKEN = "set HF_TOKEN or run `hf auth login`, with a token that can read and write this bucket"
 
 
 def open_huggingface(name: str, prefix: str) -> HuggingFaceBucket:
-    """The bucket OWNER/NAME, with the token that huggingface_hub finds. The first write makes it, as a private one."""
+    """Opens the bucket OWNER/NAME with the token that huggingface_hub finds. The first write creates it, private."""
     url = f"hf://buckets/{name}/{prefix}".rstrip("/")
+    endpoint = os.environ.get("HF_ENDPOINT")
+    if endpoint and set(endpoint) & set("@?#"):  # huggingface_hub logs it
+        raise BucketError(
+            "the variable HF_ENDPOINT has a user, a password or a query", hint="remove it, and set HF_TOKEN"
+        )
     try:
         import hf_xet  # noqa: F401
         from huggingface_hub import HfApi
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
-        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), library_name="weightwire")
+        api = HfApi(endpoint=endpoint, library_name="weightwire")
         if not hasattr(api, "batch_bucket_files"):
-            raise ImportError("this release of huggingface_hub has no buckets")
+            raise ImportError("this release of huggingface_hub does not support buckets")
     except ImportError as problem:
-        raise BucketError(f"{url}: {problem}", hint="pip install 'weightwire[hf]'") from None
-    # A trainer's output would be full of them.
+        raise MissingDependency(f"{url}: {problem}", hint=MissingDependency.hint_for("hf")) from None
+    # They would fill a trainer's output.
     disable_progress_bars()
     return HuggingFaceBucket(url, name, prefix, api)
 
@@ -62,7 +69,7 @@ class HuggingFaceBucket:
 
     url: str
     strict = False
-    poll_interval = 2.0  # the Hub rations requests
+    poll_interval = 2.0  # the Hub limits the request rate
 
     def __init__(self, url: str, name: str, prefix: str, api: HfApi) -> None:
         self.url = url
@@ -70,7 +77,7 @@ class HuggingFaceBucket:
         self._prefix = f"{prefix}/" if prefix else ""
         self._api = api
         self._is_there = False
-        # A file that parts were asked of, so that the next part needs no download.
+        # The last file that was read in part: the next part of it needs no download.
         self._kept: tuple[str, tempfile.TemporaryDirectory[str]] | None = None
         self._keeping = threading.Lock()
 
@@ -84,10 +91,10 @@ class HuggingFaceBucket:
         with self._failing(path):
             await in_thread(lambda: self._put(key, pieces(data, path, size, stop)), stop)
 
-    async def get(self, path: str) -> bytes:
+    async def get(self, path: str, limit: int = GET_LIMIT) -> bytes:
         key = self._key(path)
         with self._failing(path):
-            return await in_thread(lambda: self._get(key))
+            return await in_thread(lambda: self._get(key, limit))
 
     async def read_into(self, path: str, buffer: memoryview, start: int = 0) -> None:
         key, view = self._key(path), flat(buffer)
@@ -117,14 +124,14 @@ class HuggingFaceBucket:
             await in_thread(lambda: self._delete(key))
 
     async def close(self) -> None:
-        """Removes what was kept."""
+        """Deletes the cached download."""
         await in_thread(self._drop)
 
     def _key(self, path: str) -> str:
         return self._prefix + check_path(path)
 
     def _describe(self, found: BucketFile) -> ObjectInfo:
-        # mtime is what the writer says it was.
+        # mtime comes from the writer's clock.
         modified = found.uploaded_at or found.mtime
         return ObjectInfo(found.path.removeprefix(self._prefix), found.size, modified.timestamp() if modified else 0.0)
 
@@ -143,12 +150,12 @@ class HuggingFaceBucket:
         self._make()
         with suppress(NotFound):
             self._look(key)
-            raise AlreadyExists(f"{self._url_of(key)}: exists", hint="nothing was changed")
+            raise AlreadyExists.at(self._url_of(key))
         self._add(key, data, len(data))
-        if self._get(key) != data:
+        if self._get(key, len(data)) != data:
             raise AlreadyExists(
-                f"{self._url_of(key)}: someone else wrote it at the same time",
-                hint="only one publisher may use an hf:// bucket; use its S3 gateway, as s3://, for more",
+                f"{self._url_of(key)}: another writer wrote it at the same time",
+                hint="run only one publisher on an hf:// bucket, or use its S3 gateway (s3://)",
             )
 
     def _put(self, key: str, views: Iterable[memoryview]) -> None:
@@ -164,15 +171,15 @@ class HuggingFaceBucket:
         try:
             found = self._look(key)
         except NotFound:
-            raise Unavailable(f"{self._url_of(key)}: was sent, but is not there", hint="try again") from None
+            raise Unavailable(f"{self._url_of(key)}: not found after the upload", hint="try again") from None
         if found.size != size:
             raise Unavailable(
-                f"{self._url_of(key)}: {size:,} bytes were sent, {found.size:,} are there", hint="try again"
+                f"{self._url_of(key)}: {size:,} bytes were sent, {found.size:,} were stored", hint="try again"
             )
 
     def _make(self) -> None:
         if not self._is_there:
-            # It would be public otherwise.
+            # The default is public.
             self._api.create_bucket(self._name, private=True, exist_ok=True)
             self._is_there = True
 
@@ -180,20 +187,20 @@ class HuggingFaceBucket:
         for found in self._api.get_bucket_paths_info(self._name, [key]):
             if found.path == key:
                 return found
-        raise NotFound(f"{self._url_of(key)}: is not there", hint="check the URL, or wait for it")
+        raise NotFound.at(self._url_of(key))
 
-    def _get(self, key: str) -> bytes:
+    def _get(self, key: str, limit: int) -> bytes:
         found = self._look(key)
+        if found.size > limit:
+            raise TooLarge.at(self._url_of(key), limit)
         with tempfile.TemporaryDirectory(prefix="weightwire-") as folder:
             return self._download(found, folder).read_bytes()
 
     def _read(self, key: str, view: memoryview, start: int) -> None:
         found = self._look(key)
-        if found.size < start + len(view):
-            raise Truncated(
-                f"{self._url_of(key)}: ends at byte {found.size:,}, not at {start + len(view):,} or later",
-                hint="it was cut off, or is not the object it should be",
-            )
+        end = start + len(view)
+        if found.size < end:
+            raise Truncated.at(self._url_of(key), found.size, end)
         if len(view) == found.size:
             with tempfile.TemporaryDirectory(prefix="weightwire-") as folder:
                 _fill(self._download(found, folder), view, 0)
@@ -202,7 +209,7 @@ class HuggingFaceBucket:
                 _fill(self._keep(found), view, start)
 
     def _keep(self, found: BucketFile) -> Path:
-        """The Hub's client has no range reads: all of a file is downloaded for the first part that is asked for."""
+        """Downloads the whole file for the first part: the Hub's client has no range reads."""
         if self._kept is None or self._kept[0] != found.xet_hash:
             self._drop()
             folder = tempfile.TemporaryDirectory(prefix="weightwire-")
@@ -219,7 +226,7 @@ class HuggingFaceBucket:
         target = Path(folder, _NAME)
         self._api.download_bucket_files(self._name, [(found, target)], raise_on_missing_files=True)
         if target.stat().st_size != found.size:
-            raise Unavailable(f"{self._url_of(found.path)}: the download is not complete", hint="try again")
+            raise Unavailable(f"{self._url_of(found.path)}: the download is incomplete", hint="try again")
         return target
 
     def _list(self, folder: str) -> Sequence[ObjectInfo]:
@@ -233,7 +240,7 @@ class HuggingFaceBucket:
         try:
             self._api.batch_bucket_files(self._name, delete=[key])
         except Exception:
-            # Someone else may have been faster: then this says that it is not there.
+            # If another process deleted it first, this raises NotFound.
             self._look(key)
             raise
 
@@ -247,28 +254,32 @@ def _fill(path: Path, view: memoryview, start: int) -> None:
         while view:
             count = file.readinto(view)
             if not count:
-                raise Unavailable(f"{path}: was cut off while it was read", hint="try again")
+                raise Unavailable(f"{path}: the file became shorter while it was read", hint="try again")
             view = view[count:]
 
 
 def _explain(problem: Exception, where: str) -> BucketError:
-    """By the status, where there was an answer. Only the first line: the rest may hold addresses that are signed."""
+    """Classifies by the status, if there was a reply. Keeps only the first line: others may hold signed addresses."""
     names = {kind.__name__ for kind in type(problem).__mro__}
     status = getattr(getattr(problem, "response", None), "status_code", 0)
     if names & {"BucketNotFoundError", "RepositoryNotFoundError"}:
-        # Not NoBucket: the first write would make it.
-        return NotFound(f"{where}: no such bucket, or a private one", hint=f"check its name, and {_TOKEN}")
+        # Not NoBucket: the first write creates it.
+        return NotFound(f"{where}: the bucket does not exist or is private", hint=f"check its name, and {_TOKEN}")
     if names & {"EntryNotFoundError"} or status == 404:
-        return NotFound(f"{where}: is not there", hint="check the URL, or wait for it")
+        return NotFound.at(where)
     if names & {"LocalTokenNotFoundError", "XetAuthenticationError"} or status in (401, 403):
         return PermissionDenied(f"{where}: {_reason(problem, status)}", hint=_TOKEN)
     if "OfflineModeIsEnabled" in names:
         return Unavailable(f"{where}: huggingface_hub is offline", hint="unset HF_HUB_OFFLINE")
     if status == 429:
-        return Unavailable(f"{where}: too many requests", hint="the Hub counts them per five minutes: poll less often")
+        return Unavailable(
+            f"{where}: too many requests", hint="poll less often: the Hub limits requests per five minutes"
+        )
     if 400 <= status < 500 or names & {"HFValidationError"}:
-        return BucketError(f"{where}: {_reason(problem, status)}", hint="the Hub does not take this: check the URL")
-    return Unavailable(f"{where}: {_reason(problem, status)}", hint="check the network and HF_ENDPOINT, or wait")
+        return BucketError(f"{where}: {_reason(problem, status)}", hint="the Hub rejected the request: check the URL")
+    return Unavailable(
+        f"{where}: {_reason(problem, status)}", hint="check the network and HF_ENDPOINT, or try again later"
+    )
 
 
 def _reason(problem: Exception, status: int) -> str:

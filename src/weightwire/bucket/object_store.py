@@ -1,15 +1,15 @@
-"""Object stores as buckets: S3 and what speaks it, Google Cloud Storage, Azure, and memory. All over obstore.
+"""Object stores as buckets: S3 and compatible stores, Google Cloud Storage, Azure, and memory, through obstore.
 
-Knows how each is configured from the environment, how large objects travel in parts, and that a create is one request
-with a condition. Knows nothing of what the bytes mean; what a refusal means is in `store_errors.py`.
+Settings come from the environment. Large objects are transferred in parts. A create is one conditional request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import chain, islice
@@ -20,11 +20,11 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
-from weightwire.bucket.bucket import ObjectInfo
+from weightwire.bucket.bucket import GET_LIMIT, ObjectInfo
 from weightwire.bucket.concurrency import each, flat, in_thread, pieces
 from weightwire.bucket.paths import check_path, check_prefix
-from weightwire.bucket.store_errors import explain, explain_settings
-from weightwire.errors import BucketError, NotFound, PermissionDenied, Truncated, Unavailable
+from weightwire.bucket.store_errors import StoreRequest, explain, explain_settings
+from weightwire.errors import BucketError, NotFound, PermissionDenied, TooLarge, Truncated, Unavailable
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -34,23 +34,23 @@ __all__ = ["ObjectStoreBucket", "open_object_store"]
 
 _UploadPart = bytes | bytearray | memoryview
 
-# Objects of more than two parts travel so many of them at a time; smaller ones in one request.
+# Objects of more than _SINGLE parts are transferred _AT_ONCE parts at a time, smaller ones in one request.
 _PART = 8 << 20
 _AT_ONCE = 8
 _SINGLE = 2
 _CHUNK = 256 << 10
-# S3 takes at most 10,000 parts.
+# S3 allows at most 10,000 parts.
 _MOST_PARTS = 9_000
 _UNKNOWN_SIZE = 160 << 30
 
-# Whoever uses a bucket tries again himself, and knows better for how long.
+# Few retries: the callers of a bucket retry as well, and know better for how long.
 _RETRIES: RetryConfig = {
     "max_retries": 3,
     "retry_timeout": timedelta(seconds=10),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
 }
-# A record is a few kilobytes: without an answer by then it is lost. Data may take its time, as long as it moves;
-# nothing is read back while a part is sent, so silence is judged by the slowest upload of one.
+# A record is a few kilobytes and needs a short timeout. Data may take long as long as bytes flow. Nothing is read while
+# a part is uploaded, so the read timeout must cover the slowest upload of one part.
 _FOR_RECORDS: ClientConfig = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=20)}
 _FOR_DATA: ClientConfig = {
     "connect_timeout": timedelta(seconds=5),
@@ -58,7 +58,7 @@ _FOR_DATA: ClientConfig = {
     "timeout": timedelta(hours=1),
 }
 
-# Where S3 credentials come from that obstore finds by itself.
+# The sources of S3 credentials that obstore reads itself.
 _CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -67,11 +67,17 @@ _CREDENTIALS = (
     "AWS_SKIP_SIGNATURE",
 )
 
+_RECORD = 1 << 20  # bytes of a put that may be a record
+_BATCH = 1000
+_BATCH_SECONDS = 120.0  # for one batch of a listing, with all retries
+_MOST_LISTED = 10_000_000  # objects in a listing, which is held in memory
+_LYING = "check the endpoint, and any proxy or cache in front of the store"
+
 _memories: dict[str, MemoryStore] = {}
 
 
 def open_object_store(kind: str, host: str, prefix: str) -> ObjectStoreBucket:
-    """The bucket or container of this name, with credentials and endpoint from the environment."""
+    """Opens a bucket or container, with credentials and endpoint from the environment."""
     url = f"{kind}://{host}/{prefix}".rstrip("/")
     if kind == "memory":
         store = _memories.setdefault(host, MemoryStore())
@@ -100,60 +106,90 @@ class ObjectStoreBucket:
 
     async def create(self, path: str, data: bytes) -> None:
         key = self._key(path)
-        with self._failing(path):
+        with self._failing(path, "put"):
             await obstore.put_async(self._records, key, data, mode="create")
 
     async def put(self, path: str, data: Iterable[bytes | memoryview] | bytes, size: int | None = None) -> None:
         key, stop = self._key(path), threading.Event()
         part = max(_PART, -(-(size or _UNKNOWN_SIZE) // _MOST_PARTS))
-        with self._failing(path):
-            # In a thread, as the data may be computed while it is sent.
+        if isinstance(data, bytes) and len(data) <= _RECORD and size in (None, len(data)):
+            with self._failing(path, "put"):  # unlike a thread, this can be cancelled while the store is silent
+                await obstore.put_async(self._records, key, data, use_multipart=False)
+            return
+        with self._failing(path, "put"):
+            # In a thread: the data may be computed while it is sent.
             await in_thread(lambda: self._upload(key, _parts(pieces(data, path, size, stop), part), part), stop)
 
-    async def get(self, path: str) -> bytes:
-        key = self._key(path)
-        with self._failing(path):
+    async def get(self, path: str, limit: int = GET_LIMIT) -> bytes:
+        key, where = self._key(path), f"{self.url}/{path}"
+        with self._failing(path, "get"):
             result = await obstore.get_async(self._records, key)
-            return bytes(await result.bytes_async())
+            if result.meta["size"] > limit:
+                raise TooLarge.at(where, limit)
+            data = bytearray()
+            async for chunk in result.stream(min_chunk_size=_CHUNK):
+                data += chunk
+                if len(data) > limit:  # the store lied about the size
+                    raise TooLarge.at(where, limit)
+            return bytes(data)
 
     async def read_into(self, path: str, buffer: memoryview, start: int = 0) -> None:
         view = flat(buffer)
         if not view:
             if await self.find(path) is None:
-                raise NotFound(f"{self.url}/{path}: is not there", hint="check the URL, or wait for it")
+                raise NotFound.at(f"{self.url}/{path}")
             return
 
         async def read(offset: int) -> None:
             await self._read(path, view[offset : offset + _PART], start + offset)
 
-        with self._failing(path):
+        with self._failing(path, "get"):
             await each(range(0, len(view), _PART), _AT_ONCE, read)
 
     async def list(self, prefix: str) -> Sequence[ObjectInfo]:
         folder = (self._prefix + check_prefix(prefix)).rstrip("/")
-        found: list[ObjectMeta] = []
-        with self._failing(prefix):
-            async for batch in obstore.list(self._records, folder or None, chunk_size=1000):
-                found += batch
-        # What stands for a folder, as consoles make it, is listed by the folder's own name.
-        inside = (meta for meta in found if not folder or meta["path"].startswith(f"{folder}/"))
-        return sorted(map(self._describe, inside), key=lambda entry: entry.path)
+        found: dict[str, ObjectInfo] = {}
+        with self._failing(prefix, "list"):
+            async for batch in self._batches(folder, prefix):
+                known = len(found)
+                found.update((meta["path"], self._describe(meta)) for meta in batch)
+                if len(found) == known or known > _MOST_LISTED:
+                    raise self._endless(prefix)
+        # Web consoles create objects that stand for folders. They are listed under the folder's own name.
+        inside = (entry for key, entry in found.items() if not folder or key.startswith(f"{folder}/"))
+        return sorted(inside, key=lambda entry: entry.path)
+
+    async def _batches(self, folder: str, prefix: str) -> AsyncIterator[Sequence[ObjectMeta]]:
+        """Parts of a listing, none of which may take forever: a store may send empty pages without end."""
+        batches = obstore.list(self._records, folder or None, chunk_size=_BATCH)
+        while True:
+            try:
+                async with asyncio.timeout(_BATCH_SECONDS):
+                    batch = await anext(batches, None)
+            except TimeoutError:
+                raise self._endless(prefix) from None
+            if batch is None:
+                return
+            yield batch
+
+    def _endless(self, prefix: str) -> BucketError:
+        return BucketError(f"{self.url}/{prefix}: the listing does not end", hint=_LYING)
 
     async def find(self, path: str) -> ObjectInfo | None:
         key = self._key(path)
         try:
-            with self._failing(path):
+            with self._failing(path, "get"):
                 return self._describe(await obstore.head_async(self._records, key))
         except NotFound:
             return None
 
     async def delete(self, path: str) -> None:
         key = self._key(path)
-        with suppress(NotFound), self._failing(path):
+        with suppress(NotFound), self._failing(path, "delete"):
             await obstore.delete_async(self._records, key)
 
     async def close(self) -> None:
-        """Connections close when nobody has used them for a while."""
+        """Does nothing: obstore closes idle connections."""
 
     def _key(self, path: str) -> str:
         return self._prefix + check_path(path)
@@ -162,34 +198,33 @@ class ObjectStoreBucket:
         return ObjectInfo(meta["path"].removeprefix(self._prefix), meta["size"], meta["last_modified"].timestamp())
 
     @contextmanager
-    def _failing(self, path: str) -> Iterator[None]:
+    def _failing(self, path: str, request: StoreRequest) -> Iterator[None]:
         try:
             yield
         except (BaseError, FileNotFoundError, NotImplementedError) as problem:
             # Not `from problem`: a traceback would print its debug output.
-            raise explain(problem, self._kind, f"{self.url}/{path}") from None
+            raise explain(problem, self._kind, f"{self.url}/{path}", request) from None
         except BaseException as problem:
-            # A panic in Rust is no Exception: it would take the whole event loop down.
+            # A Rust panic is not an Exception and would end the event loop.
             if type(problem).__name__ != "PanicException":
                 raise
             raise BucketError(
-                f"{self.url}/{path}: obstore failed: {problem}", hint="this is a bug of obstore"
+                f"{self.url}/{path}: obstore failed ({problem})", hint="report this as a bug of obstore"
             ) from None
 
     async def _read(self, path: str, view: memoryview, start: int) -> None:
         end = start + len(view)
         result = await obstore.get_async(self._data, self._key(path), options={"range": (start, end)})
         if result.range != (start, end):
-            raise Truncated(
-                f"{self.url}/{path}: ends at byte {result.range[1]:,}, not at {end:,} or later",
-                hint="it was cut off, or is not the object it should be",
-            )
+            raise Truncated.at(f"{self.url}/{path}", result.range[1], end)
         filled = 0
         async for chunk in result.stream(min_chunk_size=_CHUNK):
+            if filled + len(chunk) > len(view):  # the store lied about the range
+                raise Unavailable(f"{self.url}/{path}: the store sent more bytes than were requested", hint=_LYING)
             view[filled : filled + len(chunk)] = chunk
             filled += len(chunk)
         if filled != len(view):
-            raise Unavailable(f"{self.url}/{path}: was cut off while it was read", hint="try again")
+            raise Unavailable(f"{self.url}/{path}: the connection closed during the download", hint="try again")
 
     def _upload(self, key: str, parts: Iterator[_UploadPart], size: int) -> None:
         first = list(islice(parts, _SINGLE + 1))
@@ -202,8 +237,10 @@ class ObjectStoreBucket:
 
 
 def _parts(views: Iterable[memoryview], size: int) -> Iterator[_UploadPart]:
-    """The same bytes in parts of equal size, which some stores insist on. Copied, unless they are immutable: whoever
-    made them may want his memory back when the next ones are asked for."""
+    """The same bytes in parts of equal size, which some stores require.
+
+    Mutable memory is copied: the producer may reuse it for the next piece.
+    """
     part = bytearray()
     for view in views:
         while view:
@@ -230,18 +267,18 @@ def _connect(kind: str, host: str, options: ClientConfig, credentials: Any) -> O
     if kind == "gs":
         return GCSStore(host, client_options=options, retry_config=_RETRIES)
     if not os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") and not os.environ.get("AZURE_STORAGE_USE_EMULATOR"):
-        raise BucketError(f"az://{host}: in which storage account?", hint="set AZURE_STORAGE_ACCOUNT_NAME")
+        raise BucketError(f"az://{host}: the storage account is not set", hint="set AZURE_STORAGE_ACCOUNT_NAME")
     endpoint = _first("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
     return AzureStore(host, client_options=_allowing(endpoint, options), retry_config=_RETRIES)
 
 
 def _connect_s3(host: str, options: ClientConfig, credentials: Any) -> S3Store:
-    # Not every store that speaks S3 can delete in bulk, and we delete one by one.
+    # Not every S3-compatible store supports bulk deletes, and we delete one by one.
     config: S3Config = {"conditional_put": "etag", "disable_bulk_delete": True}
     endpoint = _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     if endpoint or "AWS_ENDPOINT_URL_S3" in os.environ:
-        # By this name, as the variable would go before any other setting, even if empty. obstore ends in a panic where
-        # it is no address.
+        # Set under this name: the variable overrides all other settings, even if it is empty. obstore panics if the
+        # value is not an address.
         config["aws_endpoint_url_s3"] = _check_endpoint(endpoint)
     options, bundle = _allowing(endpoint, options), os.environ.get("AWS_CA_BUNDLE")
     if bundle and Path(bundle).is_file():
@@ -256,19 +293,19 @@ def _first(*variables: str) -> str:
 def _check_endpoint(endpoint: str) -> str:
     if not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", endpoint):
         raise BucketError(
-            "AWS_ENDPOINT_URL, or AWS_ENDPOINT_URL_S3, is not the address of a server",
+            "AWS_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 is not a server address",
             hint="set it to something like https://s3.example.com, without a user or password, or unset it",
         )
     return endpoint
 
 
 def _allowing(endpoint: str, options: ClientConfig) -> ClientConfig:
-    """Whoever names an endpoint without encryption wants it so."""
+    """Allows plain HTTP if the user named an http:// endpoint."""
     return {**options, "allow_http": True} if endpoint.startswith("http://") else options
 
 
 def _from_profile(url: str) -> Any:
-    """The credentials that boto3 finds in ~/.aws, where the environment has none: obstore does not look there."""
+    """The credentials that boto3 finds in ~/.aws, if the environment has none. obstore does not read that file."""
     profile = os.environ.get("AWS_PROFILE")
     if _first(*_CREDENTIALS) or not (profile or Path("~/.aws").expanduser().is_dir()):
         return None
@@ -277,8 +314,12 @@ def _from_profile(url: str) -> Any:
     except ImportError:
         if not profile:
             return None
-        raise PermissionDenied(f"{url}: AWS_PROFILE is set, but needs boto3", hint="pip install boto3") from None
+        raise PermissionDenied(
+            f"{url}: AWS_PROFILE needs boto3, which is not installed", hint="pip install boto3"
+        ) from None
     try:
         return Boto3CredentialProvider()
     except Exception as problem:  # boto3's errors have nothing in common
-        raise PermissionDenied(f"{url}: no credentials ({problem})", hint="check AWS_PROFILE and ~/.aws") from problem
+        raise PermissionDenied(
+            f"{url}: no credentials found ({problem})", hint="check AWS_PROFILE and ~/.aws"
+        ) from problem

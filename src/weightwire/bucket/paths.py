@@ -1,7 +1,6 @@
-"""Which paths every bucket can hold.
+"""The object paths that every bucket accepts.
 
-Knows no store, only what they have in common: a name that one of them would take for another one's, or that would
-lead out of a directory, is refused for all.
+Names that one store would confuse with another name, or that would lead out of a directory, are rejected everywhere.
 """
 
 from __future__ import annotations
@@ -11,24 +10,24 @@ from weightwire.errors import BucketError
 __all__ = ["PARTIAL", "check_path", "check_prefix", "is_path"]
 
 PARTIAL = ".weightwire-"
-"""How the names of files begin that a local bucket has not finished writing; no object may be called so."""
+"""Prefix of the files that a directory bucket is still writing. No object name may start with it."""
 
 
 def check_path(path: str) -> str:
     if not is_path(path):
         raise BucketError(
-            f"{path!r} cannot be the path of an object",
-            hint="use plain names with / between them: none empty, '.' or '..', no backslash, no control codes",
+            f"{path!r} is not a valid object path",
+            hint="join plain names with /: none empty, '.' or '..', no backslash, no control characters",
         )
     return path
 
 
 def check_prefix(prefix: str) -> str:
-    """The folder that a prefix names, without its slash."""
+    """The folder of a prefix, without the final slash."""
     if not prefix:
         return ""
     if not prefix.endswith("/"):
-        raise BucketError(f"{prefix!r} cannot be listed", hint='a prefix ends in /, or is "" for everything')
+        raise BucketError(f"{prefix!r} is not a valid prefix", hint='end a prefix with /, or use "" for everything')
     return check_path(prefix[:-1])
 
 
@@ -39,5 +38,5 @@ def is_path(path: str) -> bool:
 def _is_plain(name: str) -> bool:
     if name in ("", ".", "..") or name.startswith(PARTIAL):
         return False
-    # Some stores take a backslash for a slash. Surrogates stand for names that are no Unicode: only files have them.
+    # Some stores treat a backslash as a slash. Surrogates stand for file names that are not valid Unicode.
     return not any(char == "\\" or char < " " or char == "\x7f" or "\ud800" <= char <= "\udfff" for char in name)

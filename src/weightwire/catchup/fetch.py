@@ -1,6 +1,6 @@
-"""Fetches a version's files from the bucket, and verifies their hashes.
+"""Fetches a version's files from the bucket and verifies their hashes.
 
-Small ones stay in memory, in buffers that are used again; large ones go to a temporary file.
+Small files stay in memory, in reused buffers. Large files go to a temporary file.
 """
 
 from __future__ import annotations
@@ -18,25 +18,34 @@ from typing import BinaryIO
 from weightwire.bucket import Bucket
 from weightwire.chain import Commit, DataFile, Run, Sealed, denied_means_missing
 from weightwire.delta import Delta
-from weightwire.errors import BucketError, CorruptDelta, NoBucket, NotFound, OutputError, Truncated, WeightwireError
+from weightwire.errors import (
+    BucketError,
+    CorruptDelta,
+    NoBucket,
+    NotFound,
+    OutputError,
+    TooLarge,
+    Truncated,
+    WeightwireError,
+)
 from weightwire.system import Runtime
 
-__all__ = ["LOST", "Fetched", "Fetcher", "StageListener", "fetch_side_files"]
+__all__ = ["LOST", "Fetched", "Fetcher", "StageListener", "fetch_side_files", "missing_side_file"]
 
 LOST = (NotFound, Truncated, CorruptDelta)
-"""What is said of a file that is gone or damaged. Another way may lead past it."""
+"""Errors of a file that is missing or damaged. Another path may avoid it."""
 
 StageListener = Callable[[str, int, int, float], None]
-"""Hears of each file: the stage ("fetch", "verify"), the version, bytes and seconds."""
+"""Called for each file with the stage ("fetch", "verify"), the version, bytes and seconds."""
 
 _IN_MEMORY = 64 << 20
-_PIECE = 32 << 20  # of what goes to a file
+_PIECE = 32 << 20  # bytes per read of a large file
 _AHEAD = 4
 _KEPT_BUFFERS = _AHEAD + 1
 
 
 class Fetched:
-    """The files of one version, as deltas. Pass it to `Fetcher.release` when they are no longer needed."""
+    """The files of one version, as deltas. Pass it to `Fetcher.release` after use."""
 
     def __init__(self, deltas: Sequence[Delta], buffers: Sequence[bytearray], files: Sequence[BinaryIO]) -> None:
         self.deltas = deltas
@@ -45,14 +54,14 @@ class Fetched:
         self.nbytes = sum(delta.nbytes for delta in deltas)
 
     def close(self) -> Sequence[bytearray]:
-        """Closes its files; returns its buffers, which may be used again."""
+        """Closes its files and returns its buffers for reuse."""
         for file in self._files:
             file.close()
         return self._buffers
 
 
 class Fetcher:
-    """Reads files of a run. `spool` is a directory for what is too large to be held in memory."""
+    """Reads files of a run. `spool` is the directory for large files."""
 
     def __init__(
         self, bucket: Bucket, runtime: Runtime, spool: Path | None = None, on_stage: StageListener | None = None
@@ -62,12 +71,17 @@ class Fetcher:
         self._runtime = runtime
         self._spool = spool
         self._buffers: list[bytearray] = []
-        self.lost: dict[str, WeightwireError] = {}  # files that are gone or damaged, and what was said of them
+        self.on_read: Callable[[int], None] = lambda nbytes: None  # for progress bars
+        self.lost: dict[str, WeightwireError] = {}  # by path: files that are missing or damaged
+
+    @property
+    def url(self) -> str:
+        return self._bucket.url
 
     async def fetch(self, files: Sequence[DataFile], kind: str | None = None) -> Fetched:
-        """All files of a version, which must be deltas or anchors: `kind`.
+        """Fetches all files of a version, which must be of this `kind`: deltas or anchors.
 
-        Raises NotFound if one is gone, CorruptDelta or Truncated if one is damaged; it is `lost` then.
+        Raises NotFound if one is missing, CorruptDelta or Truncated if one is damaged, and adds it to `lost`.
         """
         deltas: list[Delta] = []
         buffers: list[bytearray] = []
@@ -82,22 +96,22 @@ class Fetcher:
                     spooled.append(await self._to_file(file, where))
                     deltas.append(await self._runtime.run_in_thread(_open_spooled, spooled[-1], where))
                 if kind is not None and deltas[-1].kind != kind:
-                    deltas[-1].corrupt(f"is no {kind}")
+                    deltas[-1].corrupt(f"not a file of kind {kind}")
         return Fetched(deltas, buffers, spooled)
 
     @contextmanager
     def noting_lost(self, files: Iterable[DataFile]) -> Iterator[None]:
-        """Files that cannot be fetched, or do not lead to the state that their record names, are lost."""
+        """Adds files to `lost` if they cannot be fetched or do not give the state in their record."""
         try:
             yield
         except NoBucket:
-            raise  # of the files themselves this says nothing
+            raise  # the bucket failed, not the files
         except LOST as problem:
             self.lost.update((file.path, problem) for file in files)
             raise
 
     async def in_turn(self, commits: Sequence[Sealed[Commit]]) -> AsyncIterator[tuple[Sealed[Commit], Fetched]]:
-        """The files of some versions, in order; the next ones are fetched while the first are dealt with."""
+        """Yields the files of some versions in order, and fetches the next ones ahead."""
         ahead: deque[asyncio.Task[Fetched]] = deque()
         waiting = deque(commits)
         try:
@@ -116,7 +130,7 @@ class Fetcher:
         return await self.fetch(commit.files, commit.kind)
 
     def release(self, fetched: Fetched) -> None:
-        """Gives its buffers back, to be used again."""
+        """Takes its buffers back for reuse."""
         fetched.deltas = ()
         self._buffers += fetched.close()
         del self._buffers[:-_KEPT_BUFFERS]
@@ -141,10 +155,11 @@ class Fetcher:
     async def _read(self, file: DataFile, view: memoryview, begin: int = 0) -> None:
         async with denied_means_missing(self._bucket, file.path):
             await self._bucket.read_into(file.path, view, begin)
+        self.on_read(len(view))
 
     async def _to_file(self, file: DataFile, where: str) -> BinaryIO:
         try:
-            spool: BinaryIO = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 (closed with what was fetched)
+            spool: BinaryIO = tempfile.TemporaryFile(dir=self._spool)  # noqa: SIM115 (closed by Fetched.close)
         except OSError as problem:
             raise _no_room(where, problem) from problem
         clock, fetching = self._runtime.clock, 0.0
@@ -164,14 +179,30 @@ class Fetcher:
 
 
 async def fetch_side_files(bucket: Bucket, run: Run) -> dict[str, bytes]:
-    """What a run's checkpoints hold besides weights, by name, and verified."""
+    """A run's side files by name, verified."""
     found: dict[str, bytes] = {}
     for file in run.files:
-        async with denied_means_missing(bucket, file.path):
-            data = found[file.name] = await bucket.get(file.path)
+        where = f"{bucket.url}/{file.path}"
+        try:
+            async with denied_means_missing(bucket, file.path):
+                data = found[file.name] = await bucket.get(file.path, file.size)
+        except NoBucket:
+            raise
+        except NotFound as problem:
+            raise missing_side_file(where, file.name) from problem
+        except TooLarge as problem:
+            raise CorruptDelta(f"{where}: corrupt: larger than its record says", hint=_copy(file.name)) from problem
         if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
-            raise _not_as_published(f"{bucket.url}/{file.path}")
+            raise CorruptDelta(f"{where}: corrupt: its hash does not match the record", hint=_copy(file.name))
     return found
+
+
+def missing_side_file(where: str, name: str) -> NotFound:
+    return NotFound(f"{where}: side file not found", hint=_copy(name))
+
+
+def _copy(name: str) -> str:
+    return f"copy {name} from a replica or the first checkpoint to this path, or start a new run under another URL"
 
 
 def _keep(spool: BinaryIO, piece: memoryview, whole: hashlib._Hash, where: str) -> None:
@@ -185,7 +216,7 @@ def _keep(spool: BinaryIO, piece: memoryview, whole: hashlib._Hash, where: str) 
 
 def _no_room(where: str, problem: OSError) -> OutputError:
     return OutputError(
-        f"{where}: cannot be kept in a temporary file ({problem.strerror})", hint="free some space, or set TMPDIR"
+        f"{where}: cannot be written to a temporary file ({problem.strerror})", hint="free some space, or set TMPDIR"
     )
 
 
@@ -199,14 +230,14 @@ def _check_hash(whole: hashlib._Hash, file: DataFile, where: str) -> None:
 
 
 def _not_as_published(where: str) -> CorruptDelta:
-    return CorruptDelta(f"{where}: its bytes are not those that were published", hint="run `weightwire verify`")
+    return CorruptDelta(f"{where}: corrupt: its hash does not match the record", hint="run `weightwire verify URL`")
 
 
 def _open_spooled(spool: BinaryIO, where: str) -> Delta:
     def read(begin: int, end: int) -> bytes:
         data = os.pread(spool.fileno(), end - begin, begin)
         if len(data) != end - begin:
-            raise BucketError(f"{where}: its temporary file was cut short")
+            raise BucketError(f"{where}: its temporary file was truncated")
         return data
 
     return Delta.remote(read, os.fstat(spool.fileno()).st_size, where)

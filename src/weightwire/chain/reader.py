@@ -1,7 +1,4 @@
-"""The commit chain as it lies in a bucket: reads records, and lets none pass that does not fit what is known.
-
-Shared by catchup, publisher, follower, upkeep, inspection and page. Reads records only: no weights, no deltas.
-"""
+"""Reads the commit chain from a bucket, and rejects records that contradict what is known. Reads no weights."""
 
 from __future__ import annotations
 
@@ -11,11 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from weightwire.bucket import Bucket, ObjectInfo, each
-from weightwire.chain.absence import denied_means_missing
+from weightwire.chain.absence import denied_means_missing, get_record, is_run_missing
+from weightwire.chain.record_paths import ALIVE, HEAD, RUN, commit_path, epoch_path, gc_path, heartbeat_path, number_of
 from weightwire.chain.records import (
     DAMAGED,
-    HEAD,
-    RUN,
+    FENCE,
+    MOST_VERSION,
     Commit,
     Epoch,
     Gc,
@@ -25,53 +23,75 @@ from weightwire.chain.records import (
     Run,
     Sealed,
     Shortcut,
+    SignOfLife,
     back_versions,
-    commit_path,
-    epoch_path,
-    gc_path,
-    heartbeat_path,
-    number_of,
     shortcut_path,
     unseal,
 )
-from weightwire.chain.rules import check_first, check_follows, check_run, hop, missing_commit
+from weightwire.chain.rules import check_first, check_follows, check_run, hop, missing_commit, rolled_back
+from weightwire.chain.trust import Authority, Trust
 from weightwire.errors import (
     BrokenChain,
+    BucketError,
     NoBucket,
     NoRun,
     NotFound,
+    PermissionDenied,
     RunError,
+    Stale,
     UnsupportedFormat,
+    Untrusted,
     WeightwireError,
 )
 
 __all__ = ["ChainReader", "read_run"]
 
-_AHEAD = 16  # how many records are asked for at the same time
-_KEPT = 1024  # how many commits are remembered
+_AHEAD = 16  # concurrent reads of records
+_LOST_RUN = "restore run.json from a backup or a mirror of the bucket, or start a new run under another URL"
+_MOST_TRIED = 256  # numbered records that are read: the rest may be junk
+_KEPT = 1024  # commits that are cached
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 async def read_run(bucket: Bucket) -> Run:
     try:
-        data = await bucket.get(RUN)
+        return unseal(await get_record(bucket, RUN), Run, f"{bucket.url}/{RUN}").record
     except NoBucket:
         raise
     except NotFound as problem:
-        raise NoRun(
-            f"{bucket.url}: nothing has been published there yet", hint="check the URL, or start a publisher"
-        ) from problem
-    return unseal(data, Run, f"{bucket.url}/{RUN}").record
+        raise _no_run(bucket) from problem
+    except PermissionDenied as problem:
+        if not await is_run_missing(bucket):
+            raise
+        raise _no_run(bucket) from problem
+    except BrokenChain as problem:
+        # Without run.json `weightwire verify` cannot check anything.
+        raise problem.reworded(problem.message, hint=_LOST_RUN) from problem
+
+
+def _no_run(bucket: Bucket) -> NoRun:
+    return NoRun(
+        f"{bucket.url}: nothing has been published there yet",
+        hint="check the URL, or run `weightwire publish DIR URL`",
+    )
 
 
 class ChainReader:
-    """One run's commits. What was read is remembered by version, so that it can be checked against later."""
+    """The commits of one run. They are cached by version, so that later ones can be checked against them.
 
-    def __init__(self, bucket: Bucket, run: Run) -> None:
+    With `trust`, the newest commits must be signed by trusted keys. Older ones are proven by the hashes in newer ones.
+    Shortcuts must be signed, too.
+    """
+
+    def __init__(self, bucket: Bucket, run: Run, trust: Trust | None = None) -> None:
         self.bucket = bucket
         self.run = run
+        self.authority = None if trust is None else Authority(run, trust, self.where, self.read)
         self._known: OrderedDict[int, Sealed[Commit]] = OrderedDict()
+        self._run_sha256: str | None = None
+        self._newest: Sealed[Commit] | None = None  # that was found trusted
+        self._is_run_proven = False  # version 0 of the trusted chain names the hash of run.json
 
     def where(self, path: str) -> str:
         return f"{self.bucket.url}/{path}"
@@ -79,20 +99,29 @@ class ChainReader:
     # Single records
 
     async def read(self, version: int) -> Sealed[Commit] | None:
-        """The commit of a version; None where there is none. Checked for itself, not for its place in the chain."""
+        """The commit of a version; None if there is none. Its place in the chain and its signature are not checked."""
         path = commit_path(version)
         data = await self._get(path)
         if data is None:
             return None
         commit = self.unseal(data, Commit, path)
         if commit.record.version != version:
-            raise BrokenChain(f"{self.where(path)}: says it is version {commit.record.version}", hint=DAMAGED)
+            raise BrokenChain(f"{self.where(path)}: claims to be version {commit.record.version}", hint=DAMAGED)
         if version == 0:
-            check_first(commit.record, self.where(path))
+            check_first(commit.record, await self.run_hash(), self.where(path))
         return commit
 
+    async def run_hash(self) -> str:
+        """The hash of run.json as stored. It must still be the record that this reader was made with."""
+        if self._run_sha256 is None:
+            sealed = self.unseal(await get_record(self.bucket, RUN), Run, RUN)
+            if sealed.record != self.run:
+                raise BrokenChain(f"{self.where(RUN)}: has changed since it was read", hint=_LOST_RUN)
+            self._run_sha256 = sealed.sha256
+        return self._run_sha256
+
     async def read_linked(self, version: int, sha256: str) -> Sealed[Commit]:
-        """The commit of a version that another one names by its hash."""
+        """The commit of a version, which must have the hash that another commit names."""
         if version in self._known and self._known[version].sha256 == sha256:
             return self._known[version]
         commit = await self.read(version)
@@ -100,12 +129,12 @@ class ChainReader:
             raise missing_commit(self.where(commit_path(version)))
         if commit.sha256 != sha256:
             raise BrokenChain(
-                f"{self.where(commit_path(version))}: is not the commit that later ones were built on", hint=DAMAGED
+                f"{self.where(commit_path(version))}: its hash is not the one that later commits name", hint=DAMAGED
             )
         return self.remember(commit)
 
     async def read_valid(self, path: str, kind: type[AnyRecord]) -> Sealed[AnyRecord] | None:
-        """The record at a path; None if there is no valid one: anyone with write access may have put anything there."""
+        """The record at a path; None if it is missing or invalid. Anyone with write access may have written it."""
         try:
             data = await self._get(path)
             return None if data is None else self.unseal(data, kind, path)
@@ -122,7 +151,7 @@ class ChainReader:
         check_follows(parent, commit.record, self.where(commit_path(commit.record.version)))
 
     async def back_of(self, head: Sealed[Commit]) -> tuple[str, ...]:
-        """The hashes that the next commit must carry: each is read off the commit that the one before it leads to."""
+        """The back hashes of the next commit. Each is read from the commit that the previous hash names."""
         hashes: list[str] = []
         sha256 = head.record.parent
         versions = back_versions(head.record.version + 1)
@@ -133,7 +162,7 @@ class ChainReader:
         return tuple(hashes)
 
     async def prove(self, head: Sealed[Commit], version: int) -> str:
-        """The hash of an earlier version's commit, by what later ones say of it. Few steps, even in long chains."""
+        """The hash of an earlier commit, proven by the back hashes of later ones. Logarithmic in the distance."""
         commit = head
         while commit.record.version - version > 1:
             commit = await self.read_linked(*hop(commit.record, version))
@@ -142,13 +171,18 @@ class ChainReader:
     # The newest
 
     async def find_head(self, known: int = -1) -> int:
-        """The newest version, or -1. `known` is one that exists, or -1. Few requests, however far away it is."""
+        """The newest version, or -1. `known` is a version that exists, or -1. Logarithmic in the distance."""
         hint = await self.read_hint()
         low, step = known, 1
         if hint is not None and hint.version > known and await self._exists(hint.version):
             low = hint.version
         while await self._exists(low + step):
             low, step = low + step, step * 2
+            if low > MOST_VERSION:
+                raise BucketError(
+                    f"{self.bucket.url}: the store says that version {low:,} exists, which no run can have",
+                    hint="the store finds objects that do not exist: check the URL and its endpoint",
+                )
         high = low + step
         while high - low > 1:
             middle = (low + high) // 2
@@ -159,7 +193,7 @@ class ChainReader:
         return low
 
     async def read_hint(self) -> HeadHint | None:
-        """HEAD.json, whatever it is worth."""
+        """HEAD.json; None if it is missing or invalid."""
         try:
             data = await self._get(HEAD)
             return None if data is None else self.unseal(data, HeadHint, HEAD).record
@@ -168,10 +202,14 @@ class ChainReader:
 
     async def read_head(self, known: int = -1) -> Sealed[Commit] | None:
         version = await self.find_head(known)
-        return None if version < 0 else await self.read(version)
+        head = None if version < 0 else await self.read(version)
+        if head is not None and self.authority is not None:
+            await self.authority.check(head)
+            await self._note_newest(head)
+        return head
 
     async def read_newest(self, most: int) -> list[Sealed[Commit]]:
-        """The newest commits, the newest last, each checked against the one before it."""
+        """The newest commits in ascending order, each checked against its parent."""
         head = await self.read_head() if most > 0 else None
         if head is None:
             return []
@@ -201,14 +239,14 @@ class ChainReader:
         self, objects: Iterable[ObjectInfo], kind: type[AnyRecord], path_of: Callable[[AnyRecord], str]
     ) -> AnyRecord | None:
         numbered = [(number, one.path) for one in objects if (number := number_of(one.path)) is not None]
-        for _, path in sorted(numbered, reverse=True):
+        for _, path in sorted(numbered, reverse=True)[:_MOST_TRIED]:
             sealed = await self.read_valid(path, kind)
             if sealed is not None and path_of(sealed.record) == path:
                 return sealed.record
         return None
 
     async def read_after(self, parent: Sealed[Commit] | None, most: int = _AHEAD) -> list[Sealed[Commit]]:
-        """The commits after one, in order: some of them, or none if there are none yet."""
+        """The next commits after one, in order and at most `most`; empty if there are none yet."""
         version = parent.record.version if parent else -1
         first = await self.read(version + 1)
         if first is None:
@@ -219,10 +257,58 @@ class ChainReader:
             begin = version + 1 + len(found)
             more = await asyncio.gather(*(self.read(v) for v in range(begin, begin + size)), return_exceptions=True)
             for commit in more:
-                if not isinstance(commit, Sealed):  # none, or one that cannot be read: the next look will tell
-                    return self._checked(parent, found)
+                if not isinstance(commit, Sealed):  # missing or unreadable: the next poll tries again
+                    return await self._trusted(self._checked(parent, found))
                 found.append(commit)
-        return self._checked(parent, found)
+        return await self._trusted(self._checked(parent, found))
+
+    async def _trusted(self, commits: list[Sealed[Commit]]) -> list[Sealed[Commit]]:
+        """The commits up to the last trusted one, which proves those before it."""
+        last = len(commits)
+        while last and self.authority is not None:
+            try:
+                await self.authority.check(commits[last - 1])
+                await self._note_newest(commits[last - 1])
+                break
+            except Untrusted:
+                last -= 1
+                if last == 0:
+                    raise
+        return [self.remember(commit) for commit in commits[:last]]
+
+    async def _note_newest(self, commit: Sealed[Commit]) -> None:
+        """Notes a trusted commit. The first one must prove run.json, which names the keys that it was judged by."""
+        if not self._is_run_proven:
+            await self.read_linked(0, await self.prove(commit, 0))
+            self._is_run_proven = True
+        if self._newest is None or commit.record.version > self._newest.record.version:
+            self._newest = commit
+
+    async def keys_after(self, head: Sealed[Commit] | None) -> frozenset[str]:
+        """The keys that may sign the next commit; empty if the run is not signed."""
+        authority = self.authority or Authority(self.run, Trust(frozenset()), self.where, self.read)
+        return await authority.keys_after(head.record if head else None)
+
+    async def read_alive(self) -> SignOfLife | None:
+        """The publisher's sign of life; None if there is none. With `trust`, it must be signed like a commit."""
+        data = await self._get(ALIVE)
+        if data is None:
+            return None
+        alive = self.unseal(data, SignOfLife, ALIVE)
+        if self.authority is not None:
+            newest = await self.read_head(self._newest.record.version if self._newest else -1)
+            at = await self.read(alive.record.version)
+            if at is None or at.sha256 != alive.record.commit:
+                raise rolled_back(
+                    f"{self.bucket.url}: does not have version {alive.record.version}, which its publisher committed"
+                )
+            await self.authority.check_beside(alive, newest.record if newest else None, self.where(ALIVE))
+            if newest is not None and alive.record.epoch < newest.record.epoch:
+                raise Stale(
+                    f"{self.where(ALIVE)}: is of a publisher that was replaced",
+                    hint="wait until the new publisher shows a sign of life",
+                )
+        return alive.record
 
     def _checked(self, parent: Sealed[Commit] | None, commits: Sequence[Sealed[Commit]]) -> list[Sealed[Commit]]:
         accepted: list[Sealed[Commit]] = []
@@ -231,23 +317,31 @@ class ChainReader:
                 try:
                     self.check_follows(parent, commit)
                 except WeightwireError:
-                    if accepted:  # these are good; the next look stops at the bad one
+                    if accepted:  # these are valid; the next poll stops at the bad one
                         return accepted
                     raise
-            accepted.append(self.remember(commit))
+            accepted.append(commit)
             parent = commit
         return accepted
 
     async def read_parent(self, commit: Sealed[Commit]) -> Sealed[Commit]:
-        """The commit before one, which must follow from it. Some more are fetched at the same time."""
+        """The parent of a commit, checked. Reads some earlier commits at the same time."""
         version = commit.record.version - 1
         await self._read_ahead(version)
         parent = await self.read_linked(version, commit.record.parent)
         self.check_follows(parent, commit)
         return parent
 
+    async def read_weights_before(self, commit: Sealed[Commit]) -> Sealed[Commit] | None:
+        """The newest commit before one that is not a fence; None if the run had no weights by then."""
+        while commit.record.version and commit.record.before:
+            commit = await self.read_parent(commit)
+            if commit.record.kind != FENCE:
+                return commit
+        return None
+
     async def _read_ahead(self, version: int) -> None:
-        """Fetches some commits before a version at the same time; what they are worth is seen when they are needed."""
+        """Caches some commits up to a version. They are checked when they are needed."""
         if version in self._known:
             return
         wanted = [v for v in range(max(0, version - _AHEAD + 1), version + 1) if v not in self._known]
@@ -256,12 +350,25 @@ class ChainReader:
                 self.remember(commit)
 
     async def read_shortcut(self, path: str) -> Shortcut | None:
-        """A shortcut; None if it cannot be read, which is no reason to stop."""
+        """A shortcut; None if it is missing, invalid or, with `trust`, not trusted."""
         sealed = await self.read_valid(path, Shortcut)
-        return sealed.record if sealed is not None and shortcut_path(sealed) == path else None
+        if sealed is None or shortcut_path(sealed) != path or not await self.trusts(sealed):
+            return None
+        return sealed.record
+
+    async def trusts(self, shortcut: Sealed[Shortcut]) -> bool:
+        """Whether a key that is in force now signed it. Always true without `trust`."""
+        if self.authority is None:
+            return True
+        newest = self._newest or await self.read_head()
+        try:
+            await self.authority.check_beside(shortcut, newest.record if newest else None, self.where(""))
+        except Untrusted:
+            return False
+        return True
 
     async def read_heartbeat(self, path: str) -> Heartbeat | None:
-        """A replica's heartbeat; None if it cannot be read, or lies where another replica's belongs."""
+        """A replica's heartbeat; None if it is missing, invalid or at the path of another replica."""
         sealed = await self.read_valid(path, Heartbeat)
         return sealed.record if sealed is not None and heartbeat_path(sealed.record.name) == path else None
 
@@ -270,7 +377,7 @@ class ChainReader:
     async def _get(self, path: str) -> bytes | None:
         try:
             async with denied_means_missing(self.bucket, path):
-                return await self.bucket.get(path)
+                return await get_record(self.bucket, path)
         except NoBucket:
             raise
         except NotFound:
@@ -287,7 +394,7 @@ class ChainReader:
             return False
 
     def unseal(self, data: bytes, kind: type[AnyRecord], path: str) -> Sealed[AnyRecord]:
-        """A record that was read at a path; it must be one of this run."""
+        """Decodes a record of this run. Raises ForeignRun for another run's."""
         sealed = unseal(data, kind, self.where(path))
         check_run(sealed.record, self.run.run, self.where(path))
         return sealed

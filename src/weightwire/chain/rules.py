@@ -1,4 +1,4 @@
-"""The rules of the chain: what a reader accepts as the next commit. Pure; docs/PROTOCOL.md says the same in words."""
+"""The rules of the chain: what a reader accepts as the next commit. Pure. See docs/PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -12,27 +12,33 @@ def check_run(record: Record, run: str, where: str) -> None:
     if record.run != run:
         raise ForeignRun(
             f"{where}: belongs to run {record.run[:12]}, not to run {run[:12]}",
-            hint="two runs were mixed under one URL: give each run a prefix of its own",
+            hint="two runs are mixed under one URL: give each run its own prefix",
         )
 
 
-def check_first(commit: Commit, where: str) -> None:
-    """What version 0 must be: the fence of the first publisher."""
-    if commit.version or commit.kind != FENCE or commit.parent or commit.after:
-        raise BrokenChain(f"{where}: is no beginning of a chain", hint=DAMAGED)
+def check_first(commit: Commit, run_sha256: str, where: str) -> None:
+    """Checks version 0: it must be the fence of the first publisher, and name the hash of run.json."""
+    if commit.version or commit.kind != FENCE or commit.after or commit.keys_from is not None:
+        raise BrokenChain(f"{where}: not the first commit of a chain", hint=DAMAGED)
+    if commit.parent != run_sha256:
+        raise BrokenChain(f"{where}: does not belong to this run.json: its hash differs", hint=DAMAGED)
 
 
 def check_follows(parent: Sealed[Commit], commit: Commit, where: str) -> None:
-    """What a reader asks of a commit before it accepts it as the next."""
+    """Checks that a commit is the next one after its parent."""
     before = parent.record
     check_run(commit, before.run, where)
     problems = (
-        (commit.version == before.version + 1, f"says it is version {commit.version}"),
-        (commit.parent == parent.sha256, "does not follow from the version before it: its parent hash is another"),
-        (commit.before == before.after, "starts from another state than the version before it ends in"),
-        (commit.epoch >= before.epoch, "comes from a publisher that had been replaced"),
+        (commit.version == before.version + 1, f"claims to be version {commit.version}"),
+        (commit.parent == parent.sha256, "does not follow the previous version: its parent hash differs"),
+        (commit.before == before.after, "does not start from the state of the previous version"),
+        (commit.epoch >= before.epoch, "comes from a publisher that was fenced off"),
         ((commit.epoch > before.epoch) == (commit.kind == FENCE), "a new publisher must begin with a fence"),
-        (not commit.back or before.parent == commit.back[0], "names another commit two versions back"),
+        (
+            not commit.back or before.parent == commit.back[0],
+            "names another hash for the commit two versions before it",
+        ),
+        (commit.keys_from == before.next_keys_from, "names other keys than those in force"),
     )
     for fine, what in problems:
         if not fine:
@@ -40,15 +46,22 @@ def check_follows(parent: Sealed[Commit], commit: Commit, where: str) -> None:
 
 
 def missing_commit(where: str, consequence: str = "") -> BrokenChain:
-    """The error for a commit that is not there, though later ones are."""
+    """The error for a missing commit that later ones build on."""
     return BrokenChain(
-        f"{where}: is missing, though later versions are there{consequence}",
-        hint="commits must never be deleted while a run lives: restore it, or start a new run",
+        f"{where}: missing, although later versions exist{consequence}",
+        hint="restore the deleted commit from a backup, or start a new run",
+    )
+
+
+def rolled_back(message: str) -> BrokenChain:
+    """The error for a bucket that lacks a version which a replica holds."""
+    return BrokenChain(
+        message, hint="the bucket was rolled back or replaced: if that is intended, follow it into a new directory"
     )
 
 
 def hop(commit: Commit, target: int) -> tuple[int, str]:
-    """The furthest commit that one names, without going past a target below it; and its hash."""
+    """The version and hash of the furthest commit that a commit names, without passing the target."""
     distance = commit.version - target
     if distance < 2:
         return commit.version - 1, commit.parent

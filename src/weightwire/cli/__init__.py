@@ -1,4 +1,4 @@
-"""Command: `weightwire` on the command line, one module per command; what commands share is in `shared`."""
+"""Command: `weightwire` on the command line, one module per command; `shared` has what they share."""
 
 from weightwire.cli.entry_point import main, script
 

@@ -1,7 +1,7 @@
-"""The command line: the commands put together, and what becomes of errors.
+"""The entry point of the command line: exit codes, signals, and how errors reach people and programs.
 
-Each command has a file of its own; `terminal` is how they talk. Data goes to stdout, talk to stderr. Only a
-bug in weightwire shows a traceback.
+Data goes to stdout, messages to stderr. Only a bug in weightwire shows a traceback. Imports little: a Ctrl-C while the
+commands are imported is handled like any other.
 """
 
 from __future__ import annotations
@@ -9,90 +9,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
-import typer
-from typer.core import TyperCommand
-
-from weightwire import WeightwireError, __version__
-from weightwire.cli import demo, diff, follow, gc, log, page, patch, publish, restore, serve, show, status, verify
-from weightwire.cli.shared.terminal import fail, write_json_line
-
-__all__ = ["app", "main", "script"]
-
-# Plain help, and no boxes around errors: they read the same in a log as in a terminal.
-app = typer.Typer(
-    name="weightwire",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-class _Command(TyperCommand):
-    """A command whose errors also go to stdout where it was called with --json."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return self._invoke(ctx)
-        except WeightwireError as problem:
-            if ctx.params.get("as_json"):
-                write_json_line({"error": {"code": problem.code, "message": problem.message, "hint": problem.hint}})
-            raise
-
-    def _invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except MemoryError as problem:
-            hint = "try fewer --threads, or a machine with more memory"
-            raise WeightwireError("out of memory", hint=hint) from problem
-
-
-def _add(command: Callable[..., None], usage: str = "[OPTIONS]", *, needs_arguments: bool = True) -> None:
-    app.command(cls=_Command, no_args_is_help=needs_arguments, options_metavar=usage)(command)
-
-
-# The demo first; a run, as one comes to need them; then what works on files alone.
-_add(demo.demo, needs_arguments=False)
-_add(publish.publish)
-_add(follow.follow, "[OPTIONS] --into DIR")
-_add(serve.serve, "[OPTIONS] --follow URL")
-_add(restore.restore, "[OPTIONS] -o DIR")
-_add(status.status)
-_add(log.log)
-_add(page.page)
-_add(verify.verify)
-_add(gc.gc)
-_add(diff.diff, "[OPTIONS] -o DELTA")
-_add(patch.patch, "[OPTIONS] -o OUT")
-_add(show.show)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"weightwire {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def weightwire(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
-    ] = False,
-) -> None:
-    """Ships a model's weight changes from a trainer to its inference servers, bit for bit."""
+__all__ = ["main", "script"]
 
 
 def script() -> NoReturn:
-    """What is run as `weightwire`: `main`, and then out without Python's own way.
+    """Runs `main` and exits without Python's own shutdown.
 
-    Threads of the object store's client may still be about to report to it, and abort the process if they find it gone.
+    Threads of the object store's client may still report to the interpreter, and abort the process if it is gone.
     """
     code: int | str | None = 0
     try:
@@ -100,40 +27,97 @@ def script() -> NoReturn:
     except SystemExit as left:
         code = left.code
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
+        with suppress(AttributeError, OSError, ValueError):  # None, if it was closed before the start
             stream.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))
 
 
-def main() -> None:
-    """Runs the command line and exits: 0 if all went well, 1 after an error, 2 if it was called wrongly."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _terminate)
+def main() -> NoReturn:
+    """Runs the command line and exits: 0 on success, 1 after an error, 2 after wrong usage, 130 after Ctrl-C."""
     try:
-        try:
-            app(prog_name="weightwire")
-        finally:
-            # Flushed here, and not as Python exits: what goes wrong then can no longer be dealt with.
-            print(end="", flush=True)
-    except WeightwireError as problem:
-        fail(problem.message, problem.hint)
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        signal.signal(signal.SIGTERM, _terminate)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it stays ignored
+            signal.signal(signal.SIGHUP, _terminate)
+        code = _run()
+    except KeyboardInterrupt:  # before or after the command itself
+        code = _interrupted("nothing was changed")
     except BrokenPipeError:
         _drop_stdout()
-        sys.exit(1)
+        code = 1
     except OSError as problem:
-        # Files have errors of their own: what is left is stdout.
+        if problem.filename is not None:
+            _fail("WW-USAGE", f"{problem.filename}: {problem.strerror}", "check the path and its permissions")
+        # Without a file name it is stdout.
         _drop_stdout()
-        fail(f"stdout: cannot be written ({problem.strerror})", "send it to another place")
+        _fail("WW-OUTPUT", f"stdout: cannot be written ({problem.strerror})", "redirect it to another place")
+    sys.exit(code)
+
+
+def _run() -> int:
+    import typer
+
+    from weightwire.cli.application import app
+    from weightwire.cli.shared.stop_signal import CommandInterrupted
+    from weightwire.errors import WeightwireError
+
+    try:
+        try:
+            code = app(prog_name="weightwire", standalone_mode=False)
+        finally:
+            # Here, because an error while Python exits can no longer be handled.
+            print(end="", flush=True)
+    except WeightwireError as problem:
+        _fail(problem.code, problem.message, problem.hint)
+    except CommandInterrupted as interrupted:
+        return _interrupted(str(interrupted))
+    except Exception as problem:
+        # Newer releases of typer have their own copy of click, so its ClickException cannot be imported by name.
+        if not isinstance(problem, typer.BadParameter.__mro__[2]):
+            raise
+        return _refuse(problem)
+    return code if isinstance(code, int) else 0
+
+
+def _refuse(problem: Any) -> int:
+    """Wrong usage."""
+    from weightwire.errors import printable
+
+    _write_error("WW-USAGE", problem.format_message())
+    problem.message = printable(problem.message)
+    problem.show()
+    return 2
+
+
+def _fail(code: str, message: str, hint: str | None) -> NoReturn:
+    from weightwire.cli.shared.terminal import fail
+
+    _write_error(code, message, hint)
+    fail(message, hint, code)
+
+
+def _interrupted(left: str) -> int:
+    """Prints the state that the command leaves behind, in one line."""
+    from weightwire.errors import printable
+
+    print(printable(f"interrupted: {left}"), file=sys.stderr)
+    _write_error("WW-INTERRUPTED", f"interrupted: {left}")
+    return 128 + signal.SIGINT
+
+
+def _write_error(code: str, message: str, hint: str | None = None) -> None:
+    """Under `--json` an error is also one line on stdout."""
+    if "--json" in sys.argv[1:]:
+        from weightwire.cli.shared.json_output import ErrorOutput, write_json_line
+
+        write_json_line(ErrorOutput.of(code, message, hint))
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """By an exception, so that files half written are removed on the way out."""
+    """Exits by an exception, so that partial files are removed."""
     sys.exit(128 + number)
 
 
 def _drop_stdout() -> None:
-    """Whoever read it has left (`| head`); what is still buffered would be an error when Python exits."""
+    """The reader closed the pipe (`| head`). Discard buffered output, or Python reports an error at exit."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`weightwire patch`: a checkpoint and a delta -> the checkpoint after it."""
+"""`weightwire patch`: applies a delta to a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Annotated
 import typer
 
 from weightwire import Delta, OutputError, State
+from weightwire.chain import ANCHOR
+from weightwire.cli.shared.file_output import PatchOutput
+from weightwire.cli.shared.json_output import write_json
+from weightwire.cli.shared.progress_bar import progress_bar
+from weightwire.cli.shared.stop_signal import interrupt_leaves, output_left
 from weightwire.cli.shared.terminal import (
     AsJson,
     Threads,
     byte_size,
     counted,
     note_if_slow,
-    progress_bar,
     say,
-    write_json,
 )
 from weightwire.delta import patch_checkpoint
 from weightwire.weights import Checkpoint, nbytes_of
@@ -26,40 +29,38 @@ __all__ = ["patch"]
 
 
 def patch(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="A safetensors file or a checkpoint directory.")],
-    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="A delta that was made for it, or an anchor.")],
-    out: Annotated[
-        Path, typer.Option("--output", "-o", metavar="OUT", help="The file or directory to write: like BASE.")
-    ],
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Safetensors file or checkpoint directory.")],
+    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="Delta that was made from BASE, or an anchor.")],
+    out: Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="File or directory to write, like BASE.")],
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write what BASE becomes by DELTA.
+    """Apply DELTA to BASE and write the result.
 
-    BASE and the result are verified by their digests. OUT appears all at once or not at all, with the same
-    shards and side files as BASE.
+    BASE and the result are verified by their digests. OUT appears complete or not at all, with the shards and side
+    files of BASE.
     """
     began = time.perf_counter()
     opened = Delta.open(delta)
     if out.exists() and out.samefile(delta):
-        raise OutputError(f"{out}: is the delta itself", hint="name another place for the result")
+        raise OutputError(f"{out}: is the delta itself", hint="write the result to another place")
     note_if_slow()
     total = nbytes_of(Checkpoint(base))
-    with progress_bar("patching", 2 * total) as progress:
-        state = patch_checkpoint(base, opened, out, threads=threads, progress=progress)
+    with interrupt_leaves(output_left(out)), progress_bar("patching", 2 * total) as bar:
+        state = patch_checkpoint(base, opened, out, threads=threads, progress=bar.add)
     seconds = time.perf_counter() - began
     _tell(opened, out, state, seconds)
     if as_json:
-        summary = {
-            "base": str(base),
-            "delta": str(delta),
-            "out": str(out),
-            "before": opened.before or None,
-            "after": opened.after or None,
-            "changed": opened.changed,
-            "weights_bytes": _weights_bytes(state),
-            "seconds": round(seconds, 3),
-        }
+        summary = PatchOutput(
+            base=str(base),
+            delta=str(delta),
+            checkpoint=str(out),
+            before=opened.before or None,
+            after=opened.after or None,
+            changed=None if opened.kind == ANCHOR else opened.changed,
+            weights_bytes=_weights_bytes(state),
+            seconds=round(seconds, 3),
+        )
         write_json(summary)
 
 
@@ -70,9 +71,9 @@ def _tell(delta: Delta, out: Path, state: State, seconds: float) -> None:
 
 
 def _verified(delta: Delta) -> str:
-    """What the digests have proven: a delta of some rows only does not know the state of all."""
+    """What the digests prove. A delta of some rows does not know the state of all weights."""
     if not delta.after:
-        return f"what it covers, {counted(len(delta.entries), 'tensor')} in part or whole"
+        return f"the covered rows of {counted(len(delta.entries), 'tensor')}"
     return f"state {delta.after[:12]}" + (f" (from {delta.before[:12]})" if delta.before else "")
 
 

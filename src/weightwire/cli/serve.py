@@ -1,127 +1,196 @@
-"""`weightwire serve`: a model as a completion server, whose weights follow a run."""
+"""`weightwire serve`: a completion server whose weights follow a run."""
 
 from __future__ import annotations
 
+import math
+import re
 import tempfile
+from collections import Counter
 from contextlib import ExitStack, closing
 from pathlib import Path
-from threading import Event as Stop
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from weightwire.bucket import Bucket
-from weightwire.chain import ChainReader, read_run
+from weightwire.bucket import BUCKET_URLS, Bucket
+from weightwire.chain import ChainReader, Run, read_run
 from weightwire.cli.shared.bucket_command import check_installed, with_bucket
-from weightwire.cli.shared.follow_output import FollowListener, check_name, find_run, tell, wait_for_run
-from weightwire.cli.shared.stop_signal import stop_on_signal
+from weightwire.cli.shared.follow_output import FollowListener, check_name, find_run, report, wait_for_run
+from weightwire.cli.shared.listen_options import Insecure, TokenFile, access_of
+from weightwire.cli.shared.progress_bar import progress_bar
+from weightwire.cli.shared.stop_signal import StopSignal, interrupt_leaves, stop_on_signal
 from weightwire.cli.shared.terminal import note_if_slow, say
+from weightwire.cli.shared.trust_options import MaxAge, TrustedOrFirst
 from weightwire.engines.version_keeper import Keeper
-from weightwire.errors import EngineError, Unavailable
+from weightwire.errors import CheckpointError, EngineError, NoRun, Unavailable
 from weightwire.follower import Follower
 from weightwire.telemetry import Metrics
+from weightwire.weights import DEFAULT_DTYPE
 
-__all__ = ["serve"]
+__all__ = ["check_dtype", "dtype_of_run", "serve"]
 
-_LOOK = 0.25  # seconds, in which a signal is noticed
-_TRIES = 20  # looks at a model that does not take the run's weights
+_LOOK = 0.25  # seconds within which a signal is noticed
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_TRIES = 20  # attempts to load the run's weights into the model
 
 
 def serve(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A checkpoint with tokenizer: what is served first.")],
-    follow: Annotated[
-        str, typer.Option("--follow", metavar="URL", help="The run: s3://BUCKET/PREFIX, another bucket, a directory.")
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="Checkpoint with a tokenizer. It is served until the run has a version."),
     ],
-    host: Annotated[str, typer.Option(metavar="HOST", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="Where to listen; 0 is any.")] = 8000,
+    follow: Annotated[
+        str,
+        typer.Option("--follow", metavar="URL", help=f"The run: {BUCKET_URLS}."),
+    ],
+    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
+    ] = 8000,
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
     into: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             show_default="a temporary directory, removed at the end",
-            help="The replica. One that is kept makes a restart quick.",
+            help="Directory of the replica. Keep it for a fast restart.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default="by the host", help="What others see it under.")
+        str | None, typer.Option(metavar="NAME", show_default="from the host name", help="Name of the replica.")
     ] = None,
+    trust: TrustedOrFirst = None,
+    max_age: MaxAge = None,
     threads: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, show_default="one per core", help="How many threads to generate with."),
+        typer.Option(metavar="N", min=1, show_default="one per core", help="Number of threads for generation."),
     ] = None,
 ) -> None:
-    """Serve completions of MODEL, with the weights of the run at URL as they come, until Ctrl-C.
+    """Serve completions of MODEL with the newest weights of a run.
 
-    OpenAI's POST /v1/completions; each choice says which versions its tokens came from. New versions are swapped in
-    between two tokens. Until the run has one, MODEL is served as it is. It is loaded in bfloat16, as runs are.
+    Serves OpenAI's POST /v1/completions until Ctrl-C. Each choice names the versions that its tokens came from. New
+    versions are swapped in between two tokens. MODEL is loaded in the dtype of the run, or in bfloat16 before the run
+    exists.
     """
+    access = access_of(token_file, insecure)
     if name is not None:
         check_name(name)
+    _check_is_local(model)
     check_installed("serve", ("starlette", "torch", "transformers", "uvicorn"), "serve")
     from weightwire.server.http_listener import HttpListener
     from weightwire.server.routes import Routes
 
     note_if_slow()
-    metrics = Metrics("follower")
-    listener, routes = FollowListener(metrics), Routes(metrics)
-    with ExitStack() as stack:
-        listening = stack.enter_context(HttpListener(routes.app, host, port))
-        # What is wrong with the URL or the rights to it does not pass by waiting.
+    listener, routes = FollowListener(metrics := Metrics("follower")), Routes(metrics)
+    served: list[int] = []
+    with interrupt_leaves(lambda: _left(served)), ExitStack() as stack:
+        listening = stack.enter_context(HttpListener(routes.app, host, port, access=access))
+        # A wrong URL or missing permission fails here: waiting does not help.
         there = find_run(follow, wait=True)
+        dtype = _dtype_at(follow, DEFAULT_DTYPE)
+        say(f"listening on {listening.url}: it answers 503 until the weights are loaded")
         directory = into or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightwire-")))
-        # A run may start from just this checkpoint, and not have it in the bucket.
-        follower = Follower(follow, into=directory, base=model, name=name, threads=threads, on_event=listener)
-        stack.enter_context(follower)
+        # MODEL may be the run's base, which is not in the bucket.
+        options: dict[str, Any] = {"trust": trust, "max_age": max_age, "threads": threads}
+        options |= {"base": model, "name": name, "on_event": listener, "on_progress": listener.progress}
+        follower = stack.enter_context(Follower(follow, into=directory, **options))
         say(f"loading {model}")
-        # Only now: torch and transformers take seconds to import.
+        # Here, because torch and transformers take seconds to import.
         from weightwire.server.service import serving
 
-        service = stack.enter_context(serving(model, follower, threads))
+        service = stack.enter_context(serving(model, follower, threads, dtype))
         stop = stack.enter_context(stop_on_signal())
         keeper = stack.enter_context(closing(Keeper(follower, [service.engine], on_event=listener)))
         if there:
             _catch_up(follow, follower, keeper, listener, stop)
         routes.open(service)
-        what = f"{model}" if keeper.served is None else f"version {keeper.served}"
-        say(f"serving {what} on {listening.url}")
+        say(f"serving {model if keeper.served is None else f'version {keeper.served}'} on {listening.url}")
         if there or wait_for_run(follow, stop):
+            check_dtype(follow, dtype)
             _follow(follower, keeper, listener, stop)
-        listening.close()  # first, so that what has been asked is still answered
-    say("stopped" if keeper.served is None else f"stopped at version {keeper.served}")
+        served += [] if keeper.served is None else [keeper.served]
+        listening.close()  # before the rest, so that pending requests are answered
+        stack.close()
+        stop.finish(_left(served))
+
+
+def _check_is_local(model: Path) -> None:
+    """Names of the Hub are not downloaded."""
+    if model.exists():
+        return
+    on_hub = _HUB_NAME.fullmatch(str(model))
+    hint = f"download it with `hf download {model} --local-dir DIR`, and pass DIR" if on_hub else "check the path"
+    raise CheckpointError(f"{model}: no such file or directory", hint=hint)
+
+
+def _left(served: list[int]) -> str:
+    return f"version {served[-1]} was served last" if served else "no version was served"
 
 
 # --- the run -----------------------------------------------------------------------------------------------------
 
 
-def _catch_up(url: str, follower: Follower, keeper: Keeper, listener: FollowListener, stop: Stop) -> None:
-    """What the run has now is served from the start, if there is any and it can be had."""
+def dtype_of_run(run: Run) -> str:
+    """The dtype of most float weights, under its name in torch."""
+    sizes: Counter[str] = Counter()
+    for dtype, shape in run.schema.values():
+        sizes[dtype.array_name] += math.prod(shape) if dtype.is_castable else 0
+    (name, size), *_ = sizes.most_common(1) or [("", 0)]
+    return name if size else DEFAULT_DTYPE
+
+
+def _dtype_at(url: str, default: str) -> str:
+    try:
+        return dtype_of_run(with_bucket(url, read_run))
+    except (NoRun, Unavailable):
+        return default
+
+
+def check_dtype(url: str, dtype: str) -> None:
+    """Raises if the model was loaded in another dtype, before the run existed."""
+    found = _dtype_at(url, dtype)
+    if found != dtype:
+        raise EngineError(
+            f"the weights of the run are {found}, but MODEL was loaded in {dtype}",
+            hint="run `weightwire serve` again: it loads MODEL in the dtype of the run",
+        )
+
+
+def _catch_up(url: str, follower: Follower, keeper: Keeper, listener: FollowListener, stop: StopSignal) -> None:
+    """Serves the newest version from the start, if there is one and it can be fetched."""
     try:
         newest = with_bucket(url, _newest)
     except Unavailable:
         return
+    with progress_bar("catching up") as listener.progress.bar:
+        _update_to(newest, follower, keeper, listener, stop)
+
+
+def _update_to(newest: int, follower: Follower, keeper: Keeper, listener: FollowListener, stop: StopSignal) -> None:
     failed = 0
     while (-1 if keeper.served is None else keeper.served) < newest and not stop.is_set() and not follower.trouble:
         for update in follower.watch(timeout=_LOOK):
             keeper.bring(update)
-            tell(update, listener)
-            break  # they may come so quickly that there is always another one
-        keeper.look()
+            report(update, listener.arrival(update))
+            break  # new versions may arrive faster than this loop ends
+        keeper.retry_failed()
         failed = failed + 1 if keeper.trouble else 0
         if failed > _TRIES:
-            raise EngineError(keeper.trouble, hint="MODEL must be the model of the run, in another version or the same")
+            raise EngineError(keeper.trouble, hint="pass a checkpoint of the run's model as MODEL")
 
 
 async def _newest(bucket: Bucket) -> int:
-    """The newest version; -1 while there are no weights."""
+    """The newest version; -1 before the first weights."""
     head = await ChainReader(bucket, await read_run(bucket)).read_head()
     return head.record.version if head is not None and head.record.after else -1
 
 
-def _follow(follower: Follower, keeper: Keeper, listener: FollowListener, stop: Stop) -> None:
+def _follow(follower: Follower, keeper: Keeper, listener: FollowListener, stop: StopSignal) -> None:
     while not stop.is_set():
         for update in follower.watch(timeout=_LOOK):
             keeper.bring(update)
-            tell(update, listener)
+            report(update, listener.arrival(update))
             if stop.is_set():
                 break
-        keeper.look()
+        keeper.retry_failed()

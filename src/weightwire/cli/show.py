@@ -1,7 +1,7 @@
-"""`weightwire show`: what is in a delta or an anchor, tensor by tensor.
+"""`weightwire show`: the tensors of a delta or an anchor.
 
-Reads the header and the first byte of each block. On a terminal, tensors are grouped by layer so that a line
-fits; elsewhere each is one line, with its whole name and exact numbers, for grep, sort and awk.
+Reads the header and the first byte of each block. On a terminal, tensors are grouped by layer to fit the line.
+Elsewhere each tensor is one line with its full name and exact numbers, for grep, sort and awk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,6 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from weightwire import Delta
+from weightwire.chain import ANCHOR
+from weightwire.cli.shared.file_output import EncodingOutput, ShowOutput, TensorOutput
+from weightwire.cli.shared.json_output import write_json
 from weightwire.cli.shared.terminal import (
     AsJson,
     byte_size,
@@ -27,11 +30,10 @@ from weightwire.cli.shared.terminal import (
     percent,
     print_facts,
     print_lines,
-    printable,
-    write_json,
 )
 from weightwire.codec import encoding
 from weightwire.delta import FORMAT, Entry
+from weightwire.errors import printable
 
 __all__ = ["show"]
 
@@ -41,12 +43,12 @@ _LAYER = re.compile(r"(?:.*?\.)?\d+\.(?=.)")
 
 
 def show(
-    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="A delta or an anchor.")],
+    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="Delta or anchor.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show what DELTA holds, tensor by tensor.
+    """Show the tensors in DELTA: encoding, changed weights and size.
 
-    How each is encoded, how many of its weights change, and what that takes: bytes, and bits per change.
+    `share` is the share of weights that changed. `bits` is the size in bits per changed weight.
     """
     opened = Delta.open(delta)
     rows = [_TensorRow.of(opened, entry) for entry in opened.entries.values()]
@@ -66,7 +68,7 @@ def show(
 
 @dataclass(frozen=True)
 class _TensorRow:
-    """What there is to say of one tensor. `blocks`: encoding and size of those that are not empty."""
+    """One tensor. `blocks` has the encoding and size of each block that is not empty."""
 
     entry: Entry
     blocks: tuple[tuple[str, int], ...]
@@ -92,11 +94,11 @@ class _TensorRow:
         return 8 * self.entry.nbytes / self.entry.changed if self.entry.changed else None
 
 
-# --- tensor by tensor ---------------------------------------------------------------------------------------
+# --- per tensor ---------------------------------------------------------------------------------------------
 
 
 def _cells(row: _TensorRow, count: Callable[[int], str], size: Callable[[int], str]) -> list[str]:
-    """In the order of _HEADINGS, with the numbers as the reader wants them."""
+    """In the order of _HEADINGS. `count` and `size` format the numbers."""
     entry = row.entry
     return [
         entry.dtype.name,
@@ -110,18 +112,18 @@ def _cells(row: _TensorRow, count: Callable[[int], str], size: Callable[[int], s
 
 
 def _bits(each: float | None) -> str:
-    """Narrow: a tensor with few changes may well take a hundred."""
+    """One digit fewer for large values: a tensor with few changes may take a hundred bits per change."""
     return "-" if each is None else f"{each:.2f}" if each < 10 else f"{each:.1f}"
 
 
 def _shape(entry: Entry) -> str:
-    """With the rows, where it is a shard."""
+    """With the rows if it is a shard."""
     whole = "x".join(map(str, entry.shape)) or "scalar"
     return f"{whole}[{entry.rows[0]}:{entry.rows[1]}]" if entry.rows else whole
 
 
 def _table(rows: Sequence[_TensorRow]) -> Table:
-    """Made to fit 80 columns: a dtype that all have in common is only among the totals."""
+    """Fits 80 columns. A dtype that all tensors share appears only in the totals."""
     first = 1 if len({row.entry.dtype for row in rows}) == 1 else 0
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("tensor", overflow="fold")
@@ -132,12 +134,12 @@ def _table(rows: Sequence[_TensorRow]) -> Table:
             table.add_row(Text(printable(layer.rstrip("."))))
         for row in members:
             name = ("  " if layer else "") + printable(row.entry.name.removeprefix(layer))
-            table.add_row(Text(name), *_cells(row, "{:,}".format, byte_size)[first:])
+            table.add_row(Text(name), *map(Text, _cells(row, "{:,}".format, byte_size)[first:]))
     return table
 
 
 def _layer(name: str) -> str:
-    """What a tensor's name has in common with those of its layer: all up to the first number."""
+    """The prefix that all tensors of a layer share: everything up to the first number."""
     found = _LAYER.match(name)
     return found[0] if found else ""
 
@@ -147,7 +149,7 @@ def _natural(name: str) -> str:
     return re.sub(r"\d+", lambda number: number[0].zfill(12), name)
 
 
-# --- all together -------------------------------------------------------------------------------------------
+# --- totals -------------------------------------------------------------------------------------------------
 
 
 def _totals(delta: Delta, rows: Sequence[_TensorRow]) -> Iterator[tuple[str, str]]:
@@ -155,57 +157,56 @@ def _totals(delta: Delta, rows: Sequence[_TensorRow]) -> Iterator[tuple[str, str
     yield "kind", f"{delta.kind}, {FORMAT}"
     dtypes = Counter(row.entry.dtype.name for row in rows)
     yield "tensors", ", ".join(f"{count:,} {name}" for name, count in dtypes.most_common()) or "0"
-    yield "changed", f"{changed:,} of their {weights:,} weights ({percent(changed, weights)})"
+    yield "changed", f"{changed:,} of {weights:,} weights ({percent(changed, weights)})"
     each = f", {delta.nbytes / changed:.3f} per change" if changed else ""
     yield "bytes", f"{delta.nbytes:,} with a header of {len(delta.head):,}{each}"
     for name, total in _by_encoding(rows).items():
-        yield name, f"{total['bytes']:,} bytes in {counted(total['blocks'], 'block')}"
+        yield name, f"{total.bytes:,} bytes in {counted(total.blocks, 'block')}"
     yield "before", delta.before or "-"
     yield "after", delta.after or "-"
     for name in delta.removed:
         yield "removed", name
 
 
-def _by_encoding(rows: Sequence[_TensorRow]) -> dict[str, dict[str, int]]:
-    totals: dict[str, dict[str, int]] = {}
+def _by_encoding(rows: Sequence[_TensorRow]) -> dict[str, EncodingOutput]:
+    sizes: dict[str, list[int]] = {}
     for name, size in (block for row in rows for block in row.blocks):
-        total = totals.setdefault(name, {"blocks": 0, "bytes": 0})
-        total["blocks"] += 1
-        total["bytes"] += size
-    return totals
+        sizes.setdefault(name, []).append(size)
+    return {name: EncodingOutput(blocks=len(found), bytes=sum(found)) for name, found in sizes.items()}
 
 
-def _everything(delta: Delta, rows: Sequence[_TensorRow]) -> dict[str, Any]:
-    return {
-        "delta": delta.where,
-        "format": FORMAT,
-        "kind": delta.kind,
-        "before": delta.before or None,
-        "after": delta.after or None,
-        "changed": delta.changed,
-        "weights": sum(row.weights for row in rows),
-        "bytes": delta.nbytes,
-        "header_bytes": len(delta.head),
-        "bytes_per_change": delta.nbytes / delta.changed if delta.changed else None,
-        "encodings": _by_encoding(rows),
-        "removed": list(delta.removed),
-        "tensors": [_everything_of(row) for row in rows],
-    }
+def _everything(delta: Delta, rows: Sequence[_TensorRow]) -> ShowOutput:
+    changed = None if delta.kind == ANCHOR else delta.changed
+    return ShowOutput(
+        delta=delta.where,
+        format=FORMAT,
+        kind=delta.kind,
+        before=delta.before or None,
+        after=delta.after or None,
+        changed=changed,
+        weights=sum(row.weights for row in rows),
+        bytes=delta.nbytes,
+        header_bytes=len(delta.head),
+        bytes_per_change=delta.nbytes / changed if changed else None,
+        encodings=_by_encoding(rows),
+        removed=list(delta.removed),
+        tensors=[_everything_of(row) for row in rows],
+    )
 
 
-def _everything_of(row: _TensorRow) -> dict[str, Any]:
+def _everything_of(row: _TensorRow) -> TensorOutput:
     entry = row.entry
-    return {
-        "name": entry.name,
-        "dtype": entry.dtype.name,
-        "shape": list(entry.shape),
-        "rows": list(entry.rows) if entry.rows else None,
-        "new": entry.fresh,
-        "encodings": row.encodings,
-        "changed": entry.changed,
-        "weights": row.weights,
-        "bytes": entry.nbytes,
-        "bits_per_change": row.bits_per_change,
-        "blocks": list(entry.blocks),
-        "digest": "".join(f"{one:016x}" for one in entry.digest),
-    }
+    return TensorOutput(
+        name=entry.name,
+        dtype=entry.dtype.name,
+        shape=list(entry.shape),
+        rows=list(entry.rows) if entry.rows else None,
+        new=entry.fresh,
+        encodings=row.encodings,
+        changed=None if entry.fresh else entry.changed,
+        weights=row.weights,
+        bytes=entry.nbytes,
+        bits_per_change=None if entry.fresh else row.bits_per_change,
+        blocks=list(entry.blocks),
+        digest="".join(f"{one:016x}" for one in entry.digest),
+    )

@@ -1,15 +1,16 @@
-"""`weightwire status`: a run at one glance: its publisher, its versions, its replicas and how far behind they are."""
+"""`weightwire status`: the publisher, the newest version and the replicas of a run."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import msgspec
-
-from weightwire.cli.shared.bucket_command import Url, ago, stage_time, with_bucket
-from weightwire.cli.shared.terminal import AsJson, byte_size, counted, print_facts, print_rows, write_json
+from weightwire.chain import PublicKey
+from weightwire.cli.shared.bucket_command import Url, ago, stage_time, warn_of_damage, with_bucket
+from weightwire.cli.shared.json_output import write_json
+from weightwire.cli.shared.run_output import StatusOutput
+from weightwire.cli.shared.terminal import AsJson, byte_size, counted, print_facts, print_rows
+from weightwire.cli.shared.trust_options import Trusted, trust_of
 from weightwire.inspection import ReplicaStatus, RunStatus, read_status
 from weightwire.system import Runtime
 
@@ -19,50 +20,54 @@ _HEADINGS = ("replica", "version", "serves", "behind", "seen", "alive", "fetch",
 _WORDS = ("replica", "alive", "trouble")
 
 
-def status(url: Url, as_json: AsJson = False) -> None:
-    """Show the run at URL: who publishes, what there is, and which replicas follow."""
-    found = with_bucket(url, lambda bucket: read_status(bucket, Runtime()))
+def status(url: Url, trust: Trusted = None, as_json: AsJson = False) -> None:
+    """Show publisher, newest version and replicas of the run at URL."""
+    trusted = trust_of(trust)
+    found = with_bucket(url, lambda bucket: read_status(bucket, Runtime(), warn_of_damage, trusted))
     if as_json:
-        write_json(_as_json(found))
+        write_json(StatusOutput.of(found))
         return
-    print_facts(_facts(found))
+    print_facts(_facts(found, checked=trusted is not None))
     if found.replicas:
         print()
         print_rows(_HEADINGS, [_cells(one) for one in found.replicas], _WORDS)
 
 
-def _as_json(found: RunStatus) -> dict[str, Any]:
-    """One flat object, but for the lists and what may be missing."""
-    fields = msgspec.to_builtins(found)
-    inner = fields.pop("weights") | fields.pop("deltas")
-    return {**fields, **inner}
-
-
-def _facts(found: RunStatus) -> Iterator[tuple[str, str]]:
+def _facts(found: RunStatus, checked: bool) -> Iterator[tuple[str, str]]:
     now = time.time()
     yield "run", f"{found.run[:12]} at {found.url}, started {ago(now - found.started)}"
-    if found.mode != "strict":
-        yield "mode", f"{found.mode}: nothing stops a second publisher, so see to it that there is only one"
+    if found.rights.mode != "strict":
+        yield "mode", f"{found.rights.mode}: nothing stops a second publisher; make sure that only one runs"
     counts = f"{counted(found.weights.tensors, 'tensor')}, {counted(found.weights.parameters, 'parameter')}"
     yield "weights", f"{counts}, {byte_size(found.weights.nbytes)}"
     if found.publisher is not None:
-        who, since = found.publisher.host or "an unknown host", ago(now - found.publisher.time)
-        yield "publisher", f"{who}, epoch {found.publisher.epoch}, since {since}"
+        host, claimed = found.publisher.host or "an unknown host", ago(now - found.publisher.time)
+        yield "publisher", f"{host}, epoch {found.publisher.epoch}, claimed {claimed}"
+    yield "signed by", _signers(found, checked)
     yield "newest", _newest(found)
     deltas = found.deltas
     if deltas.average is not None and deltas.ratio is not None:
         small = f", {deltas.ratio:,.{0 if deltas.ratio > 10 else 1}f}x smaller than all weights"
-        yield "deltas", f"{byte_size(round(deltas.average))} on average of the last {deltas.recent}{small}"
+        size = byte_size(round(deltas.average))
+        one = deltas.recent == 1
+        yield "deltas", (f"the last delta: {size}" if one else f"{size} on average of the last {deltas.recent}") + small
     anchor = found.anchor
     yield "anchor", "none yet" if anchor is None else f"version {anchor.version}, {byte_size(anchor.nbytes)}"
     if found.below:
-        yield "retention", f"data below version {found.below} may be gone"
+        yield "retention", f"data below version {found.below} is deleted"
     yield "replicas", _replicas(found.replicas)
+
+
+def _signers(found: RunStatus, checked: bool) -> str:
+    if not found.rights.keys:
+        return "nobody: anyone who can write to the bucket can publish weights"
+    keys = ", ".join(PublicKey(key).short for key in found.rights.keys)
+    return f"{keys} ({'a trusted key signed the newest version' if checked else 'not checked: pass --trust'})"
 
 
 def _replicas(all_of_them: Sequence[ReplicaStatus]) -> str:
     if not all_of_them:
-        return "none heard of"
+        return "none"
     alive, stopped = sum(one.alive for one in all_of_them), sum(one.stopped for one in all_of_them)
     return f"{alive} alive of {len(all_of_them)}" + (f", {stopped} stopped" if stopped else "")
 
@@ -82,8 +87,8 @@ def _cells(one: ReplicaStatus) -> list[str]:
 
 
 def _position(one: ReplicaStatus) -> tuple[str, str, str]:
-    """Its own version, that of its engines, and how far they are behind."""
+    """Its version, the version of its engines, and how many versions they are behind."""
     if one.version < 0:
         return "-", "-", "-"
     served = "-" if one.served is None else "none" if one.served < 0 else str(one.served)
-    return str(one.version), served, str(one.behind)
+    return str(one.version), served, "-" if one.behind is None else str(one.behind)

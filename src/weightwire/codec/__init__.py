@@ -1,6 +1,6 @@
-"""Encode: one block of one tensor, old and new bits -> bytes, and back. Knows no file and no bucket.
+"""Encode: turns the old and new bits of one block into bytes, and back.
 
-The C kernel does the work where it was built; NumPy (`numpy_kernel`) gives the same bytes where it was not.
+The C kernel does the work. If it was not built, NumPy (`numpy_kernel`) gives the same bytes.
 """
 
 from weightwire.codec.bit_stream import read_uvarint, uvarint
@@ -18,6 +18,7 @@ from weightwire.codec.block_codec import (
     replace,
     swap,
     swap_units,
+    vector_bits,
 )
 from weightwire.codec.block_layout import BLOCK, Layout
 from weightwire.codec.coo_encoding import BlockChanges, decode_coo, encode_coo
@@ -45,4 +46,5 @@ __all__ = [
     "swap",
     "swap_units",
     "uvarint",
+    "vector_bits",
 ]

@@ -1,6 +1,6 @@
-/* The kernel: what numpy_kernel.py specifies, at memory speed. Releases the interpreter while it works.
+/* The kernel: the functions of numpy_kernel.py, at memory speed. Releases the interpreter while it works.
  *
- * Knows bytes and widths only: no file, no tensor, no dtype name. A malformed block raises ValueError with the reason.
+ * A malformed block raises ValueError with the reason.
  */
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
@@ -9,10 +9,10 @@
 #error "the kernel is for little-endian machines; the NumPy implementation serves elsewhere"
 #endif
 
+#include "kernel/decoding.h"
 #include "kernel/encodings.h"
-#include "kernel/swap.h"
 
-enum { MOST = 1 << 22 }; /* units in a block: ranks and distances need room to spare in 32 bits */
+enum { MOST = 1 << 22 }; /* units in a block: ranks and distances must fit into 32 bits with room to spare */
 
 static int fits(const Py_buffer *b, Py_ssize_t count, unsigned unit, const char *what) {
     if (b->len == count * (Py_ssize_t)unit) return 1;
@@ -24,7 +24,7 @@ static int known_layout(const Classing *k, unsigned word, Py_ssize_t bytes) {
     unsigned unit = k->unit, bits = k->exponent + k->mantissa + 1;
     int good = (unit == 1 || unit == 2 || unit == 4 || unit == 8) && (!k->exponent || bits == 8 * unit);
     good = good && k->exponent <= 11 && (word == unit || word == 8) && bytes % (Py_ssize_t)word == 0;
-    if (!good) PyErr_SetString(PyExc_TypeError, "no such layout of units");
+    if (!good) PyErr_SetString(PyExc_TypeError, "invalid unit layout");
     return good;
 }
 
@@ -44,7 +44,7 @@ static PyObject *py_encode_block(PyObject *self, PyObject *args) {
     Py_ssize_t count = new.len / (Py_ssize_t)k.unit;
     if (count * (Py_ssize_t)k.unit != new.len || count < 1 || count > MOST || line < 0 ||
         (line && count % line)) {
-        PyErr_SetString(PyExc_TypeError, "no such block");
+        PyErr_SetString(PyExc_TypeError, "invalid block or line size");
         goto done;
     }
     if (old_object != Py_None &&
@@ -71,48 +71,30 @@ done:
     return result;
 }
 
-/* What is wrong with a block at first sight, if anything. */
-static const char *look_at(const uint8_t *bytes, size_t size, const uint8_t *old, size_t count, const Classing *k) {
-    unsigned kind = bytes[0] & 3;
-    if (bytes[0] >> 4 || !kind || (kind != ULP && bytes[0] & LINES)) return "it has an unknown encoding";
-    if (kind != FULL && !old) return "it needs a base and there is none";
-    if (kind != ULP && size < planes_least(count, k->unit)) return "it is too short for what it claims to hold";
-    return NULL;
-}
-
-/* Decodes a block against its base; into it, where there is a target. Python makes the room for the results as soon as
- * it is known how much they take: large results are not copied. */
+/* Decodes a block against its base, or into it if there is a target. Python allocates the results as soon as their size
+ * is known, so large results are not copied. */
 static PyObject *decode_block(
     const Py_buffer *data, const uint8_t *old, size_t count, size_t line, Classing *k, Landed *landed) {
     const uint8_t *bytes = data->buf;
     size_t size = (size_t)data->len, changes = count;
-    int is_ulp = (bytes[0] & 3) == ULP;
     PyObject *positions = NULL, *values = NULL, *result = NULL;
+    const char *why;
     Reading g;
     memset(&g, 0, sizeof g);
-    const char *why = look_at(bytes, size, old, count, k);
-    if (is_ulp && !why) {
-        Py_BEGIN_ALLOW_THREADS;
-        why = read_ulp(bytes, size, count, line, k, &g);
-        Py_END_ALLOW_THREADS;
-        changes = g.steps;
-    }
+    Py_BEGIN_ALLOW_THREADS;
+    why = decode_start(bytes, size, old, count, line, k, &g, &changes);
+    Py_END_ALLOW_THREADS;
+    int listed = is_ulp(bytes);
     if (!why) {
-        positions = is_ulp ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(changes * 4)) : Py_NewRef(Py_None);
+        positions = listed ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(changes * 4)) : Py_NewRef(Py_None);
         values = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(changes * k->unit));
         if (!positions || !values) why = OUT_OF_MEMORY;
     }
     if (!why) {
-        landed->position = is_ulp ? (uint32_t *)PyBytes_AsString(positions) : NULL;
+        landed->position = listed ? (uint32_t *)PyBytes_AsString(positions) : NULL;
         landed->value = (uint8_t *)PyByteArray_AsString(values);
         Py_BEGIN_ALLOW_THREADS;
-        if (is_ulp) {
-            why = land_marks(&g, old, count, line, k, landed);
-        } else {
-            why = decode_planes(bytes, size, (bytes[0] & 3) == DENSE ? old : NULL, count, k, landed->value);
-            if (!why && landed->target)
-                swap_block(landed->target, NULL, landed->value, count, k->unit, landed->where, &landed->digest);
-        }
+        why = decode_finish(bytes, size, old, count, line, k, &g, landed);
         Py_END_ALLOW_THREADS;
     }
     reading_free(&g);
@@ -127,7 +109,7 @@ static PyObject *decode_block(
     else
         result = Py_BuildValue("OO", positions, values);
     if (!result && !why && landed->target) {
-        if (is_ulp)
+        if (listed)
             put_back(landed, k->unit);
         else
             swap_block(landed->target, NULL, landed->value, count, k->unit, landed->where, &landed->digest);
@@ -140,7 +122,7 @@ static PyObject *decode_block(
 static int known_block(const Classing *k, Py_ssize_t count, Py_ssize_t line, Py_ssize_t size) {
     if (!known_layout(k, k->unit, 0)) return 0;
     if (count >= 1 && count <= MOST && line >= 0 && !(line && count % line) && size >= 1) return 1;
-    PyErr_SetString(PyExc_TypeError, "no such block");
+    PyErr_SetString(PyExc_TypeError, "invalid block or line size");
     return 0;
 }
 
@@ -189,7 +171,7 @@ done:
     return result;
 }
 
-/* That a patch fits a block of `count` units, and, where that is asked for, that its positions ascend. */
+/* Checks that a patch fits a block of `count` units and, on request, that its positions ascend. */
 static int known_patch(
     PyObject *given, Py_buffer *positions, const Py_buffer *values, Py_ssize_t count, unsigned unit, int ascending) {
     if (given == Py_None) return fits(values, count, unit, "values");
@@ -212,7 +194,7 @@ static PyObject *digest_sums(Digest digest) {
     return Py_BuildValue("KK", (unsigned long long)digest.sum[0], (unsigned long long)digest.sum[1]);
 }
 
-/* Writes a patch into its block and the old units into the patch; or, without `write`, only tells the digest change. */
+/* Exchanges the units of a patch and its block. Without `write`, only computes the change of the digest. */
 static PyObject *swap_or_tell(PyObject *args, int write) {
     PyObject *positions_object, *result = NULL;
     Py_buffer block = {0}, positions = {0}, values = {0};
@@ -251,7 +233,7 @@ static PyObject *py_digest_change(PyObject *self, PyObject *args) {
     return swap_or_tell(args, 0);
 }
 
-/* Makes the target equal to the source. All that can fail is done while there is a way back. */
+/* Copies the source to the target. Everything that can fail happens while the change can be undone. */
 static PyObject *replace_block(uint8_t *target, const uint8_t *source, size_t count, unsigned unit) {
     Replaced replaced = {0};
     size_t most = replaced_most(count, unit);
@@ -298,7 +280,7 @@ static PyObject *py_replace_block(PyObject *self, PyObject *args) {
     uintptr_t t = (uintptr_t)target.buf, s = (uintptr_t)source.buf;
     if (!fits(&source, count, k.unit, "source")) goto done;
     if (count > MOST)
-        PyErr_SetString(PyExc_TypeError, "no such block");
+        PyErr_SetString(PyExc_TypeError, "invalid block size");
     else if (t < s + (size_t)source.len && s < t + (size_t)target.len)
         PyErr_SetString(PyExc_TypeError, "target and source overlap");
     else

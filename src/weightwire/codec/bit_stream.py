@@ -1,7 +1,7 @@
-"""Bits in and out: a little-endian bit stream, exp-Golomb codes and varints.
+"""A little-endian bit stream, exp-Golomb codes and varints.
 
-Part of the executable specification (docs/FORMAT.md, "Numbers"). Knows nothing of weights. Reading past the end
-raises ValueError, which the caller turns into an error that names the file and the tensor.
+Part of the executable specification (docs/FORMAT.md, "Numbers"). Reading past the end raises ValueError. The caller
+adds the file and the tensor to the error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BitArray = npt.NDArray[np.uint8]
 
 
 def uvarint(value: int) -> bytes:
-    """Seven bits a byte, lowest first; the high bit says that more follow."""
+    """Seven bits per byte, lowest first. The high bit means that more bytes follow."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -27,7 +27,7 @@ def uvarint(value: int) -> bytes:
 
 
 def read_uvarint(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """The number at `at`, and where the next thing starts."""
+    """The number at `at`, and the position after it."""
     value = 0
     for shift in range(0, 64, 7):
         if at >= len(data):
@@ -50,7 +50,7 @@ def unzigzag(value: int) -> int:
     return value >> 1 if value & 1 == 0 else -((value + 1) >> 1)
 
 
-@functools.lru_cache(1 << 12)  # most are small, and come again and again
+@functools.lru_cache(1 << 12)  # most numbers are small and repeat
 def _bits_of(value: int, width: int) -> BitArray:
     return np.array([value >> i & 1 for i in range(width)], np.uint8)
 
@@ -65,7 +65,7 @@ class BitWriter:
         self._parts.append(_bits_of(value, width))
 
     def golomb(self, value: int, order: int) -> None:
-        """Exp-Golomb: how many bits beyond `order` in ones and a zero, then value + 2^order less its top bit."""
+        """Exp-Golomb: the number of bits beyond `order` in unary, then value + 2^order without its top bit."""
         shifted = value + (1 << order)
         width = shifted.bit_length() - 1
         self.number((1 << (width - order)) - 1, width - order + 1)
@@ -83,7 +83,7 @@ class BitWriter:
 
     @property
     def width(self) -> int:
-        """How many bits there are so far."""
+        """The number of bits so far."""
         return sum(map(len, self._parts))
 
     def extend(self, other: BitWriter) -> None:
@@ -128,7 +128,7 @@ class BitReader:
         return out
 
     def finish(self, *, padded: bool = False) -> None:
-        """Nothing but zero bits may be left, and less than a byte of them unless it was padded."""
+        """Checks that only zero bits are left: less than a byte, unless the stream is padded."""
         rest = self._bits[self._at :]
         if (len(rest) > 7 and not padded) or rest.any():
             raise ValueError("its bit stream is too long")

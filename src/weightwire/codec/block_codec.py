@@ -1,7 +1,6 @@
-"""One tensor's old and new bits -> bytes, and back.
+"""Encodes, decodes, swaps and digests blocks of a tensor, which a Layout defines.
 
-Works on blocks of a tensor that the caller cuts out with a Layout; knows no file, no name and no bucket. The C kernel
-does the work where it was built; the NumPy implementation (`numpy_kernel`) gives the same bytes where it was not.
+Uses the C kernel, or the NumPy implementation (`numpy_kernel`) if the kernel was not built. Both give the same bytes.
 """
 
 from __future__ import annotations
@@ -30,11 +29,12 @@ __all__ = [
     "replace",
     "swap",
     "swap_units",
+    "vector_bits",
 ]
 
 
 class Kernel(Protocol):
-    """What both implementations offer; see numpy_kernel.py for the meaning."""
+    """The functions of both implementations. numpy_kernel.py documents them."""
 
     def encode_block(
         self, old: Any, new: Any, unit: int, exponent: int, mantissa: int, line: int, word: int, start: int, /
@@ -75,8 +75,13 @@ except ImportError:  # installed without a compiler
 
 
 def has_kernel() -> bool:
-    """That blocks are encoded by the C kernel, and not by NumPy."""
+    """True if the C kernel is in use, False for NumPy."""
     return KERNEL is not numpy_kernel
+
+
+def vector_bits() -> int | None:
+    """The width of the vector instructions that the C kernel uses: 512, 256, or 0 for none. None without the kernel."""
+    return _kernel.vectors(512) if has_kernel() else None
 
 
 _ENCODINGS = {ULP: "ulp", DENSE: "dense", FULL: "full"}
@@ -86,7 +91,7 @@ Digest = tuple[int, int]
 
 @dataclass(frozen=True)
 class EncodedBlock:
-    """A block's bytes (none where nothing changed), its changed units, and what they add to the digest."""
+    """The bytes of a block (empty if nothing changed), the number of changed units, and the change of the digest."""
 
     data: bytes
     changed: int
@@ -95,19 +100,19 @@ class EncodedBlock:
 
 @dataclass(frozen=True)
 class Patch:
-    """Where a block changes, as 32-bit positions (None: everywhere), and the units that belong there."""
+    """The changes of a block: 32-bit positions (None: all units), and the new units."""
 
     positions: bytes | None
     values: bytearray
 
 
 def encoding(data: bytes | memoryview) -> str:
-    """How a block is encoded."""
+    """The name of a block's encoding."""
     return _ENCODINGS.get(data[0] & 3, "unknown")
 
 
 def encode(old: Units | None, new: Units, layout: Layout, index: int) -> EncodedBlock:
-    """Encodes one block of a tensor, in the shortest way; without `old`, so that no base is needed."""
+    """Encodes one block with the shortest encoding. Without `old`, the result needs no base."""
     dtype = layout.dtype
     begin, end = layout.span(index)
     data, changed, a, b = KERNEL.encode_block(
@@ -124,7 +129,7 @@ def encode(old: Units | None, new: Units, layout: Layout, index: int) -> Encoded
 
 
 def decode(data: bytes | memoryview, old: Units | None, layout: Layout, index: int) -> Patch:
-    """Decodes one block against its base. Raises ValueError with the reason where it is malformed; writes nothing."""
+    """Decodes one block against its base. Writes nothing. Raises ValueError if the block is malformed."""
     dtype = layout.dtype
     begin, end = layout.span(index)
     base = None if old is None else old[begin:end]
@@ -132,9 +137,9 @@ def decode(data: bytes | memoryview, old: Units | None, layout: Layout, index: i
 
 
 def apply(data: bytes | memoryview, target: Units, layout: Layout, index: int, *, fresh: bool) -> tuple[Patch, Digest]:
-    """Decodes one block into its base, or over whatever is there if it is fresh: `decode` and `swap` in one.
+    """Decodes one block and writes it into the target: `decode` and `swap` in one. A fresh block needs no base.
 
-    Raises ValueError with the reason where it is malformed; the target is then as it was.
+    Raises ValueError if the block is malformed. The target is then unchanged.
     """
     dtype = layout.dtype
     begin, end = layout.span(index)
@@ -153,30 +158,30 @@ def apply(data: bytes | memoryview, target: Units, layout: Layout, index: int, *
 
 
 def swap(target: Units, patch: Patch, layout: Layout, index: int) -> Digest:
-    """Writes a patch into its block, and the old units into the patch: doing it twice undoes it."""
+    """Exchanges the units of a patch and of its block. A second call undoes it."""
     begin, end = layout.span(index)
     return swap_units(target[begin:end], patch, layout.word, layout.word_index(begin))
 
 
 def swap_units(target: Units, patch: Patch, word: int, start: int) -> Digest:
-    """The same for units that are a whole block by themselves, the first of which is in word `start`."""
+    """Like `swap`, for an array that is one whole block. Its first unit is in word `start`."""
     return KERNEL.swap_block(target, patch.positions, patch.values, target.dtype.itemsize, word, start)
 
 
 def digest_change(old: Units, patch: Patch, layout: Layout, index: int) -> Digest:
-    """What a patch adds to the digest of its block, which is only read. The patch is one that `decode` made."""
+    """The change of the digest if a patch from `decode` were applied. Writes nothing."""
     begin, end = layout.span(index)
     start = layout.word_index(begin)
     return KERNEL.digest_change(old[begin:end], patch.positions, patch.values, layout.dtype.unit, layout.word, start)
 
 
 def replace(target: Units, source: Units, layout: Layout, index: int) -> Patch:
-    """Makes one block of the target equal to the source's; returns what to `swap` in to undo it."""
+    """Copies one block from the source to the target. Returns a patch for `swap` that undoes it."""
     begin, end = layout.span(index)
     return Patch(*KERNEL.replace_block(target[begin:end], source[begin:end], layout.dtype.unit))
 
 
 def digest(units: Units, layout: Layout, index: int) -> Digest:
-    """The digest of one block; a tensor's is the sum of its blocks'."""
+    """The digest of one block. The digest of a tensor is the sum over its blocks."""
     begin, end = layout.span(index)
     return KERNEL.digest(units[begin:end], layout.word, layout.word_index(begin))

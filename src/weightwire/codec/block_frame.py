@@ -1,4 +1,4 @@
-"""The start of every block: a tag, and everything that is entropy-coded.
+"""The start of every block: a tag and the entropy-coded part.
 
 Part of the executable specification (docs/FORMAT.md, "Entropy coder").
 """
@@ -20,7 +20,7 @@ Sections = list[tuple[rans.Symbols, Shares]]
 
 
 def entropy_coded(head: int, sections: Sections) -> bytes:
-    """The start of every block: the tag, the word count, states and words."""
+    """The tag, the word count, the states and the words."""
     lanes = rans.lanes_for(sum(len(symbols) for symbols, _ in sections))
     states, words = rans.encode(sections, lanes)
     coded = np.array(states, "<u4").tobytes() + np.array(words, "<u2").tobytes()
@@ -28,7 +28,7 @@ def entropy_coded(head: int, sections: Sections) -> bytes:
 
 
 def read_entropy_coded(data: memoryview) -> tuple[rans.Decoder, memoryview]:
-    """A decoder, and what follows its words."""
+    """A decoder, and the bytes after its words."""
     words, at = read_uvarint(data, 1)
     lanes = 4 if data[0] & FOUR_LANES else 1
     if 4 * lanes + 2 * words > len(data) - at:

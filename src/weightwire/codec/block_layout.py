@@ -1,6 +1,6 @@
-"""How a tensor, or a range of its rows, is cut into blocks and digested. Pure: shapes in, numbers out.
+"""How a tensor, or a range of its rows, is cut into blocks and digested (docs/FORMAT.md, "Layout").
 
-docs/FORMAT.md, "Layout". A block holds at most 2^22 units, so positions inside it are small whatever the tensor.
+A block holds at most 2^22 units, which keeps positions small.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ _LINE_LEAST = 64
 
 @dataclass(frozen=True)
 class Layout:
-    """`count` units in blocks of `block` (the last may be shorter), made of lines of `line` units or, if 0, none.
+    """`count` units in blocks of `block` units; the last block may be shorter.
 
-    The digest is over words of `word` bytes, the first of which has index `start`.
+    A block consists of lines of `line` units, or has no lines if it is 0. The digest is over words of `word` bytes.
+    The first word has index `start`.
     """
 
     dtype: Dtype
@@ -46,20 +47,20 @@ class Layout:
         return -(-self.count // self.block) if self.count else 0
 
     def span(self, index: int) -> tuple[int, int]:
-        """The units of a block."""
+        """The first unit of a block, and the last + 1."""
         return index * self.block, min(self.count, (index + 1) * self.block)
 
     def alone(self, index: int) -> Layout:
-        """The layout of one block, for who holds no more than that: its block 0 is encoded and digested the same."""
+        """The layout of an array that holds only this block. Bytes and digest are the same."""
         begin, end = self.span(index)
         return replace(self, count=end - begin, start=self.word_index(begin))
 
     def word_index(self, unit: int) -> int:
-        """The digest's index of the word that starts with this unit."""
+        """The index of the word that starts with this unit, for the digest."""
         return self.start + unit * self.dtype.unit // self.word
 
     def blocks_of_rows(self, first: int, last: int) -> range:
-        """The blocks that hold rows from `first` to before `last`, counted within this layout; all if it has none."""
+        """The blocks that hold rows from `first` to before `last` of this layout. All blocks if it has no rows."""
         if first >= last or not self.count:
             return range(0)
         if not self.row:
@@ -68,20 +69,20 @@ class Layout:
 
 
 def _units(dtype: Dtype, shape: tuple[int, ...]) -> int:
-    """Units in a shape; 0 where a packed dtype's would end inside a byte (or there are none)."""
+    """The number of units in a shape. 0 if a packed dtype would end inside a byte."""
     nbytes = dtype.nbytes(shape)
     return 0 if nbytes is None else nbytes // dtype.unit
 
 
 def _line(dtype: Dtype, shape: tuple[int, ...], row: int) -> int:
-    """The last dimension, where lines are long enough to be worth telling apart and whole words."""
+    """The last dimension, if it is long enough and consists of whole words. Otherwise 0."""
     line = _units(dtype, shape[-1:]) if len(shape) > 1 else 0
     good = line >= _LINE_LEAST and line * dtype.unit % 8 == 0 and 2 * line <= BLOCK and row % line == 0
     return line if good and 0 not in shape else 0
 
 
 def _block(count: int, line: int) -> int:
-    """Blocks of equal size: of whole lines, or of a multiple of 8 units."""
+    """The block size: whole lines, or a multiple of 8 units. All blocks but the last have it."""
     grain = line or 8
     grains = -(-count // grain)
     most = BLOCK // grain

@@ -1,6 +1,6 @@
-"""The `coo` encoding: positions and absolute values, nothing coded. For engines that keep no base.
+"""The `coo` encoding: raw positions and absolute values (docs/FORMAT.md, "coo").
 
-docs/FORMAT.md, "coo". Applying it twice is harmless. Works on a whole tensor (or range of rows) at once.
+Needs no base, and applying it twice is harmless. Works on a whole tensor or range of rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weightwire.codec.block_layout import Layout
 __all__ = ["BlockChanges", "decode_coo", "encode_coo"]
 
 BlockChanges = tuple[int, npt.NDArray[np.int64], npt.NDArray[Any]]
-"""A block's index, the positions within it that changed, and the new units there."""
+"""The index of a block, the changed positions in it, and the new units."""
 
 _HEAD = 8
 
@@ -34,7 +34,7 @@ def encode_coo(changes: list[BlockChanges], layout: Layout) -> bytes:
 
 
 def decode_coo(data: memoryview, layout: Layout, changed: int) -> Iterator[tuple[int, bytes, bytearray]]:
-    """Per block that changes: its index, positions within it as 32-bit integers, and the units there."""
+    """For each changed block: its index, 32-bit positions in it, and the new units."""
     width, unit = _width(layout), layout.dtype.unit
     if len(data) != _HEAD + changed * (width + unit) or bytes(data[:_HEAD]) != width.to_bytes(_HEAD, "little"):
         raise ValueError("its size does not fit its number of changes")
@@ -46,7 +46,7 @@ def decode_coo(data: memoryview, layout: Layout, changed: int) -> Iterator[tuple
     while begin < changed:
         index = int(positions[begin]) // layout.block
         first = layout.span(index)[0]
-        # In the positions' own dtype: any other would have all of them converted, once for every block.
+        # With the dtype of the positions: otherwise NumPy converts all of them for every block.
         last = positions.dtype.type(min(first + layout.block, int(positions[-1]) + 1) - 1)
         end = int(np.searchsorted(positions, last, "right"))
         inside = (positions[begin:end] - positions.dtype.type(first)).astype("<u4")

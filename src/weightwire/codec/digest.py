@@ -1,7 +1,7 @@
-"""The state digest's terms: two sums of 64 bits over (index, word).
+"""The terms of the state digest: two 64-bit sums over (index, word).
 
-Part of the executable specification (docs/FORMAT.md, "State digest"). A sum does not care for order, so the
-digest of a tensor is the same from its shards, its slices and its threads, and a change costs what changed.
+Part of the executable specification (docs/FORMAT.md, "State digest"). A sum does not depend on order, so shards and
+threads can add up their parts, and an update costs only as much as changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _U = np.uint64
 
 
 def digest_words(words: Words, indices: Words) -> tuple[int, int]:
-    """The sums of the terms of these words, at these indices."""
+    """The two sums for these words at these indices."""
     places = indices + _U(1)
     a = words + places * _U(0x9E3779B97F4A7C15)
     a ^= a >> _U(32)

@@ -1,8 +1,7 @@
-"""One block: old and new bits -> bytes, and back. The executable specification, in NumPy.
+"""Encodes and decodes one block: the executable specification, in NumPy.
 
-docs/FORMAT.md, "Blocks", says the same in words. The C kernel produces the same bytes and is what normally runs;
-this is what it is tested against, and what serves where no compiler was. Knows no file and no tensor name: a
-malformed block raises ValueError with the reason only.
+docs/FORMAT.md, "Blocks", describes it in words. The C kernel gives the same bytes and is tested against this module. A
+malformed block raises ValueError; the caller adds the file and the tensor.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ __all__ = ["decode_block", "encode_block"]
 
 
 def encode_block(old: Units | None, new: Units, dtype: Dtype, line: int) -> bytes:
-    """The shortest encoding of a block; nothing where nothing changed.
+    """The shortest encoding of a block, empty if nothing changed.
 
-    `line` is the length of a line where the block is made of whole lines that may be skipped, else 0.
+    `line` is the length of a line, or 0 if the block is not made of whole lines.
     """
     if old is None:
         return encode_full(new, dtype)
@@ -35,14 +34,14 @@ def encode_block(old: Units | None, new: Units, dtype: Dtype, line: int) -> byte
 def decode_block(
     data: memoryview, old: Units | None, length: int, dtype: Dtype, line: int
 ) -> tuple[Positions | None, Units]:
-    """Where a block changes (None: everywhere) and to what. Writes nothing."""
+    """The changed positions (None: all units) and the new units. Writes nothing."""
     kind, flags = data[0] & 3, data[0] & ~3
     if kind == 0 or flags & ~(FOUR_LANES | (LINES if kind == ULP else 0)):
         raise ValueError("it has an unknown encoding")
     if kind == FULL:
         return None, decode_full(data, length, dtype)
     if old is None:
-        raise ValueError("it needs a base and there is none")
+        raise ValueError("it needs a base")
     if kind == DENSE:
         return None, decode_dense(data, old, dtype)
     return decode_ulp(data, old, dtype, line)

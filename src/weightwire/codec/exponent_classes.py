@@ -1,8 +1,8 @@
-"""A weight's class, and its place on the ordered integer line.
+"""The class of a weight, and its place on the ordered integer line.
 
-Part of the executable specification (docs/FORMAT.md, "Classes" and "Steps"). An update shows only when it crosses
-half an ulp, and the exponent sets the ulp: so the old exponent, which the receiver has too, tells how likely a
-weight is to change and by how much.
+Part of the executable specification (docs/FORMAT.md, "Classes" and "Steps"). An update changes a weight only if it
+crosses half an ulp, and the exponent sets the ulp. So the old exponent, which the receiver also has, predicts how
+likely a weight is to change and by how much.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["CLASSES", "ZERO_CLASS", "Window", "choose_window", "classes_of", "or
 Units = npt.NDArray[np.unsignedinteger]
 
 CLASSES = 16
-ZERO_CLASS = CLASSES - 1  # exponent field 0: zeros and denormals; and everything that is not a float
+ZERO_CLASS = CLASSES - 1  # exponent field 0 (zeros and denormals), and all units that are not floats
 
 _STRETCH = 1024
 _STRETCHES = 64
@@ -29,7 +29,7 @@ _RARE = 128
 
 @dataclass(frozen=True)
 class Window:
-    """Class 0 holds exponents >= top, class `width` - 1 those <= top - width + 1, between them one each."""
+    """Class 0 holds exponents >= top, class `width` - 1 those <= top - width + 1, each class between holds one."""
 
     top: int
     width: int
@@ -49,10 +49,10 @@ def classes_of(units: Units, dtype: Dtype, window: Window) -> npt.NDArray[np.uin
 
 
 def choose_window(old: Units, new: Units, dtype: Dtype) -> Window:
-    """The window for a block, from the exponents of a sample of its changes (all of them where it has few).
+    """The window for a block, from the exponents of a sample of its changes, or of all if there are few.
 
-    The top class is the one above the largest exponent that matters, so that weights too large to change do not
-    dilute those that do. Exponents below the last that is not rare share the bottom class.
+    The top class is above the largest frequent exponent, which separates weights that are too large to change. Rare low
+    exponents share the bottom class.
     """
     starts = [0]
     length = len(old)
@@ -66,7 +66,7 @@ def choose_window(old: Units, new: Units, dtype: Dtype) -> Window:
     if counts.sum() < _ENOUGH and seen < len(old):
         counts = _changed_exponents(old, new, dtype)
         seen = len(old)
-    counts[0] = 0  # has a class of its own
+    counts[0] = 0  # ZERO_CLASS
     return _window_around(counts.tolist(), seen, len(old))
 
 
@@ -91,7 +91,7 @@ def _window_around(counts: list[int], seen: int, length: int) -> Window:
 
 
 def order(units: Units, dtype: Dtype) -> Units:
-    """Bits as unsigned integers in the order of the values: negatives have all bits flipped, positives the sign."""
+    """Maps bits to unsigned integers that sort like the values. Flips the sign bit, and all bits of negative values."""
     if not dtype.is_float:
         return units
     sign = units.dtype.type(1 << (8 * units.itemsize - 1))

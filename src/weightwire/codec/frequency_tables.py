@@ -1,7 +1,7 @@
-"""Symbol frequencies: the fixed tables of gaps, and the small tables that travel with a block.
+"""Symbol frequencies: the fixed tables for gaps, and the small tables that are stored in a block.
 
-Part of the executable specification (docs/FORMAT.md, "Tables"). All integer arithmetic: the same on every
-machine. A table gives each symbol its share of 4096 slots, which is what the entropy coder consumes.
+Part of the executable specification (docs/FORMAT.md, "Tables"). Integer arithmetic only, so results are the same on
+every machine. A table gives each symbol a share of 4096 slots for the entropy coder.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = [
 
 SCALE = 4096
 
-# Gap table t is for a geometric distribution whose chance to go on is 2^-(2^-(t/4)): t = 0 means that half of all
+# Gap table t is for a geometric distribution with continuation probability 2^-(2^-(t/4)): for t = 0 half of the
 # members are marked, and every four tables halve the rate. In units of 2^-32.
 _GO_ON = (
     2147483648, 2397865488, 2630870735, 2844240754, 3037000500, 3209167158, 3361473452,
     3495128183, 3611622603, 3712582389, 3799660319, 3874462704, 3938502376,
 )  # fmt: skip
-# The symbol that means "this many, and read on", where the chance to get that far is 1/128.
+# The symbol that means "this many, and read on". The probability of reaching it is 1/128.
 _GO_ON_SYMBOL = (7, 8, 10, 12, 14, 17, 20, 24, 28, 33, 40, 47, 56)
-# Marked share half way between gap parameters j and j + 1, in units of 2^-32; past the end it halves every four.
+# The marked share halfway between gap parameters j and j + 1, in units of 2^-32. Past the end it halves every four.
 _BETWEEN = (
     2020319617, 1778252501, 1554869531, 1351751591, 1169341376, 1007231337, 864423565, 739546759,
     631026644, 537212857, 456468484, 387229468, 328040869, 277576050, 234643803, 198187320,
@@ -48,13 +48,13 @@ _LAST_TABLE = len(_GO_ON) - 1
 _QUARTERS = (65536, 77936, 92682, 110218)
 _TOP_LEVEL = 40
 
-Levels = tuple[int, ...]  # per symbol: 0 = absent, else its frequency as a power of 2^(1/4), 40 = the most frequent
+Levels = tuple[int, ...]  # per symbol: 0 if absent, else its frequency as a power of 2^(1/4); 40 = most frequent
 Shares = tuple[int, ...]  # per symbol: slots out of 4096
 
 
 @functools.lru_cache(1 << 16)
 def lg(value: int) -> int:
-    """log2 with 24 fractional bits, rounded down: bit by bit, by squaring."""
+    """log2 with 24 fractional bits, rounded down, computed by repeated squaring."""
     whole = value.bit_length() - 1
     mantissa = value << (31 - whole) if whole <= 31 else value >> (whole - 31)
     result = whole
@@ -68,7 +68,7 @@ def lg(value: int) -> int:
 
 
 def j_of(members: int, marked: int) -> int:
-    """The gap parameter for so many marked among so many members."""
+    """The gap parameter for `marked` of `members`."""
     j = 0
     while j < 127:
         past = max(0, (j - 12) // 4)
@@ -80,7 +80,7 @@ def j_of(members: int, marked: int) -> int:
 
 @functools.cache
 def gap_table(j: int) -> tuple[int, int, Shares]:
-    """Parameter j: how many low bits of a gap are sent raw, the go-on symbol, and the shares of the rest."""
+    """For parameter j: the number of low bits that are sent raw, the go-on symbol, and the shares of all symbols."""
     raw = max(0, -(-(j - _LAST_TABLE) // 4))
     table = j - 4 * raw
     left = [1 << 32]
@@ -91,7 +91,7 @@ def gap_table(j: int) -> tuple[int, int, Shares]:
 
 
 def quantise(counts: npt.NDArray[np.int64]) -> Levels:
-    """Counts as levels: relative to the largest, in steps of 2^(1/4)."""
+    """Converts counts to levels: relative to the largest, in steps of 2^(1/4)."""
     most = lg(int(counts.max()))
     used = np.flatnonzero(counts)[-1] + 1
     return tuple(
@@ -101,7 +101,7 @@ def quantise(counts: npt.NDArray[np.int64]) -> Levels:
 
 
 def shares(levels: Levels, least: int) -> Shares:
-    """Levels as slots: in proportion, at least `least` each, the rest given to or taken from the largest."""
+    """Converts levels to slots: in proportion, at least `least` each. The largest absorb the rounding."""
     weights = [_QUARTERS[v % 4] << (v // 4) if v else 0 for v in levels]
     total = sum(weights)
     slots = [max(least, w * SCALE // total) if w else 0 for w in weights]
@@ -115,7 +115,7 @@ def shares(levels: Levels, least: int) -> Shares:
 
 
 def split(magnitudes: Shares, plus: int) -> Shares:
-    """Shares of signed symbols, + and - of each magnitude in turn, with `plus` of 256 chances for a +."""
+    """Shares of signed symbols, + and - of each magnitude in turn. A + has probability `plus` / 256."""
     out: list[int] = []
     for share in magnitudes:
         one_sign = plus in (0, 256) or share == 0
@@ -125,7 +125,7 @@ def split(magnitudes: Shares, plus: int) -> Shares:
 
 
 def write_levels(bits: BitWriter, levels: Levels) -> None:
-    """Each level against the one before it; a 0 is followed by how many more follow it."""
+    """Each level as a difference to the one before. After a 0 comes the number of further zeros."""
     bits.golomb(len(levels) - 1, 2)
     previous, at = _TOP_LEVEL, 0
     while at < len(levels):
@@ -139,7 +139,7 @@ def write_levels(bits: BitWriter, levels: Levels) -> None:
 
 
 def read_levels(bits: BitReader, most: int) -> Levels:
-    """At most `most` symbols; the last one is present, and one has the top level."""
+    """At most `most` symbols. The last one must be present, and one must have the top level."""
     count = bits.golomb(2) + 1
     if count > most:
         raise ValueError("a table has too many symbols")

@@ -1,6 +1,6 @@
-"""The kernel's functions in NumPy: the same names, arguments and results as the C extension `_kernel`.
+"""The functions of the kernel in NumPy: the same names, arguments and results as the C extension `_kernel`.
 
-The executable specification's front door, and what serves where no compiler was.
+The front door of the executable specification, and the fallback if the kernel was not built.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Buffer = bytes | bytearray | memoryview | Units
 def encode_block(
     old: Buffer | None, new: Buffer, unit: int, exponent: int, mantissa: int, line: int, word: int, start: int
 ) -> tuple[bytes, int, int, int]:
-    """A block's bytes, how many units changed, and what that adds to the digest."""
+    """The bytes of a block, the number of changed units, and the change of the digest."""
     dtype = Dtype("", 0, 8 * unit, exponent, mantissa)
     fresh = _units(new, unit)
     if old is None:
@@ -36,7 +36,7 @@ def encode_block(
 def decode_block(
     data: Buffer, old: Buffer | None, count: int, unit: int, exponent: int, mantissa: int, line: int
 ) -> tuple[bytes | None, bytearray]:
-    """Positions as 32-bit integers (None: everywhere, in order), and the new units there."""
+    """32-bit positions (None: all units, in order), and the new units."""
     dtype = Dtype("", 0, 8 * unit, exponent, mantissa)
     stale = None if old is None else _units(old, unit)
     with np.errstate(over="ignore"):
@@ -55,9 +55,9 @@ def patch_block(
     word: int,
     start: int,
 ) -> tuple[bytes | None, bytearray, int, int]:
-    """Decodes a block into its base, or without one if fresh; the target is as it was where this fails.
+    """Decodes a block into its base, or without a base if `fresh`. After an error the target is unchanged.
 
-    Returns positions (in any order), the old units there, and what the change adds to the digest.
+    Returns positions in any order, the old units, and the change of the digest.
     """
     units = _units(target, unit)
     positions, values = decode_block(data, None if fresh else units, len(units), unit, exponent, mantissa, line)
@@ -67,7 +67,7 @@ def patch_block(
 def swap_block(
     target: Buffer, positions: Buffer | None, values: Buffer, unit: int, word: int, start: int
 ) -> tuple[int, int]:
-    """Writes the values and leaves the old ones in their place; returns what that adds to the digest."""
+    """Exchanges the values with the units of the target. Returns the change of the digest."""
     units, incoming = _units(target, unit), _units(values, unit)
     at = np.arange(len(units)) if positions is None else np.frombuffer(positions, "<u4").astype(np.int64)
     touched = np.unique(at * unit // word)
@@ -82,11 +82,11 @@ def swap_block(
 def digest_change(
     old: Buffer, positions: Buffer | None, values: Buffer, unit: int, word: int, start: int
 ) -> tuple[int, int]:
-    """What swapping these values in would add to the digest; nothing is written. Positions ascend."""
+    """The change of the digest if these values were swapped in. Writes nothing. Positions must ascend."""
     units, incoming = _units(old, unit), _units(values, unit)
     at = np.arange(len(units)) if positions is None else np.frombuffer(positions, "<u4").astype(np.int64)
     if len(at) != len(incoming) or (at[1:] <= at[:-1]).any() or (at >= len(units)).any():
-        raise TypeError("positions do not ascend, lie outside their block, or are not as many as values")
+        raise TypeError("positions do not ascend, lie outside their block, or differ in number from the values")
     per_word = word // unit
     touched = np.unique(at // per_word)
     after = units.reshape(-1, per_word)[touched]
@@ -97,9 +97,9 @@ def digest_change(
 
 
 def replace_block(target: Buffer, source: Buffer, unit: int) -> tuple[bytes | None, bytearray]:
-    """Makes the target equal to the source; returns where they differed and the old units there.
+    """Copies the source to the target. Returns the positions that differed, and the old units.
 
-    Where all old units take less room than that, these alone: positions are then None.
+    If all old units take less space, returns these, and None for the positions.
     """
     units, incoming = _units(target, unit), _units(source, unit)
     if len(units) != len(incoming) or np.may_share_memory(units, incoming):
@@ -112,7 +112,7 @@ def replace_block(target: Buffer, source: Buffer, unit: int) -> tuple[bytes | No
 
 
 def digest(data: Buffer, word: int, start: int) -> tuple[int, int]:
-    """The digest of a run of words, the first of which has index `start`."""
+    """The digest of a run of words. The first word has index `start`."""
     words = _words(data, word)
     return digest_words(words, np.arange(len(words), dtype=np.uint64) + np.uint64(start))
 

@@ -1,7 +1,6 @@
 """The `dense` and `full` encodings: all units of a block, as byte planes.
 
-Part of the executable specification (docs/FORMAT.md, "dense and full"). A malformed block raises ValueError with the
-reason only.
+Part of the executable specification (docs/FORMAT.md, "dense and full").
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from weightwire.weights import Dtype
 
 __all__ = ["BYTES_PER_BYTE", "decode_dense", "decode_full", "encode_dense", "encode_full"]
 
-BYTES_PER_BYTE = 1024  # a block takes at least one byte for so many raw ones: no decompression bombs
+BYTES_PER_BYTE = 1024  # the highest compression ratio: limits decompression bombs
 
 
 def encode_full(new: Units, dtype: Dtype) -> bytes:
@@ -37,7 +36,7 @@ def decode_dense(data: memoryview, old: Units, dtype: Dtype) -> Units:
 
 
 def _rotated(units: Units, dtype: Dtype) -> Units:
-    """Floats with the sign at the bottom, so that the top byte is exponent only."""
+    """Moves the sign of floats to the lowest bit. The top byte then holds only exponent bits."""
     if not dtype.is_float:
         return units
     width = units.dtype.type(8 * units.itemsize - 1)
@@ -62,7 +61,7 @@ def _unzigzag(folded: Units) -> Units:
 
 
 def _worth_coding(counts: npt.NDArray[np.int64], table: Shares, table_bits: int, length: int) -> bool:
-    """Whether coding a plane, and its table, saves more than 1/64 of it."""
+    """True if coding a plane saves more than 1/64 of it, including its table."""
     cost: int = sum(n * ((12 << 24) - lg(table[s])) for s, n in enumerate(counts.tolist()) if n)
     return 64 * (cost + (table_bits << 24)) < 63 * 8 * length << 24
 

@@ -1,7 +1,7 @@
-"""The entropy coder: interleaved rANS over sections of symbols, each section with a table of its own.
+"""The entropy coder: interleaved rANS over sections of symbols, each with its own table.
 
 Part of the executable specification (docs/FORMAT.md, "Entropy coder"). 32-bit states, 16-bit words, 12-bit tables.
-Symbol i of a section is coded by lane i mod lanes; all lanes share one sequence of words.
+Lane i mod lanes codes symbol i of a section. All lanes share one sequence of words.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _LOW = 1 << 16
 
 
 def lanes_for(symbols: int) -> int:
-    """Four lanes hide latency; where there is little to code, one saves their twelve bytes."""
+    """Four lanes hide latency. For few symbols, one lane saves twelve bytes."""
     return 4 if symbols >= 1024 else 1
 
 
 def encode(sections: Sequence[tuple[Symbols, Shares]], lanes: int) -> tuple[list[int], list[int]]:
-    """Final states and words, in the order in which the decoder reads them."""
+    """The final states and the words, in the order in which the decoder reads them."""
     states = [_LOW] * lanes
     words: list[int] = []
     for symbols, shares in reversed(sections):
@@ -43,7 +43,7 @@ def encode(sections: Sequence[tuple[Symbols, Shares]], lanes: int) -> tuple[list
 
 
 class Decoder:
-    """Reads sections in the order in which they were given to `encode`."""
+    """Decodes sections in the order in which they were passed to `encode`."""
 
     def __init__(self, states: Sequence[int], words: npt.NDArray[np.uint16]) -> None:
         self._states = list(states)
@@ -70,6 +70,6 @@ class Decoder:
         return np.frombuffer(bytes(out), np.uint8)
 
     def finish(self) -> None:
-        """A stream that was decoded right ends where the encoder began."""
+        """Checks that decoding ended in the initial state of the encoder."""
         if self._at != len(self._words) or any(x != _LOW for x in self._states):
             raise ValueError("its entropy-coded part does not end where it should")

@@ -1,6 +1,6 @@
 """The `ulp` encoding: which units changed, class by class, and by how many steps.
 
-Part of the executable specification (docs/FORMAT.md, "ulp"). A malformed block raises ValueError with the reason only.
+Part of the executable specification (docs/FORMAT.md, "ulp").
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weightwire.weights import Dtype
 
 __all__ = ["Positions", "decode_ulp", "encode_ulp"]
 
-_TOKENS = {1: 31, 2: 63, 4: 79, 8: 111}  # of step magnitudes, by width: 1..15, four an octave below 2^16, then one
+_TOKENS = {1: 31, 2: 63, 4: 79, 8: 111}  # tokens of magnitudes by width: 1..15, then 4 per octave, above 2^16 one
 _BALANCED = 128
 _FIRST_J = 20
 
@@ -48,7 +48,7 @@ def _step(old: Units, new: Units, dtype: Dtype) -> npt.NDArray[np.int64]:
 
 
 def _tokens_of(magnitudes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Per magnitude its token, and how many of its low bits are sent raw."""
+    """For each magnitude its token, and the number of low bits that are sent raw."""
     octave = np.zeros(len(magnitudes), np.int64)
     for bit in range(1, int(magnitudes.max(initial=0)).bit_length()):
         octave[magnitudes >> np.uint64(bit) > 0] = bit
@@ -60,7 +60,7 @@ def _tokens_of(magnitudes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64
 
 
 def _magnitudes_of(tokens: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """Per token its least magnitude, and how many raw bits are to be added."""
+    """For each token its least magnitude, and the number of raw bits to add."""
     octave = np.where(tokens < 63, (tokens - 15) // 4 + 4, tokens - 63 + 16)
     raw = np.where(tokens < 63, octave - 2, octave)
     sub = np.where(tokens < 63, (tokens - 15) % 4 + 4, 1)
@@ -93,7 +93,7 @@ class _Steps:
 
 
 def _bias(positive: int, total: int) -> int:
-    """Chances of 256 that a step is positive; a bias too small to pay for its byte is none."""
+    """The probability of a positive step, of 256. A bias that does not pay for its byte counts as balanced."""
     if positive in (0, total):
         return 256 if positive else 0
     if (2 * positive - total) ** 2 <= 11 * total:
@@ -125,7 +125,7 @@ def _read_bias(bits: BitReader) -> int:
 
 @dataclass(frozen=True)
 class _Marks:
-    """Which members of a class are marked, as gap symbols and raw bits. Where most are, the others are coded."""
+    """The marked members of a class, as gap symbols and raw bits. If most are marked, the unmarked ones are coded."""
 
     complement: bool
     j: int
@@ -178,7 +178,7 @@ class _MarksHead:
         if len(symbols) and symbols[-1] == go_on:
             raise ValueError("a gap does not end")
         ends = np.flatnonzero(symbols != go_on)
-        if raw and int(symbols.sum()) << raw > length:  # before the shift below could overflow
+        if raw and int(symbols.sum()) << raw > length:  # before the shift below can overflow
             raise ValueError("it marks a weight past its end")
         low = bits.numbers(np.full(len(ends), raw, np.int64)).view(np.int64)
         upto = np.cumsum(symbols)[ends]
@@ -203,7 +203,7 @@ def _read_marks(bits: BitReader, length: int, expected: int) -> _MarksHead:
 
 
 def _cost(members: int, marked: int) -> int:
-    """Entropy of which are marked, in bits of 2^-24."""
+    """The entropy of the marks, in units of 2^-24 bits."""
     if marked in (0, members):
         return 0
     rest = members - marked
@@ -211,7 +211,7 @@ def _cost(members: int, marked: int) -> int:
 
 
 def _lines_pay(classes: npt.NDArray[np.uint8], changed: npt.NDArray[np.bool_], active: npt.NDArray[np.bool_]) -> bool:
-    """Whether saying which lines have any change makes the rest cheap enough."""
+    """True if listing the lines with changes saves more than it costs."""
     within = np.repeat(active, len(changed) // len(active))
     everywhere = np.bincount(classes, minlength=CLASSES).tolist()
     inside = np.bincount(classes[within], minlength=CLASSES).tolist()
@@ -222,7 +222,7 @@ def _lines_pay(classes: npt.NDArray[np.uint8], changed: npt.NDArray[np.bool_], a
 
 @dataclass(frozen=True)
 class _Plan:
-    """Everything a block's changes become before they are written; marks and steps of every class that has any."""
+    """The changes of a block before they are written: marks and steps of every class that has changes."""
 
     window: Window
     present: int
@@ -292,17 +292,17 @@ def encode_ulp(old: Units, new: Units, dtype: Dtype, line: int) -> bytes:
 
 
 def _next_j(j: int) -> int:
-    """What to expect of the class below: half the ulp, twice the rate."""
+    """The expected parameter of the next class, which has half the ulp and twice the rate."""
     return max(0, j - 4)
 
 
 @dataclass(frozen=True)
 class _ClassHead:
-    """What is said of one class before its ranks and steps."""
+    """The header of one class."""
 
     number: int
     marks: _MarksHead
-    steps: int  # only where the marks do not tell
+    steps: int  # only for complements
     table: Shares
 
 
@@ -329,7 +329,7 @@ def decode_ulp(data: memoryview, old: Units, dtype: Dtype, line: int) -> tuple[P
         members = where[classes == head.number]
         here = members[_marked(listed, len(members), head.marks.complement)]
         if head.marks.complement and len(here) != head.steps:
-            raise ValueError("it has another number of steps than of changes")
+            raise ValueError("the number of steps differs from the number of changes")
         positions.append(here)
         steps = _read_steps(decoder, bits, len(here), head.table)
         values.append(unorder(order(old[here], dtype) + steps.astype(old.dtype), dtype))

@@ -1,4 +1,4 @@
-"""Pack: a delta file of many encoded tensors: made, decoded, applied, and proven by state digests."""
+"""Pack: makes, reads, applies and verifies delta files, which hold many encoded tensors."""
 
 from weightwire.delta.absolute import make_absolute, merge_absolute, write_absolute
 from weightwire.delta.decoder import BlockJob, changes, jobs_of, naming

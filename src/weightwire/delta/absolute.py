@@ -1,8 +1,7 @@
-"""The files of a version -> one delta of absolute values, which needs no base and may be applied twice.
+"""Turns the files of a version into one patch of absolute values, which needs no base and can be applied twice.
 
-A journal can be replayed from it, and an engine that keeps no base can take it. It is made of `coo` entries, and of
-`fresh` ones where so much of a tensor changes that the whole of it is smaller. Knows weights, deltas and states; no
-file and no bucket. What it makes is proven by digests before anything is written.
+Replicas replay it from their journal, and engines without a base apply it. It consists of `coo` entries, and of `fresh`
+entries if the whole tensor is smaller than its changes. Digests verify the result before anything is written.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ _HEAD = 8  # bytes of a coo entry before its positions
 def make_absolute(
     weights: Weights, deltas: Sequence[Delta], before: State, after: str = "", *, threads: int | None = None
 ) -> Delta:
-    """What the files of one version make of whole weights whose state is `before`; nothing is written.
+    """Combines the files of one version into a patch for weights with state `before`. Writes nothing.
 
-    There are several files where several ranks wrote one each, and none where a version changes nothing. The result
-    must have the state `after`, where that is given.
+    A version has one file per rank that published it, or none if nothing changed. If `after` is given, the result must
+    have that state.
     """
     for delta in deltas:
         check_tensors(delta, weights, delta.entries.values())
@@ -58,25 +57,25 @@ def make_absolute(
     packed += [_pack_dense(weights[name], parts[name], before, threads) for name in dense]
     state = before.replace({one.entry.name: one.entry.state for one in packed})
     for wanted in {after, *(delta.after for delta in deltas)} - {"", state.hex}:
-        where = deltas[0].where if deltas else "a version without files"
+        where = deltas[0].where if deltas else "version without files"
         raise CorruptDelta(
-            f"{where}: the result has state {state.hex[:12]}, not {wanted[:12]} as it should",
-            hint="it is damaged, or other files belong to this version: fetch them again",
+            f"{where}: the result has state {state.hex[:12]}, expected {wanted[:12]}",
+            hint="the file is damaged or belongs to another version: fetch it again",
         )
     return pack(packed, before=before.hex, after=state.hex)
 
 
 def merge_absolute(weights: Weights, patches: Sequence[Delta], state: State, *, threads: int | None = None) -> Delta:
-    """One patch in place of several that follow each other, the last of which led to these weights."""
+    """Merges consecutive patches into one. The last patch led to these weights."""
     for one, next_one in pairwise(patches):
         if one.after != next_one.before:
             raise WrongBase(
-                f"{next_one.where}: does not follow from {one.where}", hint="merge patches without a gap, in order"
+                f"{next_one.where}: does not follow {one.where}", hint="pass the patches in order and without gaps"
             )
     if patches and patches[-1].after != state.hex:
         raise WrongBase(
-            f"{patches[-1].where}: leads to state {patches[-1].after[:12]}, and the weights are at {state.hex[:12]}",
-            hint="merge up to the version that the weights have",
+            f"{patches[-1].where}: leads to state {patches[-1].after[:12]}, but the weights have {state.hex[:12]}",
+            hint="merge patches up to the version of the weights",
         )
     if len(patches) == 1:
         return patches[0]
@@ -86,12 +85,12 @@ def merge_absolute(weights: Weights, patches: Sequence[Delta], state: State, *, 
 
 
 def write_absolute(weights: Weights, patch: Delta, *, threads: int | None = None) -> dict[str, Digest]:
-    """Writes a patch into whole weights, whatever they hold; returns what that adds to each tensor's digest."""
+    """Writes a patch into whole weights. Returns the change of each tensor's digest."""
     check_tensors(patch, weights, patch.entries.values())
     _check_schema(patch, weights)
     for entry in patch.entries.values():
         if entry.rows or not (entry.coo or entry.fresh):
-            patch.corrupt("is not of absolute values", entry.name)
+            patch.corrupt("does not hold absolute values", entry.name)
 
     def work(step: tuple[Entry, range | None]) -> tuple[str, Digest]:
         entry, only = step
@@ -107,40 +106,40 @@ def write_absolute(weights: Weights, patch: Delta, *, threads: int | None = None
 
 
 def _steps(patch: Delta) -> Iterator[tuple[Entry, range | None]]:
-    """What a thread does at a time: all of a coo entry (to cut it into blocks is half of the work), else one block."""
+    """Work items for threads: a whole coo entry (splitting it costs half of the work), or one block."""
     for entry in patch.entries.values():
         yield from [(entry, None)] if entry.coo else ((entry, range(i, i + 1)) for i in range(len(entry.blocks)))
 
 
-# --- what belongs together ---------------------------------------------------------------------------------------
+# --- parts of a tensor -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What one file says of one tensor, or of some of its rows."""
+    """The entry of one file for a tensor, or for some of its rows."""
 
     delta: Delta
     entry: Entry
 
     @property
     def first(self) -> int:
-        """The first unit, counted from the tensor's beginning."""
+        """The first unit that it covers, counted from the start of the tensor."""
         return self.entry.rows[0] * self.entry.layout.row if self.entry.rows else 0
 
 
 def _check_schema(delta: Delta, weights: Weights) -> None:
-    """That no tensor comes, goes or changes its shape."""
+    """Checks that no tensor is added, removed or reshaped."""
     held = schema_of_weights(weights)
     other = [entry.name for entry in delta.entries.values() if held.get(entry.name) != (entry.dtype, entry.shape)]
     for name in [*other, *delta.removed][:1]:
         raise SchemaChanged(
-            f"{delta.where}: tensor {name!r}: is added, removed or reshaped, and a run has the same tensors throughout",
-            hint="start a new run",
+            f"{delta.where}: tensor {name!r}: is added, removed or reshaped, which a run does not allow",
+            hint="start a new run under another URL",
         )
 
 
 def _by_tensor(deltas: Iterable[Delta]) -> dict[str, list[_Part]]:
-    """The parts of each tensor, in the order of their rows."""
+    """The parts of each tensor, sorted by rows."""
     parts: dict[str, list[_Part]] = {}
     for delta in deltas:
         for name, entry in delta.entries.items():
@@ -149,12 +148,12 @@ def _by_tensor(deltas: Iterable[Delta]) -> dict[str, list[_Part]]:
         several.sort(key=lambda part: part.first)
         for one, next_one in pairwise(several):
             if one.first + one.entry.layout.count > next_one.first:
-                next_one.delta.corrupt(f"{one.delta.where} changes the same rows", name)
+                next_one.delta.corrupt(f"changes the same rows as {one.delta.where}", name)
     return parts
 
 
 def _is_dense(parts: Sequence[_Part]) -> bool:
-    """That positions and values would take more than the whole tensor."""
+    """True if positions and values would be larger than the whole tensor."""
     layout = _whole(parts[0].entry)
     return _coo_size(sum(part.entry.changed for part in parts), layout) > layout.count * layout.dtype.unit
 
@@ -176,7 +175,7 @@ def _whole(entry: Entry) -> Layout:
 
 @dataclass(frozen=True)
 class _Found:
-    """What a block changes: positions in the whole tensor, the new units there, and what that adds to the digest."""
+    """The changes of a block: positions in the whole tensor, new units, and the change of the digest."""
 
     part: _Part
     positions: npt.NDArray[Any]
@@ -196,7 +195,7 @@ def _pack_sparse(
     results = in_order(lambda step: _find(weights, *step), steps(), threads)
     for name, found in groupby(results, lambda one: one.part.entry.name):
         packed[name] = _pack_found(name, parts[name], list(found), before)
-    for name in parts.keys() - packed.keys():  # those with no block that changes
+    for name in parts.keys() - packed.keys():  # without a changed block
         packed[name] = _pack_found(name, parts[name], [], before)
     return [one for one in packed.values() if one is not None]
 
@@ -218,7 +217,7 @@ def _find(weights: Weights, part: _Part, job: BlockJob) -> _Found:
 
 
 def _pack_found(name: str, parts: Sequence[_Part], found: Sequence[_Found], before: State) -> Packed | None:
-    """The entry for a tensor; none where it stays as it is."""
+    """The entry for a tensor, or None if nothing changes."""
     changed = {id(part): 0 for part in parts}
     tensor = before.tensors[name].digest
     for one in found:
@@ -233,7 +232,7 @@ def _pack_found(name: str, parts: Sequence[_Part], found: Sequence[_Found], befo
 
 
 def _pack_coo(name: str, state: TensorState, found: list[BlockChanges]) -> Packed:
-    """All as if they were of block 0: their positions are those in the whole tensor already."""
+    """All changes are passed as block 0: their positions already count from the start of the tensor."""
     data = encode_coo(found, Layout.of(state.dtype, state.shape))
     changed = sum(len(positions) for _, positions, _ in found)
     entry = Entry(name, state.dtype, state.shape, None, True, False, changed, (len(data),), state.digest)
@@ -241,7 +240,7 @@ def _pack_coo(name: str, state: TensorState, found: list[BlockChanges]) -> Packe
 
 
 def _check_part(part: _Part, changed: int, tensor: Digest) -> None:
-    """Of some rows only the number of changes; the sum of all ranks' parts is what the version's state is to show."""
+    """For some rows only the number of changes is checked: the digest covers the parts of all ranks."""
     whole = part.entry.layout.count == _whole(part.entry).count
     check_tensor(part.delta, part.entry, changed, tensor if whole else part.entry.digest)
 
@@ -280,7 +279,7 @@ def _pack_fresh(name: str, tensor: Tensor, digest: Digest, threads: int | None) 
 
 
 def _merge_tensor(now: Tensor, name: str, patches: Sequence[Delta], state: TensorState) -> Packed:
-    """All positions that any patch has, with the units that are there now."""
+    """All positions that occur in a patch, with the current units."""
     layout = Layout.of(now.dtype, now.shape)
     entries = [(patch, patch.entries[name]) for patch in patches if name in patch.entries]
     if any(entry.fresh for _, entry in entries):

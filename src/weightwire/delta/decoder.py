@@ -1,7 +1,6 @@
-"""What a delta makes of its base, one block at a time: where it changes which weights to what.
+"""Decodes a delta block by block, and checks that it fits its base.
 
-Knows how to tell that weights are the ones a delta was made for. All of a delta or nothing is up to `patcher` and
-`absolute`, which decode or write its blocks one by one.
+`patcher` and `absolute` use it to apply a delta completely or not at all.
 """
 
 from __future__ import annotations
@@ -48,16 +47,18 @@ def open_delta(delta: Delta | bytes | str | os.PathLike[str]) -> Delta:
         return Delta.open(delta)
     if isinstance(delta, bytes | bytearray | memoryview):
         return Delta.from_bytes(delta)
-    raise CheckpointError(f"a {type(delta).__name__} is no delta", hint="pass patch(weights, delta), in this order")
+    raise CheckpointError(
+        f"a delta cannot be read from {type(delta).__name__}", hint="call patch(weights, delta), in this order"
+    )
 
 
 def changes(
     base: Any, delta: Delta | bytes | str | os.PathLike[str], name: str, rows: tuple[int, int] | None = None
 ) -> tuple[npt.NDArray[np.int64], Bits]:
-    """Where a delta changes one tensor, or its rows from `rows[0]` to before `rows[1]`, and to which units.
+    """The positions and new units of a tensor, or of its rows from `rows[0]` to before `rows[1]`.
 
-    Positions count units from the tensor's beginning. Only the bytes that hold these rows are read. Nothing is verified
-    beyond that the bytes make sense: only a whole tensor has a digest.
+    Positions count units from the start of the tensor. Reads only the bytes of these rows. Digests are not verified:
+    only a whole tensor has one.
     """
     opened, weights = open_delta(delta), read_weights(base)
     if name not in opened.entries and name in weights:
@@ -69,8 +70,8 @@ def changes(
     held = entry.rows or (0, entry.shape[0] if entry.shape else 1)
     if rows and not held[0] <= rows[0] <= rows[1] <= held[1]:
         raise CheckpointError(
-            f"{opened.where}: tensor {name!r}: has no rows {rows[0]} to {rows[1]}",
-            hint=f"it has {held[0]} to {held[1]}",
+            f"{opened.where}: tensor {name!r}: does not have rows {rows[0]} to {rows[1]}",
+            hint=f"pass rows between {held[0]} and {held[1]}",
         )
     first, last = (row - held[0] for row in rows or held)
     first_unit, last_unit = (first * layout.row, last * layout.row) if layout.row else (0, layout.count)
@@ -88,17 +89,17 @@ def changes(
     return where[inside] + held[0] * layout.row, what[inside]
 
 
-# --- is it the right base? ---------------------------------------------------------------------------------------
+# --- the base ----------------------------------------------------------------------------------------------------
 
 
 def check_tensors(delta: Delta, base: Weights, entries: Iterable[Entry]) -> None:
-    """That the base has what the delta changes."""
+    """Checks that the base has the tensors and rows that the delta changes."""
     for entry in entries:
         name, tensor = entry.name, base.get(entry.name)
         if entry.fresh:
             continue
         if tensor is None:
-            raise WrongBase(f"{delta.where}: tensor {name!r}: the base has no such tensor", hint=_OTHER_BASE)
+            raise WrongBase(f"{delta.where}: tensor {name!r}: missing in the base", hint=_OTHER_BASE)
         if (tensor.dtype, tensor.shape) != (entry.dtype, entry.shape):
             raise WrongBase(
                 f"{delta.where}: tensor {name!r}: is {entry.dtype.name} {list(entry.shape)}, "
@@ -108,37 +109,35 @@ def check_tensors(delta: Delta, base: Weights, entries: Iterable[Entry]) -> None
         whole = 0, entry.shape[0] if entry.shape else 1
         (held_first, held_last), (first, last) = tensor.rows or whole, entry.rows or whole
         if first < held_first or last > held_last:
-            raise WrongBase(f"{delta.where}: tensor {name!r}: the base lacks some of its rows", hint=_OTHER_BASE)
+            raise WrongBase(f"{delta.where}: tensor {name!r}: some rows are missing in the base", hint=_OTHER_BASE)
 
 
 def check_state(
     delta: Delta, base: Weights, before: State | None, threads: int | None, progress: Progress | None = None
 ) -> State:
-    """That the base is what the delta was made for; returns the base's state."""
+    """Checks that the delta was made for this base. Returns the state of the base."""
     if delta.kind == ANCHOR:
         return State({})
     state = before or digest(base, threads=threads, progress=progress)
     unknown = [entry.name for entry in delta.entries.values() if not entry.fresh and entry.name not in state.tensors]
     if unknown:
         raise WrongBase(
-            f"{delta.where}: tensor {unknown[0]!r}: its state is not known", hint="pass before=digest(base)"
+            f"{delta.where}: tensor {unknown[0]!r}: missing in the state `before`", hint="pass before=digest(base)"
         )
     if delta.before and state.hex != delta.before:
         raise WrongBase(
-            f"{delta.where}: was made for weights with state {delta.before[:12]}, and these have {state.hex[:12]}",
+            f"{delta.where}: made for weights with state {delta.before[:12]}, but these have {state.hex[:12]}",
             hint=_OTHER_BASE,
         )
     return state
 
 
 def check_tensor(delta: Delta, entry: Entry, changed: int, tensor: Digest) -> None:
-    """That so many units changed, and that the tensor's digest is now what the entry says."""
+    """Checks the number of changed units and the new digest of a tensor."""
     if changed != entry.changed:
-        delta.corrupt(f"changes {changed:,} weights, not {entry.changed:,} as it says", entry.name)
+        delta.corrupt(f"changes {changed:,} weights, but claims {entry.changed:,}", entry.name)
     if tensor != entry.digest:
-        delta.corrupt(
-            "the result has another digest than it should (or its base was not what it was made for)", entry.name
-        )
+        delta.corrupt("the result has a wrong digest, or the base is not the right one", entry.name)
 
 
 # --- blocks ------------------------------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ def check_tensor(delta: Delta, entry: Entry, changed: int, tensor: Digest) -> No
 
 @dataclass(frozen=True)
 class BlockJob:
-    """A block of a tensor to deal with: to be read and decoded, or a patch as it stands."""
+    """A block to decode, or one that is already a patch."""
 
     entry: Entry
     index: int
@@ -154,7 +153,7 @@ class BlockJob:
 
 
 def jobs_of(delta: Delta, entries: Mapping[str, Entry], only: range | None = None) -> Iterator[BlockJob]:
-    """What there is to do, of all blocks or only of some."""
+    """The jobs for all blocks of the entries, or only for some."""
     for entry in entries.values():
         if entry.coo:
             data = memoryview(delta.block(entry, 0))
@@ -168,11 +167,11 @@ def jobs_of(delta: Delta, entries: Mapping[str, Entry], only: range | None = Non
             if entry.blocks[index]:
                 yield BlockJob(entry, index)
             elif entry.fresh:
-                delta.corrupt(f"block {index}: it is empty", entry.name)
+                delta.corrupt(f"block {index}: is empty", entry.name)
 
 
 def write_block(delta: Delta, job: BlockJob, bits: Bits) -> tuple[Patch, Digest]:
-    """Writes a block into the units that its entry covers; returns what was there, and what it adds to the digest."""
+    """Writes a block into the units that its entry covers. Returns the old units and the change of the digest."""
     entry, index = job.entry, job.index
     if job.patch is not None:
         return job.patch, codec.swap(bits, job.patch, entry.layout, index)
@@ -182,7 +181,7 @@ def write_block(delta: Delta, job: BlockJob, bits: Bits) -> tuple[Patch, Digest]
 
 
 def covered(target: Tensor, entry: Entry) -> Bits:
-    """The rows of a target that an entry speaks of."""
+    """The rows of a target that an entry covers."""
     if entry.rows is None or entry.rows == target.rows:
         return target.bits
     first = target.rows[0] if target.rows else 0
@@ -192,7 +191,7 @@ def covered(target: Tensor, entry: Entry) -> Bits:
 
 @contextmanager
 def naming(delta: Delta, entry: Entry, index: int) -> Iterator[None]:
-    """The codec knows only what is wrong with a block; here it is known which one."""
+    """Adds file, tensor and block to errors of the codec."""
     try:
         yield
     except ValueError as problem:
@@ -200,7 +199,7 @@ def naming(delta: Delta, entry: Entry, index: int) -> Iterator[None]:
 
 
 def decode_job(delta: Delta, job: BlockJob, bits: Bits | None) -> Patch:
-    """What a block changes, in the order of positions; `bits` are the units that its entry covers."""
+    """The changes of a block, sorted by position. `bits` are the units that its entry covers."""
     if job.patch is not None:
         return job.patch
     with naming(delta, job.entry, job.index):
@@ -209,7 +208,7 @@ def decode_job(delta: Delta, job: BlockJob, bits: Bits | None) -> Patch:
 
 
 def changed_by(found: Patch, bits: Bits, entry: Entry, index: int) -> int:
-    """How many units a patch that has been written changed."""
+    """The number of units that a written patch changed."""
     unit = entry.dtype.unit
     if found.positions is not None or entry.fresh:
         return len(found.values) // unit

@@ -1,8 +1,7 @@
-"""A version's encoded tensors <-> one safetensors file.
+"""The delta file: encoded tensors in one safetensors file (docs/FORMAT.md, "File").
 
-Knows the file (docs/FORMAT.md, "File"): which bytes are which block of which tensor, and what the result must
-digest to. Encodes nothing, applies nothing, and reads only the bytes it is asked for, so that a delta may lie in
-memory, in a mapped file, or far away.
+Maps blocks to bytes and holds the digests of the result. Reads bytes only on demand, so a delta may be in memory, in a
+file or in a bucket.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import IO, NoReturn
 from weightwire.codec import BYTES_PER_BYTE, Digest, Layout, read_uvarint, uvarint
 from weightwire.delta.state import State, TensorState
 from weightwire.errors import CheckpointError, CorruptDelta, OutputError, UnsupportedFormat, WeightwireError, WrongBase
+from weightwire.system import NotRegularFile, open_regular
 from weightwire.weights import (
     BY_CODE,
     DTYPES,
@@ -31,6 +31,7 @@ from weightwire.weights import (
     Rows,
     Slot,
     build_header,
+    is_unicode,
     read_header,
     read_size,
     replacing,
@@ -45,17 +46,17 @@ _U8 = DTYPES["U8"]
 _CODE, _ROWS, _COO, _FRESH = 0x1F, 0x20, 0x40, 0x80
 _MOST_BYTES = 1 << 62
 _CHUNK = 8 << 20
-_AGAIN = "it is damaged or was not written by weightwire: fetch or make it again"
+_AGAIN = "the delta is damaged: fetch it or make it again"
 
 Fetch = Callable[[int, int], bytes | memoryview]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a file says of one tensor (or of its rows from `rows[0]` to before `rows[1]`).
+    """A tensor in a delta file, or its rows from `rows[0]` to before `rows[1]`.
 
-    `fresh` ones need no base: the tensor is new, or of another dtype or shape. `blocks` are the sizes of its encoded
-    blocks, none for one that did not change. `digest` is that of the covered rows afterwards.
+    A `fresh` entry needs no base: the tensor is new, or has another dtype or shape. `blocks` are the sizes of its
+    encoded blocks, 0 for an unchanged block. `digest` is that of the covered rows after the change.
     """
 
     name: str
@@ -86,13 +87,13 @@ class Entry:
         return tuple(itertools.accumulate(self.blocks, initial=self.start))
 
     def span(self, blocks: range) -> tuple[int, int]:
-        """The bytes of some blocks, within the file's data part."""
+        """The byte range of some blocks in the data part."""
         return self._starts[blocks.start], self._starts[max(blocks.start, blocks.stop)]
 
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """An encoded block that lies in a temporary file."""
+    """An encoded block in a temporary file."""
 
     file: IO[bytes]
     start: int
@@ -102,14 +103,14 @@ class Spooled:
         return self.size
 
     def read(self, begin: int, end: int) -> bytes:
-        return _pread(self.file, self.start + begin, self.start + end, "spool")
+        return _pread(self.file, self.start + begin, self.start + end, "temporary file")
 
 
 class Spool:
     """Keeps encoded blocks in a temporary file instead of in memory.
 
-    Any file with a descriptor that may be read and written will do, buffered or not. Blocks go behind what it holds;
-    it must stay open as long as they are wanted. One thread writes; any number read.
+    The file must be open for reading and writing, and stay open while the blocks are used. Blocks are appended. One
+    thread writes; any number of threads read.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -124,7 +125,7 @@ class Spool:
                 self._end, rest = self._end + written, rest[written:]
         except OSError as problem:
             raise OutputError(
-                f"the spool cannot be written ({problem.strerror})", hint="spool to a disk with more room: set TMPDIR"
+                f"temporary file: cannot be written ({problem.strerror})", hint="set TMPDIR to a disk with more space"
             ) from problem
         return Spooled(self._file, start, len(data))
 
@@ -134,7 +135,7 @@ BlockData = bytes | Spooled
 
 @dataclass(frozen=True)
 class Packed:
-    """An entry and its encoded blocks, ready to be packed."""
+    """An entry and its encoded blocks, ready to pack."""
 
     entry: Entry
     parts: Sequence[BlockData]
@@ -142,9 +143,9 @@ class Packed:
 
 @dataclass(frozen=True)
 class Delta:
-    """A delta or an anchor: entries by name, and the bytes behind them.
+    """A delta or an anchor: entries by name, and their bytes.
 
-    `before` and `after` name the whole state; they are empty where the file covers only a part of it.
+    `before` and `after` identify the state of all weights. They are empty if the file covers only a part.
     """
 
     where: str
@@ -165,21 +166,21 @@ class Delta:
         return self.fetch(*entry.span(range(index, index + 1)))
 
     def byte_range(self, name: str, rows: Rows | None = None) -> tuple[int, int]:
-        """Which bytes of the file hold a tensor, or some of its rows (counted from the entry's first)."""
+        """The byte range of a tensor in the file, or of some of its rows, counted from the first row of the entry."""
         entry = self.entries[name]
         blocks = entry.layout.blocks_of_rows(*rows) if rows and not entry.coo else range(len(entry.blocks))
         begin, end = entry.span(blocks)
         return len(self.head) + begin, len(self.head) + end
 
     def advance(self, state: State) -> State:
-        """The state after this delta, from the state before it: what changed is all it takes.
+        """The state after this delta, computed from the state before it and the entries.
 
-        Of a shard's delta it is the state of that shard: the digests are those of the rows it covers.
+        For the delta of a shard, it is the state of that shard.
         """
         if self.before and state.hex != self.before:
             raise WrongBase(
-                f"{self.where}: was made for weights with state {self.before[:12]}, not {state.hex[:12]}",
-                hint="pass the state of the weights it was made from",
+                f"{self.where}: made for weights with state {self.before[:12]}, not {state.hex[:12]}",
+                hint="pass the state of the weights that it was made from",
             )
         return state.replace({name: entry.state for name, entry in self.entries.items()}, self.removed)
 
@@ -191,7 +192,7 @@ class Delta:
         return bytes(self.read(0, self.nbytes))
 
     def read(self, begin: int, end: int) -> bytes | memoryview:
-        """Bytes of the file, its header included."""
+        """Bytes of the file, including its header."""
         size = len(self.head)
         if begin >= size:
             return self.fetch(begin - size, end - size)
@@ -199,30 +200,34 @@ class Delta:
         return head if end <= size else head + bytes(self.fetch(0, end - size))
 
     def chunks(self, size: int = _CHUNK) -> Iterator[bytes | memoryview]:
-        """The bytes of the file, one chunk after the other; all of them have this size, but the last may be shorter."""
+        """The bytes of the file in chunks of this size. The last one may be shorter."""
         for begin in range(0, self.nbytes, size):
             yield self.read(begin, min(begin + size, self.nbytes))
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file, all at once."""
+        """Writes the file, which appears at once."""
         with replacing(path) as file:
             for chunk in self.chunks():
                 file.write(chunk)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Delta:
-        """A delta in a file, of which no more is read than is needed.
+        """Opens a delta file. Reads the header now and the rest on demand.
 
-        It is not mapped: a file that is cut short meanwhile is an error then, and not the end of the process.
+        The file is not mapped: if it is truncated meanwhile, reading raises an error instead of a SIGBUS.
         """
         where = str(path)
         if Path(path).is_dir():
             raise CheckpointError(
-                f"{where}: is a directory, not a delta", hint="pass a file that `weightwire diff` wrote"
+                f"{where}: is a directory, not a delta", hint="pass a file written by `weightwire diff`"
             )
         try:
-            file = Path(path).open("rb")  # noqa: SIM115 (closed when nothing reads from it any more)
+            file = open(open_regular(path), "rb")  # noqa: SIM115 (closed with the delta)
             total = os.fstat(file.fileno()).st_size
+        except NotRegularFile as problem:
+            raise CheckpointError(f"{where}: not a regular file", hint="check the path") from problem
+        except FileNotFoundError as problem:
+            raise CheckpointError(f"{where}: no such file or directory", hint="check the path") from problem
         except OSError as problem:
             raise CheckpointError(f"{where}: cannot be read ({problem.strerror})", hint="check the path") from problem
 
@@ -237,12 +242,12 @@ class Delta:
 
     @classmethod
     def remote(cls, read: Fetch, total: int, where: str) -> Delta:
-        """A delta whose bytes come from `read(begin, end)`; its header is read at once, all else on demand."""
+        """A delta whose bytes come from `read(begin, end)`. Reads the header now and the rest on demand."""
         size = read_size(bytes(read(0, min(total, LENGTH_SIZE))), where, total=total, error=CorruptDelta)
         head = bytes(read(0, size))
         header = read_header(head, where, total=total, error=CorruptDelta)
         metadata = header.metadata
-        foreign = CorruptDelta(f"{where}: is no weightwire delta", hint="pass a file that `weightwire diff` wrote")
+        foreign = CorruptDelta(f"{where}: not a weightwire delta", hint="pass a file written by `weightwire diff`")
         check_format(metadata.get("format", ""), where, foreign)
         try:
             entries = _unpack_index(header.slots, metadata["index"])
@@ -253,9 +258,9 @@ class Delta:
             if any(text and not _is_digest(text) for text in (before, after)):
                 raise ValueError("a state digest is malformed")
             if kind == ANCHOR and (removed or before or not all(entry.fresh for entry in entries.values())):
-                raise ValueError("an anchor needs no base, but this one does")
+                raise ValueError("an anchor must not need a base")
         except (ValueError, KeyError) as problem:
-            reason = f"no {problem} in its metadata" if isinstance(problem, KeyError) else problem
+            reason = f"{problem} is missing in its metadata" if isinstance(problem, KeyError) else problem
             raise CorruptDelta(f"{where}: {reason}", hint=_AGAIN) from problem
         return cls(where, head, kind, before, after, entries, removed, total, lambda b, e: read(size + b, size + e))
 
@@ -268,7 +273,7 @@ def pack(
     after: str = "",
     removed: Iterable[str] = (),
 ) -> Delta:
-    """Puts entries together, in the order of their names: the same weights give the same file."""
+    """Makes a file of entries, sorted by name. The same weights give the same file."""
     ordered = sorted(packed, key=lambda one: one.entry.name.encode())
     slots: list[Slot] = []
     entries: dict[str, Entry] = {}
@@ -289,18 +294,18 @@ def pack(
 
 
 def _pread(file: IO[bytes], begin: int, end: int, where: str) -> bytes:
-    """All bytes from `begin` to before `end`, wherever the file's own position is: threads need not take turns."""
+    """All bytes from `begin` to before `end`. Does not use the position of the file, so threads can share it."""
     data = os.pread(file.fileno(), end - begin, begin)
     while len(data) < end - begin:
         more = os.pread(file.fileno(), end - begin - len(data), begin + len(data))
         if not more:
-            raise CorruptDelta(f"{where}: became shorter while it was read", hint=_AGAIN)
+            raise CorruptDelta(f"{where}: truncated while it was read", hint=_AGAIN)
         data += more
     return data
 
 
 class _Parts:
-    """Many small pieces, read as if they lay one behind the other."""
+    """Many pieces, read as one sequence of bytes."""
 
     def __init__(self, parts: Sequence[BlockData]) -> None:
         self._parts = parts
@@ -315,7 +320,7 @@ class _Parts:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _piece(self, index: int, begin: int, end: int) -> bytes | memoryview:
-        """What one part has of some bytes: usually all of it, as is."""
+        """The bytes of one part within a range."""
         part, start = self._parts[index], self._starts[index]
         begin, end = max(begin - start, 0), min(end - start, len(part))
         if isinstance(part, Spooled):
@@ -341,7 +346,10 @@ class _IndexReader:
             raise ValueError("its index is not in canonical form")
 
     def number(self) -> int:
-        value, self._at = read_uvarint(self._data, self._at)
+        try:
+            value, self._at = read_uvarint(self._data, self._at)
+        except ValueError as problem:
+            raise ValueError(f"its index is damaged: {problem}") from None
         return value
 
     def raw(self, size: int) -> bytes:
@@ -374,16 +382,16 @@ def _unpack_entry(reader: _IndexReader, slot: Slot) -> Entry:
     layout = Layout.of(dtype, shape, rows)
     changed = reader.number()
     if changed > layout.count:
-        raise ValueError("claims more changes than it has weights")
+        raise ValueError("claims more changes than weights")
     size = slot.end - slot.start
     if fresh and size * BYTES_PER_BYTE < layout.count * dtype.unit:
         raise ValueError("is too short for what it claims to hold")
-    # Read one by one, and no further than there are any: a shape may claim any number of them.
+    # Read one by one: a hostile shape may claim any number of blocks.
     blocks = tuple(reader.number() for _ in range(1 if coo else layout.blocks))
     if sum(blocks) != size or slot.dtype is not _U8 or len(slot.shape) != 1:
-        raise ValueError("its blocks do not add up to its bytes")
+        raise ValueError("the sizes of its blocks do not match its bytes")
     if coo and fresh:
-        raise ValueError("cannot be both new and coo")
+        raise ValueError("cannot be both fresh and coo")
     sums = reader.raw(16)
     digest = int.from_bytes(sums[:8], "little"), int.from_bytes(sums[8:], "little")
     return Entry(slot.name, dtype, shape, rows, coo, fresh, changed, blocks, digest, slot.start)
@@ -401,10 +409,10 @@ def _unpack_shape(reader: _IndexReader, flags: int) -> tuple[Dtype, tuple[int, .
         raise ValueError("has an impossible dimension")
     nbytes = dtype.nbytes(shape)
     if nbytes is None or nbytes > _MOST_BYTES:
-        raise ValueError(f"{dtype.name} {list(shape)} is no possible size")
+        raise ValueError(f"{dtype.name} {list(shape)} is not a possible size")
     rows = (reader.number(), reader.number()) if flags & _ROWS else None
     if rows and not (shape and rows[0] < rows[1] <= shape[0] and nbytes % shape[0] == 0):
-        raise ValueError(f"has no rows {rows[0]} to {rows[1]}")
+        raise ValueError(f"does not have rows {rows[0]} to {rows[1]}")
     return dtype, shape, rows
 
 
@@ -413,7 +421,7 @@ def _read_removed(text: str, entries: Mapping[str, Entry]) -> tuple[str, ...]:
         names = json.loads(text)
     except (ValueError, RecursionError):
         names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) and is_unicode(name) for name in names):
         raise ValueError("its list of removed tensors is malformed")
     for name in names:
         if name in entries:
@@ -426,12 +434,12 @@ def _is_digest(text: str) -> bool:
 
 
 def check_format(text: str, where: str, foreign: WeightwireError) -> None:
-    """Raises UnsupportedFormat for another version of our format, and `foreign` for anything else that is not it."""
+    """Raises UnsupportedFormat for another version of the format, and `foreign` for any other text."""
     if text == FORMAT:
         return
     name, _, version = text.partition("/")
     if name == FORMAT.partition("/")[0] and version.isdecimal():
         raise UnsupportedFormat(
-            f"{where}: has format version {version[:20]}, and this release reads {FORMAT}", hint="upgrade weightwire"
+            f"{where}: has format version {version[:20]}, but this release reads {FORMAT}", hint="upgrade weightwire"
         )
     raise foreign

@@ -1,7 +1,6 @@
-"""Two sets of weights -> the delta between them; one set -> an anchor.
+"""Makes deltas and anchors.
 
-Cuts tensors into blocks, has the codec encode them in threads, and packs the result with the state digests. Reads
-weights, writes nothing but a spool that it is given.
+Cuts tensors into blocks, encodes them in threads, and packs the result with the state digests.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from weightwire.weights import Tensor, Weights, read_weights
 __all__ = ["BlockDone", "ChangedBlock", "anchor", "diff", "diff_of_blocks"]
 
 BlockDone = Callable[[str, int], None]
-"""Told that a block, of a tensor of this name, has been read for the last time; by whichever thread read it."""
+"""Called with the name of a tensor and a block index when the block will not be read again. Runs in any thread."""
 
 ChangedBlock = tuple[str, int, EncodedBlock]
-"""A tensor's name, the index of one of its blocks, and what became of that."""
+"""The name of a tensor, the index of a block, and the encoded block."""
 
 
 def diff(
@@ -41,15 +40,13 @@ def diff(
     spool: IO[bytes] | None = None,
     done: BlockDone | None = None,
 ) -> Delta:
-    """The delta that turns `old` into `new`: the smallest exact one, or positions and values if `coo`.
+    """The smallest exact delta that turns `old` into `new`, or positions and values if `coo`.
 
-    Each is a safetensors file, a checkpoint directory, or a mapping of names to NumPy arrays, torch tensors,
-    `Tensor`s or `(dtype name, shape, buffer)`. `before` is the state of `old` where it is known (from `digest`, or
-    `Delta.advance`); else it is computed, which reads all of `old` once more.
-
-    `spool` is a temporary file that takes the encoded blocks instead of memory, and from which the delta is read: it
-    must stay open as long as the delta is used. Tensors are read in the order of `new`, and `done` hears of their
-    blocks, as `Layout` cuts them, roughly in that order: from then on they may be overwritten.
+    - `old`, `new`: a safetensors file, a checkpoint directory, or a mapping of names to NumPy arrays, torch tensors,
+      `Tensor`s or `(dtype name, shape, buffer)`.
+    - `before`: the state of `old` if it is known (from `digest` or `Delta.advance`). Otherwise `old` is read twice.
+    - `spool`: a temporary file that holds the encoded blocks instead of memory. Keep it open while the delta is used.
+    - `done`: called for each block of `new` that will not be read again, roughly in the order of `new`.
     """
     return _make(read_weights(old), read_weights(new), DELTA, before, coo, _MakeOptions(threads, progress, spool, done))
 
@@ -63,9 +60,9 @@ def anchor(
     done: BlockDone | None = None,
     part: bool = False,
 ) -> Delta:
-    """All of some weights, in a file that needs no base. `spool` and `done` are those of `diff`.
+    """An anchor: all weights, in a file that needs no base. `spool`, `done`: as in `diff`.
 
-    If it is only a `part` of a model's weights, the file does not name their state.
+    With `part`, `weights` holds only some of a model's weights, and the file names no state.
     """
     return _make({}, read_weights(weights), ANCHOR, None, False, _MakeOptions(threads, progress, spool, done, part))
 
@@ -78,9 +75,9 @@ def diff_of_blocks(
     spool: IO[bytes] | None = None,
     part: bool = False,
 ) -> Delta:
-    """The delta to `weights` from others of the same names and kinds, given the blocks that may have changed.
+    """The delta to `weights`, given the encoded blocks that changed. Names, dtypes and shapes must not differ.
 
-    The same bytes as those of `diff`, for who does not have the old weights as a whole. `part` is that of `anchor`.
+    Gives the same bytes as `diff`, without the old weights. `part`: as in `anchor`.
     """
     _check_known(before, weights)
     makings = {name: _Making(name, tensor, tensor) for name, tensor in weights.items()}
@@ -92,7 +89,7 @@ def diff_of_blocks(
 
 @dataclass(frozen=True)
 class _MakeOptions:
-    """How a delta is made; but for `part` none of it shows in the result."""
+    """Options for making a delta. Only `part` affects the result."""
 
     threads: int | None
     progress: Progress | None
@@ -106,10 +103,10 @@ class _MakeOptions:
 
 @dataclass(frozen=True)
 class _Done:
-    """What has been made of one block of one tensor."""
+    """The result for one block."""
 
-    base: Digest = (0, 0)  # digest of the old block, where it was not known
-    added: Digest = (0, 0)  # what is to be added to it; of a fresh tensor the digest itself
+    base: Digest = (0, 0)  # digest of the old block, if it was not known
+    added: Digest = (0, 0)  # change of the digest; for a fresh tensor the digest itself
     data: bytes = b""
     changed: int = 0
     found: BlockChanges | None = None
@@ -120,7 +117,7 @@ class _Done:
 class _Job:
     name: str
     run: Callable[[], _Done]
-    new_block: int | None = None  # which block of the new tensor it reads, if any
+    new_block: int | None = None  # the block of the new tensor that it reads, if any
 
 
 def _digest_old(old: Tensor, layout: Layout, index: int) -> _Done:
@@ -150,7 +147,7 @@ def _encode_change(old: Tensor, new: Tensor, layout: Layout, index: int, known: 
 
 @dataclass
 class _Making:
-    """A tensor before and after (either may be missing), and what has been made of its blocks so far."""
+    """A tensor before and after (either may be missing), and the results for its blocks so far."""
 
     name: str
     old: Tensor | None
@@ -158,12 +155,12 @@ class _Making:
     base: Digest = (0, 0)
     added: Digest = (0, 0)
     changed: int = 0
-    parts: dict[int, BlockData] = field(default_factory=dict)  # of blocks that changed
+    parts: dict[int, BlockData] = field(default_factory=dict)  # changed blocks
     found: list[BlockChanges] = field(default_factory=list)
 
     @property
     def fresh(self) -> bool:
-        """Nothing of the old tensor, if there is one, helps to encode the new one."""
+        """True if the new tensor is encoded without the old one."""
         old, new = self.old, self.new
         return old is None or new is None or _kind(old) != _kind(new)
 
@@ -193,7 +190,7 @@ class _Making:
             self.found.append(done.found)
 
     def packed(self, known: State, keep: Callable[[bytes], BlockData]) -> Packed | None:
-        """The entry for the file; none for a tensor that is gone or did not change."""
+        """The entry for the file, or None if the tensor was removed or did not change."""
         new = self.new
         if new is None or not (self.fresh or self.changed):
             return None
@@ -229,7 +226,7 @@ def _layout(tensor: Tensor) -> Layout:
 def _make(old: Weights, new: Weights, kind: str, before: State | None, coo: bool, options: _MakeOptions) -> Delta:
     if before is not None:
         _check_known(before, old)
-    # In the order of `new`; what is only in `old` comes last.
+    # In the order of `new`. Tensors that are only in `old` come last.
     makings = {name: _Making(name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))}
     jobs = [job for making in makings.values() for job in making.jobs(before is not None, coo)]
     keep = _keep(options.spool)
@@ -248,7 +245,7 @@ def _make(old: Weights, new: Weights, kind: str, before: State | None, coo: bool
 
 
 def _keep(spool: IO[bytes] | None) -> Callable[[bytes], BlockData]:
-    """Where encoded blocks go: to the spool, or nowhere else than memory."""
+    """Stores encoded blocks in the spool, or in memory."""
     return Spool(spool).keep if spool else lambda data: data
 
 
@@ -282,6 +279,6 @@ def _check_known(before: State, old: Weights) -> None:
     if have != know:
         name = min(name for name in {**have, **know} if have.get(name) != know.get(name))
         raise CheckpointError(
-            f"tensor {name!r}: the known state is not that of the old weights",
-            hint="pass before=digest(old), or leave it out",
+            f"tensor {name!r}: the state `before` does not match the old weights",
+            hint="pass before=digest(old), or omit it",
         )

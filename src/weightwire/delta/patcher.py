@@ -1,7 +1,7 @@
-"""Base weights and a delta -> the weights after it, verified, in place or as a copy.
+"""Applies a delta to its base, in place or as a copy, and verifies the result.
 
-Either all of a delta is applied or none of it. In place, what was overwritten is kept until the digests match, and
-put back if they do not.
+A delta is applied completely or not at all. In place, old values are kept until the digests match, and restored if
+they do not.
 """
 
 from __future__ import annotations
@@ -56,11 +56,13 @@ def patch(
     before: State | None = None,
     threads: int | None = None,
 ) -> Any:
-    """Applies a delta to weights in memory: in place, or to a copy. Returns the weights after it.
+    """Applies a delta to weights in memory, in place or to a copy. Returns the new weights.
 
-    `base` is a mapping of names to NumPy arrays, torch tensors, `Tensor`s or `(dtype name, shape, buffer)`, or a torch
-    module. A copy has the same kinds of values. `before` is the base's state where that is known; else all of it is
-    digested first. Wherever this fails, `base` is as it was.
+    - `base`: a mapping of names to NumPy arrays, torch tensors, `Tensor`s or `(dtype name, shape, buffer)`, or a torch
+      module. A copy has values of the same types.
+    - `before`: the state of `base` if it is known. Otherwise it is computed first.
+
+    After an error, `base` is unchanged.
     """
     opened, weights = open_delta(delta), read_weights(base)
     check_tensors(opened, weights, opened.entries.values())
@@ -81,18 +83,19 @@ def apply_in_place(
     threads: int | None = None,
     *,
     keep: bool = True,
+    progress: Progress | None = None,
 ) -> Applied:
-    """What `patch` does in place, with the state after it, and a way back.
+    """Like `patch` in place. Returns the new state, and can undo the change.
 
-    What was overwritten is kept for as long as the result is. Without `keep` nothing is: there is no way back, and
-    weights for which this fails are good for nothing.
+    The result holds the old values. Without `keep` there are none: the change cannot be undone, and after an error the
+    weights are unusable.
     """
     opened, weights = open_delta(delta), read_weights(base)
     check_tensors(opened, weights, opened.entries.values())
     if keep:
         return _apply_in_place(base, weights, opened, before, threads)
     _check_in_place(opened, weights)
-    after = _write(opened, weights, check_state(opened, weights, before, threads), threads)
+    after = _write(opened, weights, check_state(opened, weights, before, threads), threads, progress=progress)
     _tell(base, opened)
     return Applied(after)
 
@@ -105,9 +108,9 @@ def patch_checkpoint(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> State:
-    """Applies a delta to a checkpoint on disk, and writes the result to `out`, all at once. Returns its state.
+    """Applies a delta to a checkpoint on disk and writes the result to `out`, which appears at once. Returns its state.
 
-    `progress` hears of all weights of the base twice: they are digested, then copied.
+    `progress` counts all bytes of the base twice: once for the digest, once for the copy.
     """
     opened, checkpoint = open_delta(delta), Checkpoint(base)
     check_tensors(opened, checkpoint, opened.entries.values())
@@ -119,17 +122,17 @@ def patch_checkpoint(
         return _write(opened, targets, state, threads)
 
 
-# --- before anything is written ----------------------------------------------------------------------------------
+# --- checks ------------------------------------------------------------------------------------------------------
 
 
 def _check_in_place(delta: Delta, base: Weights) -> None:
     extra = [name for name, entry in delta.entries.items() if entry.fresh and not _fits(base.get(name), entry)]
-    # One that has no `after` is a part of an anchor: the others are there for what it lacks.
+    # An anchor without `after` is a part: other parts hold the other tensors.
     extra += [name for name in base if delta.kind == ANCHOR and delta.after and name not in delta.entries]
     if extra or delta.removed:
         name = (extra or list(delta.removed))[0]
         raise CheckpointError(
-            f"{delta.where}: tensor {name!r}: is added, removed or reshaped, which cannot be done in place",
+            f"{delta.where}: tensor {name!r}: cannot be added, removed or reshaped in place",
             hint="patch a copy: patch(base, delta, copy=True)",
         )
     for name in delta.entries:
@@ -138,7 +141,7 @@ def _check_in_place(delta: Delta, base: Weights) -> None:
 
 
 def _fits(tensor: Tensor | None, entry: Entry) -> bool:
-    """That a target has the dtype, the shape and the rows of what is to go there."""
+    """True if a target has the dtype, shape and rows of an entry."""
     if tensor is None or (tensor.dtype, tensor.shape) != (entry.dtype, entry.shape):
         return False
     if tensor.rows == entry.rows or entry.rows is None:
@@ -153,14 +156,15 @@ def _schema(base: Weights, delta: Delta) -> Schema:
     for name, entry in delta.entries.items():
         if entry.fresh and entry.rows:
             raise CheckpointError(
-                f"{delta.where}: tensor {name!r}: holds rows {entry.rows[0]} to {entry.rows[1]} of a new tensor only",
-                hint="apply it in place to weights that have the tensor",
+                f"{delta.where}: holds only rows {entry.rows[0]} to {entry.rows[1]} of tensor {name!r}, "
+                "which the base does not have",
+                hint="apply it in place, to weights that have the tensor",
             )
         kept[name] = entry.dtype, entry.shape
     return kept
 
 
-# --- room for the result -----------------------------------------------------------------------------------------
+# --- copies ------------------------------------------------------------------------------------------------------
 
 
 def _copied(base: Weights, delta: Delta) -> dict[str, Tensor]:
@@ -180,7 +184,7 @@ def _is_fresh(delta: Delta, name: str) -> bool:
 
 
 def _fill(targets: Weights, base: Weights, delta: Delta, threads: int | None, progress: Progress | None) -> None:
-    """Copies what the delta builds on."""
+    """Copies the tensors that the delta changes or keeps."""
 
     def work(job: tuple[Bits, Bits]) -> int:
         target, source = job
@@ -203,7 +207,7 @@ def _fill(targets: Weights, base: Weights, delta: Delta, threads: int | None, pr
 
 @dataclass
 class _Written:
-    """A block that has been written, or is about to be; its patch then holds what was there before."""
+    """A block that is being written. Afterwards its patch holds the old units."""
 
     bits: Bits
     layout: Layout
@@ -217,20 +221,20 @@ class _Written:
 
 @dataclass(frozen=True)
 class Applied:
-    """A delta that has been applied in place: the state after it, and what it overwrote."""
+    """A delta that was applied in place: the new state, and the old values."""
 
     state: State
     _put_back: Callable[[], None] | None = field(default=None, repr=False)
 
     def undo(self) -> None:
-        """Puts everything back as it was. Only while the weights are as the delta left them; twice is harmless."""
+        """Restores the old values. Valid only while nothing else has changed the weights. May be called twice."""
         if self._put_back is None:
-            raise ValueError("nothing was kept that could be put back")
+            raise ValueError("the old values were not kept (keep=False)")
         self._put_back()
 
 
 def _apply_in_place(base: Any, weights: Weights, delta: Delta, before: State | None, threads: int | None) -> Applied:
-    """Keeps what is overwritten, and puts it back if anything is wrong."""
+    """Keeps the old values, and restores them after an error."""
     _check_in_place(delta, weights)
     state = check_state(delta, weights, before, threads)
     written: list[_Written] = []
@@ -251,7 +255,7 @@ def _apply_in_place(base: Any, weights: Weights, delta: Delta, before: State | N
         _tell(base, delta)
         return Applied(after, put_back)
     except BaseException:
-        # There is still something to put back where all went well, and an interrupt came at the last moment.
+        # An interrupt may come after everything was written.
         put_back()
         raise
 
@@ -273,15 +277,16 @@ def _write(
     threads: int | None,
     written: list[_Written] | None = None,
     stop: threading.Event | None = None,
+    progress: Progress | None = None,
 ) -> State:
-    """Writes a delta into targets that hold its base; returns the state after it. `written` is told of every block."""
+    """Writes a delta into targets that hold its base. Returns the new state. Appends every block to `written`."""
 
     def work(job: BlockJob) -> tuple[Digest, int]:
         entry, index = job.entry, job.index
         bits = covered(targets[entry.name], entry)
         record = _Written(bits, entry.layout, index)
         if written is not None:
-            written.append(record)  # before anything is written, lest there be no memory left for it afterwards
+            written.append(record)  # before the write: afterwards there may be no memory left
         if stop and stop.is_set():
             raise Stopped
         record.patch, change = write_block(delta, job, bits)
@@ -295,22 +300,25 @@ def _write(
     for job, (change, count) in zip(jobs, in_order(work, jobs, threads), strict=True):
         added[job.entry.name] = add_digests(added[job.entry.name], change)
         changed[job.entry.name] += count
+        if progress:
+            begin, end = job.entry.layout.span(job.index)
+            progress((end - begin) * job.entry.dtype.unit)
     for name, other in tied.items():
         added[name], changed[name] = added[other], changed[other]
     for name, entry in delta.entries.items():
         check_tensor(delta, entry, changed[name], add_digests(known[name], added[name]))
     after = _state_after(delta, targets, state, added)
     if delta.after and after.hex != delta.after:
-        delta.corrupt("the result has another state than it should")
+        delta.corrupt("the result has a wrong state")
     if stop and stop.is_set():
         raise Stopped
     return after
 
 
 def _tied(delta: Delta, targets: Weights) -> dict[str, str]:
-    """Names whose tensor is the very memory of another one: what is written for that one is theirs too."""
+    """Names of tied tensors, each with the name that is written instead."""
     tied: dict[str, str] = {}
-    reach: list[tuple[int, int, str]] = []  # the span that reaches furthest, and the one of those that change
+    reach: list[tuple[int, int, str]] = []  # the span with the largest end, of all and of those that change
     for begin, end, name in sorted(_spans(delta, targets)):
         for other_begin, other_end, other in reach:
             if begin >= other_end or (other not in delta.entries and name not in delta.entries):
@@ -318,7 +326,7 @@ def _tied(delta: Delta, targets: Weights) -> dict[str, str]:
             digests = {delta.entries[one].digest if one in delta.entries else None for one in (other, name)}
             if (begin, end) != (other_begin, other_end) or len(digests) > 1:
                 raise CheckpointError(
-                    f"{delta.where}: tensors {other!r} and {name!r}: share memory, but become different weights",
+                    f"{delta.where}: tensors {other!r} and {name!r}: share memory, but get different weights",
                     hint="patch a copy: patch(base, delta, copy=True)",
                 )
             tied[name] = tied.get(other, other)
@@ -327,14 +335,14 @@ def _tied(delta: Delta, targets: Weights) -> dict[str, str]:
 
 
 def _furthest(spans: list[tuple[int, int, str]], delta: Delta) -> list[tuple[int, int, str]]:
-    """Of spans that begin before all that are to come, those that can still overlap with one."""
+    """Of the spans so far, those that can overlap with a later one."""
     of_all = max(spans, key=lambda span: span[1])
     changing = [span for span in spans if span[2] in delta.entries]
     return [of_all] if not changing else list(dict.fromkeys([of_all, max(changing, key=lambda span: span[1])]))
 
 
 def _spans(delta: Delta, targets: Weights) -> Iterator[tuple[int, int, str]]:
-    """Where tensors lie in memory: of those that change, what does."""
+    """The memory spans of all tensors. Of a tensor that changes, only the rows that do."""
     for name, target in targets.items():
         bits = covered(target, delta.entries[name]) if name in delta.entries else target.bits
         if bits.nbytes:
@@ -343,7 +351,7 @@ def _spans(delta: Delta, targets: Weights) -> Iterator[tuple[int, int, str]]:
 
 
 def _state_after(delta: Delta, targets: Weights, state: State, added: Mapping[str, Digest]) -> State:
-    """An entry's digest is that of the tensor, unless it covers only some of the rows that are here."""
+    """An entry's digest is that of the tensor, unless it covers only some of the rows."""
     known = {
         name: TensorState(
             entry.dtype,
@@ -358,7 +366,7 @@ def _state_after(delta: Delta, targets: Weights, state: State, added: Mapping[st
 
 
 def _digest_before(entry: Entry, target: Tensor, state: State) -> Digest:
-    """The digest of what an entry covers, as it is now."""
+    """The current digest of the rows that an entry covers."""
     known = state.tensors.get(entry.name)
     if known and not entry.fresh and entry.rows == target.rows:
         return known.digest

@@ -1,7 +1,7 @@
-"""The state digest: proof that two places hold the same weights, bit for bit.
+"""The state digest: proves that two places hold the same weights, bit for bit.
 
-Knows weights and the codec's digest; no file. It guards against accident and drift, not against malice. A tensor's
-digest is a sum, so it can be brought up to date from a delta alone, and added up from shards.
+It detects accidents and drift, not malice. A tensor's digest is a sum, so it can be updated from a delta alone and
+added up from shards.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def add_digests(a: Digest, b: Digest) -> Digest:
 
 
 def subtract_digests(a: Digest, b: Digest) -> Digest:
-    """What is to be added to `b` to make it `a`."""
+    """The digest that gives `a` when added to `b`."""
     return (a[0] - b[0]) % 2**64, (a[1] - b[1]) % 2**64
 
 
 @dataclass(frozen=True)
 class TensorState:
-    """What a tensor is and holds, without holding it."""
+    """The dtype, shape and digest of a tensor."""
 
     dtype: Dtype
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class TensorState:
 
 
 class State:
-    """The digests of a set of weights. `hex` names the whole of it."""
+    """The digests of a set of weights. `hex` identifies all of them."""
 
     def __init__(self, tensors: Mapping[str, TensorState]) -> None:
         self.tensors = dict(sorted(tensors.items(), key=lambda item: item[0].encode()))
@@ -73,7 +73,7 @@ class State:
 
 
 def digest(weights: Any, *, threads: int | None = None, progress: Progress | None = None) -> State:
-    """The state of weights: everything `diff` takes. Reads all of them once."""
+    """The state of weights, from any source that `diff` accepts. Reads all of them once."""
     read = read_weights(weights)
     tensors = {name: read[name] for name in read}
     layouts = {name: Layout.of(t.dtype, t.shape, t.rows) for name, t in tensors.items()}

@@ -1,5 +1,5 @@
-"""Play: the demo. A trainer, an environment and replicas as processes of their own, which share nothing but URLs.
+"""Play: the demo. It runs a trainer, an environment and replicas as separate processes that share only URLs.
 
-`processes` starts and ends them, `programs` says which programs they are, `scenario` is what happens, `proof` compares
-the bits in the end. The programs are in `examples/wordle`.
+`programs` has their command lines, `processes` starts and stops them, `scenario` is the course of the demo, and `proof`
+compares the weights at the end. The programs are in `examples/wordle`.
 """

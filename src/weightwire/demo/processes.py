@@ -1,7 +1,7 @@
-"""Processes that are started, looked after and ended together, each with a log of its own.
+"""A group of processes that start and stop together. Each one has a log file.
 
-Knows nothing of what they do. None outlives the one that started them: they are ended with whatever they started
-themselves, and the kernel sees to it where that one is killed.
+No process outlives its parent: stopping a process also stops its children, and the kernel stops all of them if the
+parent is killed. Knows nothing of what the processes do.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,17 +23,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from weightwire.errors import OutputError, ProcessFailed
-from weightwire.system import Closeable
+from weightwire.system import TOKEN_VARIABLE, Closeable
 
 __all__ = ["Process", "Processes", "answers", "free_port"]
 
-_GRACE = 8.0  # seconds to end by itself
+_GRACE = 8.0  # seconds from SIGTERM to SIGKILL
 _LOOK = 0.05
-_TAIL = 20_000  # bytes of a log in which last words are looked for
+_TAIL = 20_000  # bytes at the end of a log to search for an error
 
 
 class Process:
-    """One of them. What it prints goes to `log`."""
+    """A running process. Its output goes to `log`."""
 
     def __init__(self, name: str, log: Path, popen: subprocess.Popen[bytes]) -> None:
         self.name = name
@@ -49,17 +50,19 @@ class Process:
         return self._popen.poll() is not None
 
     def check(self) -> None:
-        """Raises ProcessFailed if it has ended in a way that it should not have."""
+        """Raises ProcessFailed if the process has failed, or has ended although it must last."""
         code = self._popen.poll()
         if code is None or (code == 0 and not self.must_last):
             return
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        error, hint, last = _last_words(self.log)
-        said = error or (last if code > 0 else "")  # who is killed has no time to say why
-        raise ProcessFailed(f"the {self.name} {how}" + (f": {said}" if said else ""), hint=hint or f"see {self.log}")
+        error, hint, last = _log_tail(self.log)
+        reason = error or (last if code > 0 else "")  # a killed process logs no reason
+        raise ProcessFailed(
+            f"the {self.name} {how}" + (f": {reason}" if reason else ""), hint=hint or f"see {self.log}"
+        )
 
     def kill(self) -> None:
-        """As a power cut would."""
+        """Without a chance to clean up, like a power cut."""
         self._signal(signal.SIGKILL)
         self._popen.wait()
 
@@ -68,20 +71,20 @@ class Process:
             self._signal(signal.SIGTERM)
 
     def end(self, deadline: float) -> None:
-        """Waits for it, and for what it started; not beyond the deadline."""
+        """Waits until the deadline, then kills the process and its children."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(max(0.0, deadline - time.monotonic()))
         self._signal(signal.SIGKILL)
         self._popen.wait()
 
     def _signal(self, number: int) -> None:
-        # Each leads a group of its own, which may outlive it.
+        # The process leads its own group, which may outlive it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, number)
 
 
 class Processes(Closeable):
-    """All of them: `with Processes(logs) as processes`, which ends those that are left."""
+    """Use it as `with Processes(logs) as processes`: the end of the block stops all processes."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -96,29 +99,28 @@ class Processes(Closeable):
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
-                    start_new_session=True,  # so that Ctrl-C comes to us alone, who end them in order
+                    # The programs ask each other without a token, on this machine.
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", TOKEN_VARIABLE: "", **(env or {})},
+                    start_new_session=True,  # Ctrl-C reaches only this process, which stops the others in order
                     preexec_fn=_end_with_parent if sys.platform == "linux" else None,
                 )
                 process = Process(name, log, popen)
                 self._running.append(process)
         except OSError as problem:
-            raise OutputError(
-                f"the {name} cannot be started ({problem})", hint="see whether the disk is full"
-            ) from problem
+            raise OutputError(f"cannot start the {name} ({problem})", hint="check the free disk space") from problem
         return process
 
     def forget(self, process: Process) -> None:
-        """It has ended, and that is as it should be."""
+        """Stops tracking a process that may end."""
         self._running.remove(process)
 
     def check(self) -> None:
-        """Raises ProcessFailed if one has ended that should not have."""
+        """Raises ProcessFailed if any process has failed."""
         for process in self._running:
             process.check()
 
     def wait(self, ready: Callable[[], bool], what: str, seconds: float) -> None:
-        """Until something is so; raises ProcessFailed as `check` does, or if it takes too long."""
+        """Waits until `ready()`. Raises ProcessFailed as `check` does, or after `seconds`."""
         deadline = time.monotonic() + seconds
         while not ready():
             self.check()
@@ -130,7 +132,7 @@ class Processes(Closeable):
         self.wait(lambda: answers(url), f"the start of the {process.name}", seconds)
 
     def close(self) -> None:
-        """Ends all of them, at the same time."""
+        """Stops all processes at the same time."""
         deadline = time.monotonic() + _GRACE
         for process in reversed(self._running):
             process.ask_to_end()
@@ -139,7 +141,7 @@ class Processes(Closeable):
         self._running.clear()
 
     def kill(self) -> None:
-        """Ends all at once, where nothing is to be saved."""
+        """Kills all processes at once."""
         for process in self._running:
             process.kill()
         self._running.clear()
@@ -147,31 +149,31 @@ class Processes(Closeable):
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Signals that end this process do so afterwards: a child that runs before we know of it would be lost."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may be interrupted by them
+    """Delays signals that end this process. Otherwise a child could start and never be tracked."""
+    if threading.current_thread() is not threading.main_thread():  # signal handlers run in the main thread only
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda number, frame: came.append(number)) for number in numbers]
+    before = [signal.signal(number, lambda number, frame: received.append(number)) for number in numbers]
     try:
         yield
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-        for late in came:
+        for late in received:
             os.kill(os.getpid(), late)
 
 
 def free_port() -> int:
-    """One that nobody uses just now."""
+    """A port that is free now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 
 
 def answers(url: str) -> bool:
-    """Whether a server is there, and well."""
+    """Whether the server at a URL responds with 200."""
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return bool(answer.status == 200)
@@ -179,8 +181,8 @@ def answers(url: str) -> bool:
         return False
 
 
-def _last_words(log: Path) -> tuple[str, str, str]:
-    """The error and the hint that a process ended with, and the last line that it wrote."""
+def _log_tail(log: Path) -> tuple[str, str, str]:
+    """The last error in a log, its hint, and the last line."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL))
@@ -193,7 +195,7 @@ def _last_words(log: Path) -> tuple[str, str, str]:
         return "", "", last
     after = [*lines, ""][errors[-1] + 1]
     return (
-        lines[errors[-1]].removeprefix("error: "),
+        re.sub(r" \[WW-[A-Z-]+\]$", "", lines[errors[-1]].removeprefix("error: ")),
         after.removeprefix("hint: ") if after.startswith("hint: ") else "",
         last,
     )

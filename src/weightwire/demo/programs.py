@@ -1,6 +1,6 @@
-"""Who plays in the demo: which programs, with which words on their command lines. They are told URLs and nothing else.
+"""The command lines of the demo's programs. The programs know each other only by URL.
 
-Knows the programs' options; starts nothing.
+Knows the programs' options. Starts nothing.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = [
     "trainer",
 ]
 
-OWN_SERVER = "torch"  # `weightwire serve`, which follows by itself; any other engine is one of the registry
+OWN_SERVER = "torch"  # `weightwire serve`, which has its own follower; other engines come from the registry
 
 Word = str | Path
 
-# Several processes share the cores: one thread each is fastest, and on one core nothing else works.
+# Several processes share the cores: one thread each is fastest, and the only way that works on one core.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
 class ReplicaProgram:
-    """A server, and where it answers; where the server is none of ours, a follower beside it."""
+    """A server and its URL. A server without its own follower has one beside it."""
 
     name: str
     url: str
@@ -43,12 +43,15 @@ class ReplicaProgram:
 
 
 def find_example() -> Path:
-    """The folder of the example: in the wheel beside this package, in the repository beside its sources."""
+    """The folder of the example: inside the package in a wheel, at the root of a repository."""
     package = Path(__file__).parent.parent
     for folder in (package / "examples" / "wordle", package.parent.parent / "examples" / "wordle"):
         if (folder / "policy" / "config.json").is_file():
             return folder
-    raise CheckpointError("the example is not part of this installation", hint="clone the repository, and `make demo`")
+    raise CheckpointError(
+        "the Wordle example is not part of this installation",
+        hint="clone the repository and run `make demo`",
+    )
 
 
 def environment(example: Path, port: int) -> Program:
@@ -79,7 +82,7 @@ def replica(engine: str, number: int, example: Path, run: str, root: Path, port:
 
 
 def needed_modules(engine: str) -> tuple[str, ...]:
-    """What must be installed to start it. Raises an EngineError where the demo does not know how."""
+    """The modules that an engine needs. Raises EngineError if the demo cannot start this engine."""
     if engine == OWN_SERVER:
         return ()
     _launcher(engine)
@@ -89,7 +92,7 @@ def needed_modules(engine: str) -> tuple[str, ...]:
 def _launcher(engine: str) -> Callable[[Path, int], Program]:
     launch = find_engine(engine).launch
     if launch is None:
-        raise EngineError(f"the demo cannot start engine {engine!r}", hint=f"choose {OWN_SERVER}")
+        raise EngineError(f"the demo cannot start engine {engine!r}", hint=f"use --engine {OWN_SERVER}")
     return launch
 
 

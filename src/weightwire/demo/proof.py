@@ -1,7 +1,7 @@
-"""That the trainer and every replica hold the same bits: digests of what each of them has, taken where it lies.
+"""Proves that the trainer and every replica hold the same bits, by comparing digests.
 
-The trainer's are those of the checkpoint that it wrote of its own weights in the end, a replica's those of its
-directory and of the weights in its engine's memory, as far as the engine can tell.
+The trainer's digest is that of the checkpoint it saves at the end. A replica's digests are those of its directory and,
+if its engine reports one, of the weights in the engine's memory.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["Proof", "prove"]
 
 @dataclass(frozen=True)
 class Proof:
-    """The state that all of them hold, and who they are."""
+    """The state digest that all holders share."""
 
     state: str
     holders: tuple[str, ...]
 
 
 def prove(replicas: Sequence[ReplicaProgram], trained: Path) -> Proof:
-    """Raises EngineError where one holds other bits than the trainer."""
+    """Raises EngineError if a replica holds other bits than the trainer."""
     state = digest(trained).hex
     for replica in replicas:
         _check(replica.name, "replica", digest(replica.into / "current").hex, state)
-        if replica.follower is None:  # the server is ours, and tells what is in its memory
+        if replica.follower is None:  # our own server reports the digest of its memory
             _check(replica.name, "engine", _in_memory(replica.url), state)
     return Proof(state, ("trainer", *(one.name for one in replicas)))
 
@@ -41,8 +41,8 @@ def prove(replicas: Sequence[ReplicaProgram], trained: Path) -> Proof:
 def _check(name: str, what: str, held: str, state: str) -> None:
     if held != state:
         raise EngineError(
-            f"{name}: its {what} holds state {held[:12]}, and the trainer {state[:12]}",
-            hint="this must never happen: please report it, with the logs",
+            f"{name}: the {what} holds state {held[:12]}, but the trainer holds {state[:12]}",
+            hint="this is a bug in weightwire: please report it with the logs",
         )
 
 
@@ -51,4 +51,6 @@ def _in_memory(url: str) -> str:
         with urllib.request.urlopen(f"{url}/weights", timeout=30) as answer:
             return str(json.load(answer)["state"])
     except (OSError, urllib.error.URLError, ValueError) as problem:
-        raise EngineGone(f"{url}: does not tell what it holds ({problem})", hint="see its log") from problem
+        raise EngineGone(
+            f"{url}: cannot read the digest of its weights ({problem})", hint="see the replica's log"
+        ) from problem

@@ -1,6 +1,6 @@
-"""What happens in the demo: everybody is started, one replica is killed half way and comes back, all bits are compared.
+"""The course of the demo: start all processes, kill a replica halfway, let it catch up, compare all weights.
 
-Sees the run as everybody else does: through its bucket. What a person sees of it is up to the view.
+Watches the run through its bucket. A view shows it to the user.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from weightwire.system import LoopThread, Runtime
 
 __all__ = ["DemoOptions", "DemoResult", "DemoView", "run_demo"]
 
-_REQUESTS = 2.5  # how many more requests than a follower one look at the run makes, about
-_START = 120.0  # seconds that a server of ours may take
-_START_ENGINE = 600.0  # and any other
+_REQUESTS = 2.5  # requests of one look, compared with one poll of a follower
+_START = 120.0  # seconds for our own server to start
+_START_ENGINE = 600.0  # for any other engine
 _CATCH_UP = 60.0
-_ROOM = 256 << 20  # bytes, of which a bucket in a directory takes most
-_AWAY = 4.0  # seconds that a killed replica stays away
+_ROOM = 256 << 20  # bytes of disk, mostly for a bucket in a directory
+_AWAY = 4.0  # seconds until a killed replica is restarted
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the demo runs, and where: `root` is a new directory of this demo."""
+    """What the demo runs and where. `root` is a new directory."""
 
-    run: str  # its URL
+    run: str  # the URL
     root: Path
     steps: int
     seed: int
@@ -50,56 +50,57 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What came of it."""
+    """The final snapshot, the proof and the duration."""
 
-    picture: RunView
+    snapshot: RunView
     proof: Proof
     seconds: float
 
 
 class DemoView(Protocol):
-    """Who tells a person."""
+    """Shows the demo to the user."""
 
     def say(self, text: str) -> None:
-        """Something happened."""
+        """Adds a line about something that happened."""
 
     def mark(self, replica: str, state: str) -> None:
-        """What is special about a replica from now on; nothing, if it is empty."""
+        """Sets the special state of a replica; an empty one clears it."""
 
-    def show(self, picture: RunView) -> None:
-        """What the run looks like now."""
+    def show(self, snapshot: RunView) -> None:
+        """Shows the current state of the run."""
 
 
 def run_demo(plan: DemoOptions, view: DemoView) -> DemoResult:
-    """From the first process to the last comparison. Whatever goes wrong, no process is left behind."""
+    """Runs the whole demo. Stops all processes at the end, also after an error."""
     began = time.monotonic()
     example = programs.find_example()
     asyncio.run(_try_bucket(plan.run))
     logs = _make_room(plan.root)
     with _watching(plan.run) as watcher, _page(plan.run) as page, Processes(logs) as processes:
-        view.say(f"watch it at {page.address}")
+        view.say(f"watch it live: {page.address}")
         demo = _DemoRun(plan, example, processes, watcher, view)
         demo.start_all()
         demo.train()
-        picture = demo.catch_up()
+        snapshot = demo.catch_up()
+        view.say("comparing the weights of the trainer and the replicas")
         proof = prove(demo.replicas, plan.root / "trained")
-    return DemoResult(picture, proof, time.monotonic() - began)
+    return DemoResult(snapshot, proof, time.monotonic() - began)
 
 
 def _make_room(root: Path) -> Path:
-    """The directory of this demo, on a disk with room for it; returns that of its logs."""
+    """Creates the directory of this demo and checks the disk space. Returns the directory of the logs."""
     logs = root / "logs"
     try:
         logs.mkdir(parents=True)
         free = shutil.disk_usage(logs).free
     except OSError as problem:
         raise OutputError(
-            f"{logs}: cannot be made ({problem.strerror})", hint="choose another place: --into"
+            f"{logs}: cannot create the directory ({problem.strerror})", hint="choose another one with --into"
         ) from problem
     if free < _ROOM:
         raise OutputError(
-            f"{root}: only {free >> 20} MiB are free there, and the demo takes up to {_ROOM >> 20}",
-            hint="make room, or choose another place: --into",
+            f"{root}: only {free >> 20} MiB free, but the demo needs up to {_ROOM >> 20} MiB",
+            hint="free some space, or choose another disk with --into",
         )
     return logs
 
@@ -107,12 +108,12 @@ def _make_room(root: Path) -> Path:
 def _page(run: str) -> PageServer:
     try:
         return PageServer(run)
-    except WeightwireError:  # every port that it would try is taken
+    except WeightwireError:  # all the usual ports are in use
         return PageServer(run, port=0)
 
 
 async def _try_bucket(url: str) -> None:
-    """What is wrong with it is better said before anything is started."""
+    """Reports a problem with the bucket before any process starts."""
     bucket = open_bucket(url)
     try:
         await probe_bucket(bucket, Runtime().token())
@@ -122,7 +123,7 @@ async def _try_bucket(url: str) -> None:
 
 @dataclass(frozen=True)
 class _Absent:
-    """A replica that was killed, when, and where it stood then."""
+    """A killed replica, the time of the kill, and its version then."""
 
     replica: ReplicaProgram
     since: float
@@ -130,7 +131,7 @@ class _Absent:
 
 
 class _DemoRun:
-    """The processes of one demo, and how far it is."""
+    """The processes of one demo and their progress."""
 
     def __init__(
         self, plan: DemoOptions, example: Path, processes: Processes, watcher: _RunWatcher, view: DemoView
@@ -140,10 +141,10 @@ class _DemoRun:
         self._absent: _Absent | None = None
         self.replicas: list[ReplicaProgram] = []
 
-    # --- the beginning -------------------------------------------------------------------------------------------
+    # --- start ------------------------------------------------------------------------------------------------
 
     def start_all(self) -> None:
-        """All at once: who needs another one waits for it."""
+        """Starts all processes at once. They wait for each other where they have to."""
         plan = self._plan
         port = free_port()
         environment = self._start("environment", programs.environment(self._example, port))
@@ -166,12 +167,12 @@ class _DemoRun:
         self._trainer = self._start("trainer", words)
         self._trainer.must_last = False
         names = ", ".join(one.name for one in self.replicas)
-        self._view.say(f"started environment, {names} and trainer, which share nothing but {plan.run}")
-        slow = "half a minute" if plan.engine == OWN_SERVER else "some minutes"
-        self._view.say(f"loading models: up to {slow}")
+        self._view.say(f"started the environment, {names} and the trainer; weights travel only through {plan.run}")
+        wait = "half a minute" if plan.engine == OWN_SERVER else "some minutes"
+        self._view.say(f"loading the model in each process: up to {wait}")
         for replica in self.replicas:
             self._wait_for(replica)
-            self._view.say(f"{replica.name} serves at {replica.url}")
+            self._view.say(f"{replica.name} is ready at {replica.url}")
 
     def _start(self, name: str, command: Program) -> Process:
         return self._processes.start(name, command.argv, command.env)
@@ -193,21 +194,21 @@ class _DemoRun:
 
     @property
     def _patience(self) -> float:
-        """Seconds that a server may take to start."""
+        """Seconds for a server to start."""
         return _START if self._plan.engine == OWN_SERVER else _START_ENGINE
 
-    # --- the middle ----------------------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------------------
 
     def train(self) -> None:
-        """Until the trainer has ended; half way, the last replica dies and comes back."""
+        """Waits for the trainer to end. Halfway, kills the last replica and restarts it."""
         victim = self.replicas[-1] if len(self.replicas) > 1 else None
         while not self._trainer.ended:
             self._processes.check()
-            picture = self._look()
-            if victim is not None and _step(picture) >= self._plan.steps // 2:
+            snapshot = self._look()
+            if victim is not None and _step(snapshot) >= self._plan.steps // 2:
                 self._kill(victim)
                 victim = None
-            self._revive(picture)
+            self._revive(snapshot)
             time.sleep(0.1)
         self._processes.check()
 
@@ -217,47 +218,47 @@ class _DemoRun:
             process.kill()
         self._absent = _Absent(replica, time.monotonic(), _reached(self._look(), replica))
         self._view.mark(replica.name, "killed")
-        self._view.say(f"killed {replica.name} at version {self._absent.version}, to see it catch up")
+        self._view.say(f"killed {replica.name} at version {self._absent.version}, to show how it catches up")
 
-    def _revive(self, picture: RunView) -> None:
-        """Starts the one that was killed, some seconds later, and tells when it has caught up."""
+    def _revive(self, snapshot: RunView) -> None:
+        """Restarts the killed replica after some seconds, and reports when it has caught up."""
         one = self._absent
         if one is None:
             return
         if one.replica.name not in self._running and time.monotonic() - one.since > _AWAY:
             self._start_replica(one.replica)
             self._view.mark(one.replica.name, "starting")
-            self._view.say(f"started {one.replica.name} again")
-        reached = _reached(picture, one.replica)
+            self._view.say(f"restarted {one.replica.name}")
+        reached = _reached(snapshot, one.replica)
         if one.replica.name in self._running and reached > one.version:
             self._absent = None
             self._view.mark(one.replica.name, "")
-            missed = reached - one.version
-            self._view.say(f"{one.replica.name} is back: version {reached}, {missed} further than when it was killed")
+            self._view.say(f"{one.replica.name} is back at version {reached}; it was killed at {one.version}")
 
     def _look(self) -> RunView:
-        picture = self._watcher.look()
-        self._view.show(picture)
-        return picture
+        snapshot = self._watcher.look()
+        self._view.show(snapshot)
+        return snapshot
 
-    # --- the end -------------------------------------------------------------------------------------------------
+    # --- end -----------------------------------------------------------------------------------------------------
 
     def catch_up(self) -> RunView:
-        """Until every replica serves what the trainer published last."""
+        """Waits until every replica serves the last version."""
+        self._view.say("training is done; waiting for every replica to serve the last version")
         names = {one.name for one in self.replicas}
 
         def there() -> bool:
-            picture = self._look()
-            self._revive(picture)
-            if _step(picture) < self._plan.steps:  # a look may be older than the last commit
+            snapshot = self._look()
+            self._revive(snapshot)
+            if _step(snapshot) < self._plan.steps:  # the snapshot may be older than the last commit
                 return False
-            newest = picture.versions[-1].version
-            reached = {one.name for one in picture.replicas if one.reached >= newest}
-            # What a heartbeat says may be from before it was killed.
+            newest = snapshot.versions[-1].version
+            reached = {one.name for one in snapshot.replicas if one.reached >= newest}
+            # A heartbeat may be from before the kill.
             return reached >= names and all(self._serves(one) for one in self.replicas)
 
-        # One may just have been started again.
-        self._processes.wait(there, "catching up with the last version", self._patience + _CATCH_UP)
+        # A replica may have been restarted just now.
+        self._processes.wait(there, "catching up to the last version", self._patience + _CATCH_UP)
         return self._look()
 
 
@@ -265,7 +266,7 @@ class _DemoRun:
 
 
 class _RunWatcher:
-    """Looks at the run now and then; what cannot be seen just now has not changed."""
+    """Reads the run at intervals. If the bucket fails, it returns the last snapshot."""
 
     def __init__(self, url: str, background: LoopThread) -> None:
         self._bucket = open_bucket(url)
@@ -288,7 +289,7 @@ class _RunWatcher:
 
 @contextmanager
 def _watching(url: str) -> Iterator[_RunWatcher]:
-    background = LoopThread("weightwire-demo")
+    background = LoopThread("demo")
     try:
         watcher = _RunWatcher(url, background)
         yield watcher
@@ -297,9 +298,9 @@ def _watching(url: str) -> Iterator[_RunWatcher]:
         background.stop(timeout=5)
 
 
-def _step(picture: RunView) -> int:
-    return max((one.step or 0 for one in picture.versions), default=0)
+def _step(snapshot: RunView) -> int:
+    return max((one.step or 0 for one in snapshot.versions), default=0)
 
 
-def _reached(picture: RunView, replica: ReplicaProgram) -> int:
-    return max((one.reached for one in picture.replicas if one.name == replica.name), default=0)
+def _reached(snapshot: RunView, replica: ReplicaProgram) -> int:
+    return max((one.reached for one in snapshot.replicas if one.name == replica.name), default=0)

@@ -1,4 +1,4 @@
-"""The ports: what an engine offers to a follower, and its server to a trainer. Knows neither torch nor HTTP."""
+"""The interfaces: what a follower needs from an engine, and what a trainer needs from its server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Engine", "RolloutServer", "ServedVersion", "Swap"]
 
 @dataclass(frozen=True)
 class ServedVersion:
-    """A version of a run, and the digest of its state."""
+    """A version of a run and the digest of its state."""
 
     run: str
     version: int
@@ -23,54 +23,54 @@ class ServedVersion:
 
 @dataclass(frozen=True)
 class Swap:
-    """How long an update took: getting ready while the engine served, and the pause in which it did not."""
+    """How long an update took. `staged`: seconds of preparation while serving. `paused`: seconds of pause."""
 
     staged: float
     paused: float
-    at: float = field(default_factory=time.time)  # when it served again
+    at: float = field(default_factory=time.time)  # when the pause ended
 
 
 class Engine(Protocol):
-    """Serves one version at a time. Every call returns when it is done, or raises an EngineError.
+    """Serves one version at a time. Every call blocks until it is done, or raises an EngineError.
 
-    Where a call fails the engine serves what it served before; if even that is not known, `holding` is None and only
-    `reload` helps. Nothing is kept of a patch that was not swapped in.
+    After a failed call the engine serves the version before. If that is not certain, `holding` is None and only
+    `reload` helps. A patch that was not swapped in is discarded.
     """
 
     name: str
 
     @property
     def holding(self) -> ServedVersion | None:
-        """What it serves, as far as is known here."""
+        """The version that it serves, or None if that is not known."""
 
     @property
     def can_patch(self) -> bool:
-        """That it takes patches; else every version is a reload."""
+        """Whether it accepts patches. Otherwise every version is a reload."""
 
     def attach(self, run: str = "") -> ServedVersion | None:
-        """Makes contact, again after it was lost. Returns what it serves, if it knows; of this run it then says so."""
+        """Connects or reconnects. Returns the version served, if known, and reports it to clients if it is of `run`."""
 
     def adopt(self, checkpoint: Path, target: ServedVersion) -> bool:
-        """Whether it serves this checkpoint already, bit for bit; if so, it knows from now on."""
+        """Returns whether it already serves exactly this checkpoint, and if so remembers `target`."""
 
     def patch(self, patch: Delta, target: ServedVersion) -> Swap:
-        """Takes it from an earlier version to this one, while it serves, and swaps all at once."""
+        """Patches an earlier version to `target`: stages while it serves, then swaps at once."""
 
     def reload(self, checkpoint: Path, target: ServedVersion) -> Swap:
-        """Loads all weights anew."""
+        """Loads all weights of a checkpoint."""
 
     def close(self) -> None:
-        """Lets go of it; it goes on serving."""
+        """Disconnects. The engine keeps serving."""
 
 
 class RolloutServer(Protocol):
-    """What a trainer asks the server that generates for it. All calls raise EngineGone while it cannot be reached."""
+    """A trainer's view of the server that generates for it. All calls raise EngineGone if it cannot be reached."""
 
     def served_version(self) -> int | None:
-        """The version that it says it serves; None if it was never given one."""
+        """The version that it reports, or None if it was never given one."""
 
-    def check(self) -> None:
-        """Raises an EngineError where it was not started so that a follower can update it."""
+    def check(self) -> str:
+        """The software and its version. Raises an EngineError if the server cannot be updated by a follower."""
 
     def forget_version(self) -> None:
-        """From now on it does not say what it serves, until a follower tells it."""
+        """Clears the version that it reports, until a follower sets it again."""

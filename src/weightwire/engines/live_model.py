@@ -1,8 +1,7 @@
-"""A running model's weights: patched in place, proven, put back if anything is wrong.
+"""A running model's weights: patched in place, verified, and restored if a check fails.
 
-A patch is staged first: checked against the model, and turned into what is to be written where. Nothing is written
-until it is swapped in, and then what was there is kept. Knows torch, patches and digests; not who generates with the
-model meanwhile: whoever swaps must see to it that nobody does.
+A patch is staged first: checked against the model and turned into writes. `swap` then writes it, and keeps the old
+values. The caller must make sure that nobody generates with the model during a swap.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from weightwire import codec
 from weightwire.codec import Digest, Layout, Patch
 from weightwire.delta import BlockJob, Delta, Entry, State, add_digests, digest, jobs_of, naming
 from weightwire.engines.engine import ServedVersion
-from weightwire.engines.weight_map import Box, Copy, Load, WeightMap, learn, places_of, torch_dtype
+from weightwire.engines.weight_map import Copy, Load, Unpatchable, WeightMap, learn, places_of, torch_dtype
 from weightwire.errors import EngineError
 from weightwire.system import in_order, to_the_end
 from weightwire.weights import (
@@ -43,15 +42,15 @@ _ALL = np.dtype("<u4")
 
 
 class LiveModel:
-    """`adopt` or `reload` a checkpoint first: from then on the model holds a version, and `stage` takes it further.
+    """`adopt` or `reload` a checkpoint first. Then `stage` patches to later versions.
 
-    `holding` is what the model holds, None where that is not known. `torn` says that some of its weights may be those
-    of another version than the others: it must not be used. `load` is the model's own loader.
+    `holding` is the version in the model, or None if that is not known. A `mixed` model may mix weights of two versions
+    and must not be used. `load` is the model's own loader.
     """
 
     def __init__(self, model: torch.nn.Module, load: Load, *, threads: int | None = None) -> None:
         self.holding: ServedVersion | None = None
-        self.torn = False
+        self.mixed = False
         self._model = model
         self._load = load
         self._threads = threads
@@ -60,14 +59,14 @@ class LiveModel:
         self._state = State({})
 
     @property
-    def odd(self) -> dict[str, str]:
-        """Tensors that cannot be patched in place, and why."""
-        return dict(self._map.odd)
+    def unpatchable(self) -> dict[str, Unpatchable]:
+        """Tensors that cannot be patched in place, with the reason."""
+        return dict(self._map.unpatchable)
 
     # --- whole checkpoints -------------------------------------------------------------------------------------------
 
     def learn(self, checkpoint: Checkpoint) -> None:
-        """Where the tensors of a checkpoint lie in the model. Raises where it is a checkpoint of another model."""
+        """Learns where the tensors of a checkpoint lie in the model. Raises if it belongs to another model."""
         schema = schema_of_weights(checkpoint)
         if schema != self._schema or not self._is_in_place():
             self._schema = {}
@@ -75,63 +74,65 @@ class LiveModel:
             self._schema = schema
 
     def holds(self, checkpoint: Checkpoint) -> bool:
-        """Whether the model holds just these bits, as far as they can be seen."""
+        """Whether the model holds exactly these bits, apart from `unpatchable` tensors."""
         self.learn(checkpoint)
         for name, copies in self._map.copies.items():
             whole = _as_torch(checkpoint[name])
             for copy in copies:
-                held = copy.target_view.view(whole.dtype)
-                if not torch.equal(copy.source_in(whole).to(held.device), held):
+                source = copy.source_in(whole)
+                held = copy.target_view.view(source.dtype)
+                if not torch.equal(source.to(held.device), held):
                     return False
         return True
 
     def adopt(self, path: str | Path, target: ServedVersion) -> bool:
-        """Whether the model holds this checkpoint already, bit for bit; if so, it is known from now on."""
+        """Returns whether the model already holds exactly this checkpoint, and if so remembers `target`."""
         checkpoint = Checkpoint(path)
         self.learn(checkpoint)
         state = self._state_of(checkpoint, target)
-        if self._map.odd or not self.holds(checkpoint):
+        if self._map.unpatchable or not self.holds(checkpoint):
             return False
-        self._state, self.holding, self.torn = state, target, False
+        self._state, self.holding, self.mixed = state, target, False
         return True
 
     def reload(self, path: str | Path, target: ServedVersion) -> None:
-        """Loads a checkpoint, all of it, and compares. Where that fails the model is torn."""
+        """Loads a checkpoint and compares. If that fails, the model is mixed."""
         checkpoint = Checkpoint(path)
         self.learn(checkpoint)
         state = self._state_of(checkpoint, target)
-        self.holding, self.torn = None, True
+        self.holding, self.mixed = None, True
         try:
             with torch.no_grad():
                 self._load(naked_tensors(checkpoint))
         except Exception as problem:
             raise EngineError(
-                f"{path}: the model's loader failed ({type(problem).__name__}: {problem})", hint="load it again"
+                f"{path}: the model's loader failed ({type(problem).__name__}: {problem})", hint="reload the checkpoint"
             ) from problem
         if not self.holds(checkpoint):
             raise EngineError(
-                f"{path}: was loaded, but the model does not hold it", hint="its layout cannot be patched in place"
+                f"{path}: the model's weights differ from the checkpoint after loading it",
+                hint="use a model whose layout can be patched",
             )
-        self._state, self.holding, self.torn = state, target, False
+        self._state, self.holding, self.mixed = state, target, False
 
     def _state_of(self, checkpoint: Checkpoint, target: ServedVersion) -> State:
-        """Of a checkpoint that is this version, and one of this model."""
+        """The state of a checkpoint, which must be the target version and fit the model."""
         state = digest(checkpoint, threads=self._threads)
         if state.hex != target.state:
             raise EngineError(
-                f"{checkpoint.path}: is not version {target.version}", hint="the replica is damaged: rebuild it"
+                f"{checkpoint.path}: does not hold version {target.version}", hint="rebuild the replica: it is damaged"
             )
-        self._check_twins(state)
+        self._check_tied(state)
         return state
 
-    def _check_twins(self, state: State) -> None:
-        """A tensor that has no place of its own must be the same as one that has: tied weights, saved twice."""
-        for name in self._map.placeless:
+    def _check_tied(self, state: State) -> None:
+        """A tensor without a place in the model must equal one that has a place: tied weights that were saved twice."""
+        for name in self._map.unused:
             known = state.tensors[name]
             if known not in (state.tensors[other] for other in self._map.copies):
                 raise EngineError(
-                    f"tensor {name!r}: has no place of its own in the model, and is not the same as another tensor",
-                    hint="the model ties weights that the run does not, or is another one",
+                    f"tensor {name!r}: the model does not use it, and it is not a copy of a tensor that the model uses",
+                    hint="serve the same model as the run, with the same tied weights",
                 )
 
     def _is_in_place(self) -> bool:
@@ -140,13 +141,17 @@ class LiveModel:
     # --- patches -----------------------------------------------------------------------------------------------------
 
     def stage(self, patch: Delta, target: ServedVersion) -> StagedPatch:
-        """Gets ready to patch the model to this version; writes nothing to it."""
+        """Prepares a patch to this version. Writes nothing to the model."""
         if self.holding is None:
-            raise EngineError("what the model holds is not known", hint="reload it from a checkpoint")
+            raise EngineError("the version in the model is unknown", hint="reload the model from a checkpoint")
         if self.holding.run != target.run:
-            raise EngineError(f"the model holds run {self.holding.run[:12]}, not {target.run[:12]}", hint="reload it")
+            raise EngineError(
+                f"the model holds run {self.holding.run[:12]}, not {target.run[:12]}", hint="reload the model"
+            )
         if patch.removed:
-            raise EngineError(f"tensor {patch.removed[0]!r}: a running model cannot lose a tensor", hint="reload it")
+            raise EngineError(
+                f"tensor {patch.removed[0]!r}: cannot be removed from a running model", hint="reload the model"
+            )
         self.check_in_place()
         writes: list[_Write] = []
         for name, entry in patch.entries.items():
@@ -156,23 +161,24 @@ class LiveModel:
         after = self._state.replace({name: entry.state for name, entry in patch.entries.items()})
         if after.hex != target.state:
             raise EngineError(
-                f"the patch does not lead from version {self.holding.version} to {target.version}", hint="reload it"
+                f"the patch does not lead from version {self.holding.version} to {target.version}",
+                hint="reload the model",
             )
-        self._check_twins(after)
+        self._check_tied(after)
         return StagedPatch(self, writes, patch, target, self.holding, self._state, after)
 
     def check_in_place(self) -> None:
-        """That the weights are where they were: someone may have moved them, or put others in their place."""
+        """Checks that the weights were not moved or replaced since `learn`."""
         if not self._is_in_place():
             self.holding, self._schema = None, {}
-            raise EngineError("the model's parameters are no longer where they were", hint="reload it")
+            raise EngineError("the model's parameters were moved or replaced", hint="reload the model")
 
 
 @dataclass
 class StagedPatch:
-    """A patch that is ready. `swap` writes it, once, all of it or nothing; `undo` puts back what was there.
+    """A prepared patch. `swap` writes all of it or nothing, once. `undo` restores the old values.
 
-    Of `odd` tensors nothing is written: that is left to who knows how.
+    Does not write `unpatchable` tensors: that is up to the caller.
     """
 
     _live: LiveModel
@@ -186,27 +192,27 @@ class StagedPatch:
     _is_fresh: bool = True
 
     @property
-    def odd(self) -> list[str]:
-        return [name for name in self._patch.entries if name in self._live.odd]
+    def unpatchable(self) -> list[str]:
+        return [name for name in self._patch.entries if name in self._live.unpatchable]
 
     def swap(self) -> None:
-        """Writes, and proves that the model then holds what it should; puts everything back where it does not."""
+        """Writes the patch and verifies digests. Restores the old values if that fails."""
         live = self._live
         if not self._is_fresh or live.holding != self._from or live._state is not self._before:
-            raise EngineError("this patch was made ready for what the model no longer holds", hint="stage it again")
+            raise EngineError("the model has changed since this patch was staged", hint="stage the patch again")
         live.check_in_place()
         self._is_fresh = False
-        # Whatever happens in between, nobody is to believe that it holds what it held.
-        live.holding, live.torn = None, True
+        # Until it is done, the version in the model is unknown.
+        live.holding, live.mixed = None, True
         try:
             to_the_end(self._write)
         except BaseException:
             self.undo()
             raise
-        live._state, live.holding, live.torn = self._after, self.target, False
+        live._state, live.holding, live.mixed = self._after, self.target, False
 
     def undo(self) -> None:
-        """Back to what was there before this was swapped in; twice is harmless."""
+        """Restores the values from before the swap. Calling it twice is harmless."""
         if self._is_fresh:
             return
 
@@ -214,23 +220,23 @@ class StagedPatch:
             live = self._live
             if live.holding not in (None, self.target):  # something else has been written since
                 return
-            live.holding, live.torn = None, True
+            live.holding, live.mixed = None, True
             while self._written:
                 self._written[-1].swap()
                 self._written.pop()
-            live._state, live.holding, live.torn = self._before, self._from, False
+            live._state, live.holding, live.mixed = self._before, self._from, False
 
         to_the_end(put_back)
 
     def _write(self, stop: threading.Event) -> None:
-        todo = iter(self._writes)  # of which every thread takes the next
+        todo = iter(self._writes)  # shared: each thread takes the next one
 
         def work(core: int) -> list[tuple[str, Digest | None]]:
             _use_core(core)
             done = []
             for write in todo:
                 done.append((write.name, write.swap()))
-                self._written.append(write)  # only now: one that failed has written nothing
+                self._written.append(write)  # after the write: a failed one has changed nothing
             return done
 
         sums: dict[str, Digest] = {}
@@ -243,55 +249,59 @@ class StagedPatch:
             write.check()
         for name, added in sums.items():
             if add_digests(self._before.tensors[name].digest, added) != self._patch.entries[name].digest:
-                raise EngineError(
-                    f"tensor {name!r}: would have another digest than it should",
-                    hint="reload the model: it has drifted",
-                )
+                raise _changed_outside(name)
+
+
+def _changed_outside(name: str) -> EngineError:
+    return EngineError(
+        f"tensor {name!r}: does not have the expected digest after the patch",
+        hint="reload the model: its weights were changed from outside",
+    )
 
 
 def use_all_cores() -> None:
-    """For this thread: an engine may have bound it to some, which stand idle while the others do the work."""
+    """Lets this thread run on any core: an engine may have bound it to a few."""
     with suppress(OSError, AttributeError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 def _use_core(core: int) -> None:
-    """For this thread, which ends soon. Left to themselves all would share one core: on others processes spin, and wait
-    for this engine."""
+    """Binds this short-lived thread to a core. Otherwise all threads would share one core: on the other cores, waiting
+    processes of the engine spin."""
     use_all_cores()
     with suppress(OSError, AttributeError):
         os.sched_setaffinity(0, {core})
 
 
 def _cores(count: int) -> list[int]:
-    """As many, beginning with those that this thread is bound to: other workers may be bound to the others."""
+    """Chooses cores, first those that this thread is bound to: other workers may be bound to the rest."""
     bound = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     cores = sorted(range(os.cpu_count() or 1), key=lambda core: (core not in bound, core))
     return [cores[index % len(cores)] for index in range(count)]
 
 
 def naked_tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
-    """A checkpoint as a loader takes it: views of the mapped file."""
+    """The tensors of a checkpoint for a loader, as views of the mapped file."""
     for name in checkpoint:
         tensor = checkpoint[name]
         yield name, _as_torch(tensor).view(torch_dtype(name, tensor.dtype)).reshape(tensor.shape)
 
 
 def _as_torch(tensor: Tensor) -> torch.Tensor:
-    """Flat, as integers: NaNs are compared like everything else."""
+    """A flat view as integers, so that NaNs compare by their bits."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of memory that may not be written: nobody does
+        warnings.simplefilter("ignore")  # torch warns about read-only memory, which is never written here
         return as_torch_integers(tensor.bits)
 
 
 def _check(name: str, entry: Entry, schema: Schema) -> None:
     if name not in schema:
-        raise EngineError(f"tensor {name!r}: the model has none", hint="it serves another model than the run's")
+        raise EngineError(f"tensor {name!r}: not in the model", hint="serve the same model as the run")
     dtype, shape = schema[name]
     if (entry.dtype, entry.shape) != (dtype, shape):
         raise EngineError(
-            f"tensor {name!r}: is {dtype.name} {list(shape)}, and {entry.dtype.name} {list(entry.shape)} in the patch",
-            hint="it serves another model than the run's",
+            f"tensor {name!r}: is {dtype.name} {list(shape)}, but {entry.dtype.name} {list(entry.shape)} in the patch",
+            hint="serve the same model as the run",
         )
 
 
@@ -299,15 +309,16 @@ def _check(name: str, entry: Entry, schema: Schema) -> None:
 
 
 class _Write(Protocol):
-    """Some units of the model's memory, and what they are to become. To swap twice is to undo it."""
+    """Units of the model's memory and their new values. A second `swap` undoes the first."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def swap(self) -> Digest | None:
-        """What it adds to the tensor's digest, if that can be told."""
+        """Returns what it adds to the tensor's digest, if that is known."""
 
     def check(self) -> None:
-        """That what was written is there, where no digest tells."""
+        """Reads the written values back, where no digest covers them."""
 
 
 def _writes(patch: Delta, job: BlockJob, copies: tuple[Copy, ...]) -> Iterator[_Write]:
@@ -317,14 +328,18 @@ def _writes(patch: Delta, job: BlockJob, copies: tuple[Copy, ...]) -> Iterator[_
         with naming(patch, entry, job.index):
             found = codec.decode(patch.block(entry, job.index), None, layout, job.index)
     begin, end = layout.span(job.index)
-    whole = len(copies) == 1 and copies[0].box.is_run and copies[0].box.count == layout.count
+    only = copies[0]
+    whole = len(copies) == 1 and only.box.is_run and only.box.count == layout.count
     for copy in copies:
         if copy.target.device.type != "cpu":
             yield from _device_write(entry, copy, found, begin, end)
         elif whole:
             first = copy.box.target_start + begin
             memory = _memory(copy.target)[first : first + end - begin]
-            yield _HostWrite(entry.name, memory, found.positions, bytearray(found.values), layout, begin)
+            if copy.is_widened:
+                yield _WidenedWrite(_widened(entry.name, memory, found), layout, begin)
+            else:
+                yield _HostWrite(entry.name, memory, found.positions, bytearray(found.values), layout, begin)
         else:
             yield from _part_write(entry, copy, found, begin, end)
 
@@ -335,28 +350,41 @@ def _positions_of(found: codec.Patch, begin: int, end: int) -> npt.NDArray[np.in
     return np.frombuffer(found.positions, _ALL).astype(np.int64) + begin
 
 
-def _select(entry: Entry, box: Box, found: codec.Patch, begin: int, end: int) -> tuple[npt.NDArray[np.int64], Bits]:
-    """Where in the target's storage which values go."""
-    selection = box.select(_positions_of(found, begin, end))
-    values = np.frombuffer(bytes(found.values), f"<u{entry.dtype.unit}")[selection.chosen]
-    return selection.positions.astype(np.int64) + box.target_start, values
+def _select(entry: Entry, copy: Copy, found: codec.Patch, begin: int, end: int) -> tuple[npt.NDArray[np.int64], Bits]:
+    """Positions in the target's storage, and the values to write there."""
+    selection = copy.box.select(_positions_of(found, begin, end))
+    values: Bits = np.frombuffer(bytes(found.values), f"<u{entry.dtype.unit}")[selection.chosen]
+    if copy.is_widened:
+        values = _widen(values)
+    return selection.positions.astype(np.int64) + copy.box.target_start, values
+
+
+def _widen(values: Bits) -> Bits:
+    """bfloat16 as float32."""
+    wide: Bits = np.left_shift(values.astype("<u4"), np.uint32(16))
+    return wide
+
+
+def _widened(name: str, memory: Bits, found: codec.Patch) -> _HostWrite:
+    values = _widen(np.frombuffer(bytes(found.values), "<u2"))
+    return _HostWrite(name, memory, found.positions, bytearray(values.tobytes()), None, expected=values)
 
 
 def _part_write(entry: Entry, copy: Copy, found: codec.Patch, begin: int, end: int) -> Iterator[_Write]:
-    at, values = _select(entry, copy.box, found, begin, end)
+    at, values = _select(entry, copy, found, begin, end)
     if not len(at):
         return
     first, last = int(at.min()), int(at.max()) + 1
     memory = _memory(copy.target)[first:last]
     if last - first > 1 << 32:
-        raise EngineError(f"tensor {entry.name!r}: is too large to be patched in place", hint="reload the model")
+        raise EngineError(f"tensor {entry.name!r}: too large to patch in place", hint="reload the model")
     yield _HostWrite(
         entry.name, memory, (at - first).astype(_ALL).tobytes(), bytearray(values.tobytes()), None, expected=values
     )
 
 
 def _device_write(entry: Entry, copy: Copy, found: codec.Patch, begin: int, end: int) -> Iterator[_Write]:
-    at, values = _select(entry, copy.box, found, begin, end)
+    at, values = _select(entry, copy, found, begin, end)
     if len(at):
         device = copy.target.device
         units = as_torch_integers(np.array(values))
@@ -369,7 +397,7 @@ class _HostWrite:
     memory: Bits
     positions: bytes | None
     values: bytearray
-    layout: Layout | None  # of the tensor, where `memory` is one block of it: only then a digest can be told
+    layout: Layout | None  # if `memory` is one whole block of the tensor: only then a digest is known
     begin: int = 0
     expected: Bits | None = None
 
@@ -381,10 +409,55 @@ class _HostWrite:
         return codec.swap_units(self.memory, patch, self.layout.word, self.layout.word_index(self.begin))
 
     def check(self) -> None:
-        if self.expected is None or self.positions is None:
+        if self.expected is None:
             return
-        if not np.array_equal(self.memory[np.frombuffer(self.positions, _ALL)], self.expected):
-            raise EngineError(f"tensor {self.name!r}: does not hold what was written to it", hint="reload the model")
+        held = self.memory if self.positions is None else self.memory[np.frombuffer(self.positions, _ALL)]
+        if not np.array_equal(held, self.expected):
+            raise EngineError(
+                f"tensor {self.name!r}: read-back differs from the written values", hint="reload the model"
+            )
+
+
+@dataclass
+class _WidenedWrite:
+    """Writes bfloat16 values to a whole block that the model holds in float32. The digest is over the high halves."""
+
+    write: _HostWrite
+    layout: Layout
+    begin: int
+    is_foreign: bool = False  # low halves were not zero: no version has such values
+
+    @property
+    def name(self) -> str:
+        return self.write.name
+
+    def swap(self) -> Digest:
+        added = self._digest_change()
+        self.write.swap()
+        return added
+
+    def _digest_change(self) -> Digest:
+        """Reads only the words that are written: the rest of `narrow` stays undefined."""
+        write, word = self.write, self.layout.word
+        narrow: Bits = np.empty(len(write.memory), "<u2")
+        if write.positions is None:
+            narrow[:] = write.memory >> np.uint32(16)
+            self.is_foreign |= bool((write.memory & np.uint32(0xFFFF)).any())
+        else:
+            per_word = word // 2
+            words = np.frombuffer(write.positions, _ALL).astype(np.int64) // per_word
+            touched = words[:, None] * per_word + np.arange(per_word)
+            held = write.memory[touched]
+            narrow[touched] = held >> np.uint32(16)
+            self.is_foreign |= bool((held & np.uint32(0xFFFF)).any())
+        values = (np.frombuffer(write.values, "<u4") >> np.uint32(16)).astype("<u2")
+        patch = Patch(write.positions, bytearray(values.tobytes()))
+        return codec.swap_units(narrow, patch, word, self.layout.word_index(self.begin))
+
+    def check(self) -> None:
+        self.write.check()
+        if self.is_foreign:
+            raise _changed_outside(self.name)
 
 
 @dataclass
@@ -397,16 +470,18 @@ class _DeviceWrite:
 
     def swap(self) -> None:
         held = self.memory[self.positions]
-        self.memory[self.positions] = self.values  # the last that can fail, and it needs no memory
+        self.memory[self.positions] = self.values  # the last step that can fail; allocates nothing
         self.values, self.expected = held, self.values
 
     def check(self) -> None:
         if not torch.equal(self.memory[self.positions], self.expected):
-            raise EngineError(f"tensor {self.name!r}: does not hold what was written to it", hint="reload the model")
+            raise EngineError(
+                f"tensor {self.name!r}: read-back differs from the written values", hint="reload the model"
+            )
 
 
 def _flat(target: torch.Tensor) -> torch.Tensor:
-    """All units of the storage that a tensor lies in, as integers."""
+    """The whole storage of a tensor, as integers."""
     flat = torch.empty(0, dtype=torch_integer_dtype(target.element_size()), device=target.device)
     return flat.set_(target.untyped_storage())
 

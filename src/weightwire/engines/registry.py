@@ -1,12 +1,12 @@
-"""The engines that have a name: what `--engine NAME=URL`, the demo and a trainer's transfer can ask for.
+"""Engines by name, for `--engine NAME=URL`, the demo and a trainer's transfer.
 
 A built-in engine is one line in `_BUILT_IN`. Any other package adds one with an entry point:
 
     [project.entry-points."weightwire.engines"]
     myengine = "mypackage:MyEngine"
 
-It names an `EngineKind`, or just a class or function that takes a URL and returns an `Engine`. Nothing of an engine is
-imported before it is asked for by its name.
+It names an `EngineKind`, or a class or function that takes a URL and returns an `Engine`. An engine is imported when it
+is first used by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GROUP = "weightwire.engines"
 
 @dataclass(frozen=True)
 class Program:
-    """How a program is started."""
+    """A command line with its environment."""
 
     argv: Sequence[str | Path]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -37,11 +37,11 @@ class Program:
 
 @dataclass(frozen=True)
 class EngineKind:
-    """What can be done with engines of one name. Only `connect` is needed to follow a run.
+    """The operations of engines of one name. Following a run needs only `connect`.
 
-    - `connect`: the engine at a URL. It makes no contact yet, and raises an EngineError where that is not a URL.
-    - `rollout`: what a trainer asks the server at a URL. Needed for a trainer's transfer.
-    - `launch`: the command that serves a model directory at a port of this machine. Needed for the demo.
+    - `connect`: returns the engine at a URL, without connecting yet. Raises an EngineError if the URL is malformed.
+    - `rollout`: returns a trainer's view of the server at a URL. Needed for a trainer's transfer.
+    - `launch`: returns the command that serves a model directory at a local port. Needed for the demo.
     - `needs`: the modules that must be installed to launch it.
     """
 
@@ -52,12 +52,12 @@ class EngineKind:
 
 
 def engine_names() -> list[str]:
-    """All engines that can be asked for, built in or installed."""
+    """The names of all engines, built in or installed."""
     return sorted({*_BUILT_IN, *_installed()})
 
 
 def find_engine(name: str) -> EngineKind:
-    """The engine of that name; it is imported now."""
+    """Imports the engine of that name."""
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
         return _as_kind(name, getattr(import_module(module), attribute))
@@ -66,38 +66,41 @@ def find_engine(name: str) -> EngineKind:
         raise EngineError(f"unknown engine {name!r}", hint=_known())
     try:
         found = entry.load()
-    except Exception as problem:  # whatever a module does when it is imported
+    except Exception as problem:  # an import can raise anything
         raise EngineError(
             f"engine {name!r} cannot be loaded from {entry.value} ({type(problem).__name__}: {problem})",
-            hint="install the package that it comes from again, with what it needs",
+            hint="reinstall the package that provides it, with its dependencies",
         ) from problem
     return _as_kind(name, found)
 
 
 def split_engine(text: str, default: str = "") -> tuple[str, str]:
-    """Name and URL of `NAME=URL`; of a URL alone, the `default` name."""
+    """The name and URL of `NAME=URL`. For a URL alone, the name is `default`."""
     name, equals, url = text.partition("=")
-    if not equals or "/" in name:  # a URL may have a "=" of its own
+    if not equals or "/" in name:  # the "=" belongs to the URL
         name, url = default, text
-    if not name or not url:  # the text is not repeated: a URL may hold a password
-        raise EngineError("an engine is given as NAME=URL", hint=_known())
+    if not name or not url:  # do not repeat the text: a URL may hold a password
+        raise EngineError("an engine must be given as 'NAME=URL'", hint=_known())
     return name, url
 
 
 def open_engine(text: str) -> Engine:
-    """The engine of `NAME=URL`, not yet contacted."""
+    """The engine of `NAME=URL`, not connected yet."""
     name, url = split_engine(text)
     connect = find_engine(name).connect
     try:
         engine = connect(url)
     except WeightwireError:
         raise
-    except Exception as problem:  # of an engine that is not ours
+    except Exception as problem:  # third-party code can raise anything
         raise EngineError(
-            f"engine {name!r} cannot be opened ({type(problem).__name__}: {problem})", hint="see its documentation"
+            f"engine {name!r} cannot be opened ({type(problem).__name__}: {problem})",
+            hint="see the engine's documentation",
         ) from problem
     if engine is None:
-        raise EngineError(f"engine {name!r} opened nothing", hint="its entry point must return an Engine")
+        raise EngineError(
+            f"engine {name!r} cannot be opened: its entry point returned None", hint="return an Engine from it"
+        )
     return engine
 
 
@@ -113,5 +116,8 @@ def _as_kind(name: str, found: Any) -> EngineKind:
     if isinstance(found, EngineKind):
         return found
     if not callable(found):
-        raise EngineError(f"engine {name!r} is a {type(found).__name__}", hint="make it an EngineKind, or take a URL")
+        raise EngineError(
+            f"engine {name!r} has an entry point of type {type(found).__name__}",
+            hint="make it an EngineKind or a callable",
+        )
     return EngineKind(found)

@@ -1,11 +1,9 @@
 """The engine for a torch module in this process: patched in place under a lock.
 
-    engine = TorchEngine(model)
-    with Keeper(follower, [engine]) as keeper:
-        with engine.serving() as version:  # which stays the same in here
-            tokens = model.generate(...)
-
-Knows the module and its names; where its weights lie is learnt by `weight_map`.
+engine = TorchEngine(model)
+with Keeper(follower, [engine]) as keeper:
+    with engine.serving() as version:  # does not change inside the block
+        tokens = model.generate(...)
 """
 
 from __future__ import annotations
@@ -30,11 +28,17 @@ __all__ = ["TorchEngine"]
 
 
 class TorchEngine:
-    """Serves a module. Whoever runs it does so inside of `serving`, and so sees one version, all of it.
+    """Serves a module. Run it inside `serving`, which holds one complete version.
 
-    - `load`: the module's own loader, where its parameters are not simply those of the checkpoint (fused ones, say): it
-      takes pairs of names and tensors, and copies every tensor to where it belongs.
-    - `lock`: one that others use already.
+    The module may be float32 where the run is bfloat16: every bfloat16 value is copied exactly. Any other difference
+    in dtype is an error.
+
+    Nothing else may change the weights. `patch` notices other values where it writes, by the digest, and raises. It
+    cannot for tensors on a GPU or stored in several parts.
+
+    - `load`: the module's own loader, if its parameters differ from those of the checkpoint (fused ones, for example).
+      It takes pairs of names and tensors, and copies every tensor to its place.
+    - `lock`: an existing lock to use.
     """
 
     def __init__(
@@ -57,22 +61,22 @@ class TorchEngine:
 
     @property
     def can_patch(self) -> bool:
-        return True  # one that does not is refused
+        return True  # `_check` refuses modules that cannot be patched
 
     @property
     def version(self) -> int | None:
-        """What it serves, while `lock` is held."""
+        """The version served. Stable while `lock` is held."""
         return self._live.holding.version if self._live.holding else None
 
     @contextmanager
     def serving(self) -> Iterator[int | None]:
-        """No version comes in between. Yields the one that is there, None if that is what the module began with.
+        """Holds off updates. Yields the version served, or None before the first one.
 
-        Raises where a reload failed half way: the module is good for nothing until the next one.
+        Raises an EngineError if a reload failed halfway: the module is then unusable until the next reload.
         """
         with self.lock:
-            if self._live.torn:
-                raise EngineError(f"{self.name}: a reload failed half way", hint="wait for the next one")
+            if self._live.mixed:
+                raise EngineError(f"{self.name}: a reload failed halfway", hint="wait for the next reload")
             yield self.version
 
     def attach(self, run: str = "") -> ServedVersion | None:
@@ -90,7 +94,7 @@ class TorchEngine:
         with self.lock:
             paused = time.perf_counter()
             staged.swap()
-            self._tell()
+            self._note_write()
         return Swap(ready - began, time.perf_counter() - paused)
 
     def reload(self, checkpoint: Path, target: ServedVersion) -> Swap:
@@ -98,46 +102,46 @@ class TorchEngine:
         with self.lock:
             paused = time.perf_counter()
             self._live.reload(checkpoint, target)
-            self._tell()
+            self._note_write()
             return Swap(0.0, time.perf_counter() - paused)
 
     def close(self) -> None:
         pass
 
     def _check(self, checkpoint: Path) -> None:
-        """That it is one of this module, and can be patched in place from then on."""
+        """Checks that the checkpoint fits this module and can be patched in place."""
         self._live.learn(Checkpoint(checkpoint))
-        for name, why in self._live.odd.items():
+        for name, why in self._live.unpatchable.items():
             raise EngineError(
                 f"tensor {name!r}: cannot be patched in place ({why})",
-                hint="serve the model in the run's own dtype: model.to(torch.bfloat16)",
+                hint="use the run's dtype: model.to(torch.bfloat16)",
             )
 
-    def _tell(self) -> None:
-        """autograd must not use what it saved of them."""
+    def _note_write(self) -> None:
+        """Tells autograd that the weights changed, so that it rejects saved tensors."""
         for tensor in (*self._model.parameters(), *self._model.buffers()):
             note_torch_write(tensor)
 
 
 def _by_name(model: torch.nn.Module) -> Load:
-    """The loader of a module whose parameters have the checkpoint's names, but for what wrappers put before them."""
+    """A loader for a module with the checkpoint's parameter names, apart from wrapper prefixes."""
 
     def load(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         places = dict(plain_names(list(model.state_dict(keep_vars=True).items())))
         loaded = set()
         for name, value in weights:
             if name not in places:
-                raise EngineError(f"tensor {name!r}: the module has none", hint="it is another model than the run's")
+                raise EngineError(f"tensor {name!r}: not in the module", hint="serve the same model as the run")
             if places[name].shape != value.shape:
                 raise EngineError(
-                    f"tensor {name!r}: is {list(places[name].shape)}, and {list(value.shape)} in the checkpoint",
-                    hint="it is another model than the run's",
+                    f"tensor {name!r}: has shape {list(places[name].shape)}, but {list(value.shape)} in the run",
+                    hint="serve the same model as the run",
                 )
             places[name].detach().copy_(value)
             loaded.add(_place(places[name]))
         for name, tensor in places.items():
-            if _place(tensor) not in loaded:  # which one that is tied to another is
-                raise EngineError(f"tensor {name!r}: the run has none", hint="it is another model than the run's")
+            if _place(tensor) not in loaded:  # tied tensors share a place
+                raise EngineError(f"tensor {name!r}: not in the run", hint="serve the same model as the run")
 
     return load
 

@@ -1,7 +1,8 @@
-"""Follow: the inference side. Keeps a replica at the newest version, and hands out updates."""
+"""Follow: the inference side. Keeps a replica at the newest version and hands out updates."""
 
 from weightwire.follower.follower import Follower
+from weightwire.follower.trust_settings import FIRST_USE
 from weightwire.follower.update import Update
 from weightwire.follower.wakeups import WakeupServer
 
-__all__ = ["Follower", "Update", "WakeupServer"]
+__all__ = ["FIRST_USE", "Follower", "Update", "WakeupServer"]

@@ -1,22 +1,24 @@
-"""The way to the newest version: discover -> plan -> fetch -> verify -> apply, around data that is lost."""
+"""Takes the replica to the newest version: discover -> plan -> fetch -> verify -> apply. Routes around lost data."""
 
 from __future__ import annotations
 
-from weightwire.catchup import LOST_FOR_GOOD, ChainPath, Fetcher, NoWay, around_lost_data, plan, plan_newest
+from weightwire.catchup import LOST_FOR_GOOD, ChainPath, Fetcher, NoPath, around_lost_data, plan, plan_newest
 from weightwire.chain import ChainReader, Commit, Run, Sealed
-from weightwire.errors import ForeignRun, WeightwireError
+from weightwire.errors import BrokenChain, BucketError, ForeignRun, WeightwireError
+from weightwire.follower.damage_backoff import DamageBackoff
 from weightwire.follower.follow_context import FollowContext
+from weightwire.follower.freshness import Freshness
 from weightwire.follower.patch_queue import PatchQueue
 from weightwire.follower.replica_updater import ReplicaUpdater
 from weightwire.follower.run_position import RunPosition
 
 __all__ = ["Discovery"]
 
-_NEAR = 64  # versions that are simply read one after the other
+_NEAR = 64  # versions that are read one by one, without a plan
 
 
 class Discovery:
-    """`look` goes as far as the bucket goes. One at a time."""
+    """Call `look` from one task at a time."""
 
     def __init__(
         self,
@@ -28,44 +30,53 @@ class Discovery:
     ) -> None:
         self._context = context
         self._fetcher = fetcher
+        self._damage = DamageBackoff(fetcher, context.runtime)
         self._position = position
         self._patches = patches
         self._updater = updater
-        self._told: set[str] = set()  # what has been said of data that is gone
-        self._is_refreshed = True  # `current` is as new as it should be
+        self._freshness = Freshness(context)
+        self._warned: set[str] = set()  # messages about lost data
+        self._is_refreshed = True  # `current` needs no refresh
 
-    async def look(self) -> bool:
-        """Discovers what is new and applies all of it. Returns whether there was anything.
+    async def look(self, *, retries_later: bool = False) -> bool:
+        """Discovers new versions and applies them. Returns whether there were any.
 
-        Where not all of it can be rebuilt, it goes as far as it can, and then raises what keeps it from going on.
+        If a version cannot be rebuilt, goes as far as possible and raises the reason. With `retries_later`, files that
+        were damaged before are not fetched again at every look.
         """
         try:
             chain = await self._position.open()
             if self._position.is_outdated:
                 self._patches.drop()
                 chain = await self._position.reopen()
+            await self._freshness.check(chain)
             held = self._position.commit
             try:
-                await self._go_on(chain)
+                await self._apply_all(chain, retries_later)
+                self._freshness.check_reached(self._position.head, chain.bucket.url)
             except WeightwireError:
                 await self._refresh(held)
                 raise
-        except ForeignRun:
-            self._position.close()
+        except WeightwireError as problem:
+            is_open = self._position.commit is not None
+            if isinstance(problem, BrokenChain | ForeignRun) or (not is_open and _is_refusal(problem)):
+                self._position.close()  # run.json may be another one by now, or was damaged when it was read
             raise
         return await self._refresh(held)
 
     async def _refresh(self, before: Sealed[Commit] | None) -> bool:
         moved = self._position.commit not in (None, before)
+        if self._position.version is not None:
+            await self._position.seen.hold(self._position.version)
         self._is_refreshed = self._is_refreshed and not moved
         if not self._is_refreshed:
             await self._updater.refresh_current()
             self._is_refreshed = True
         return moved
 
-    async def _go_on(self, chain: ChainReader) -> None:
-        """As far as the bucket goes, around each file that turns out to be lost."""
-        self._fetcher.lost.clear()  # what was gone may be back
+    async def _apply_all(self, chain: ChainReader, retries_later: bool) -> None:
+        """Applies all versions in the bucket, around files that turn out to be lost."""
+        self._damage.forget(only_due=retries_later)
 
         async def advance_to_the_end() -> None:
             while await self._advance(chain):
@@ -79,27 +90,35 @@ class Discovery:
             raise problem.reworded(
                 f"{problem.message}; this replica stays at version {version}", hint=problem.hint
             ) from problem
+        self._damage.settle()
 
     def _warn_once(self, message: str) -> None:
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._warned:
+            self._warned.add(message)
             self._context.warn(message, self._position.version)
 
     async def _advance(self, chain: ChainReader) -> bool:
-        """Some versions further, by the cheapest way."""
+        """Advances by some versions, by the cheapest path. Returns whether there were any."""
         began = self._context.runtime.clock()
         held = self._position.commit
         near = await chain.read_after(held, _NEAR) if held is not None else None
-        if near is not None and not near:
+        if held is not None and not near:
+            self._position.seen.check_shown(held.record.version, chain.bucket.url)
             await self._position.recheck(chain)
             return False
+        if near:
+            await self._position.seen.see(chain, near[-1])
         if near is not None and self._is_cheap(near, chain.run):
             self._position.head = max(self._position.head, near[-1].record.version)
             self._context.stage("discover", near[-1].record.version, 0, self._context.runtime.clock() - began)
             await self._updater.apply(near)
             return True
         head = await chain.read_head(held.record.version if held else -1)
-        if head is None or not head.record.after or (held and head.sha256 == held.sha256):
+        if head is None:
+            self._position.seen.check_shown(-1, chain.bucket.url)
+            return False
+        await self._position.seen.see(chain, head)
+        if not head.record.after or (held and head.sha256 == held.sha256):
             return False
         self._position.head = head.record.version
         path = await self._plan(chain, head)
@@ -112,18 +131,23 @@ class Discovery:
         return True
 
     async def _plan(self, chain: ChainReader, head: Sealed[Commit]) -> ChainPath:
-        """The way to the newest version. Where none is left, to the newest one that can be rebuilt, if that is new."""
+        """Plans a path to the newest version, or to the newest one that can be rebuilt, if that is an advance."""
         held, lost = self._position.commit, self._fetcher.lost
         try:
             return await plan(chain, head, held, lost)
-        except NoWay:
+        except NoPath:
             path = await plan_newest(chain, head, held, lost)
             if not self._position.leads_on(path):
                 raise
             return path
 
     def _is_cheap(self, commits: list[Sealed[Commit]], run: Run) -> bool:
-        """That going on is surely cheaper than any anchor, without asking what anchors there are."""
+        """Whether these deltas are cheaper than any anchor. Saves a listing of the anchors."""
         files = [file for commit in commits for file in commit.record.files]
         whole = not any(file.path in self._fetcher.lost for file in files)
         return whole and len(commits) < _NEAR and sum(file.size for file in files) * 2 <= run.nbytes
+
+
+def _is_refusal(problem: WeightwireError) -> bool:
+    """Whether something was read and refused, as opposed to a store that does not answer."""
+    return not isinstance(problem, BucketError)

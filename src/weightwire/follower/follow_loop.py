@@ -1,17 +1,17 @@
-"""The follower's work, as coroutines: finds new versions, updates the replica, hands out updates, writes heartbeats.
+"""The follower as coroutines: finds new versions, updates the replica, hands out updates and writes heartbeats.
 
-Works over an injected bucket, runtime and replica; `follower` is its synchronous face. Never imports the publisher.
+The bucket, runtime and replica are injected. `follower` is the synchronous API.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from weightwire.catchup import Fetcher
 from weightwire.chain import Commit, Sealed, StageTiming
-from weightwire.errors import WeightwireError
+from weightwire.errors import NoRun, OutOfMemory, WeightwireError
 from weightwire.follower.discovery import Discovery
 from weightwire.follower.follow_context import FollowContext
 from weightwire.follower.heartbeat import HeartbeatWriter
@@ -26,25 +26,27 @@ __all__ = ["FollowLoop"]
 
 
 class FollowLoop:
-    """One follower's work: `run` until it is cancelled, or one `look` after the other."""
+    """Use `run` to follow until cancelled, or call `look` for each update."""
 
-    def __init__(self, context: FollowContext, name: str) -> None:
+    def __init__(self, context: FollowContext, name: str, rename: Callable[[], str] | None = None) -> None:
+        """`rename` returns another name, for when another follower uses this one."""
         bucket, runtime = context.bucket, context.runtime
         self.replica = context.replica
         self.trouble = ""
         self._context = context
         self._looking = asyncio.Lock()
         self._polling = Polling(bucket, runtime)
-        self._heartbeat = HeartbeatWriter(context, name)
+        self._heartbeat = HeartbeatWriter(context, name, rename)
         self._patches = PatchQueue(self.replica, runtime)
         self._position = RunPosition(context)
+        bucket.note = self._position.describe_lag
         fetcher = Fetcher(bucket, runtime, self.replica.directory, context.stage)
         self._updater = ReplicaUpdater(context, fetcher, self._position, self._patches, self._reach)
         self._discovery = Discovery(context, fetcher, self._position, self._patches, self._updater)
 
     @property
     def commit(self) -> Sealed[Commit] | None:
-        """Of the version that the replica holds, once that is known to be one of the run."""
+        """The commit of the version held, once it is known to belong to the run."""
         return self._position.commit
 
     @property
@@ -53,13 +55,13 @@ class FollowLoop:
 
     @property
     def head(self) -> int:
-        """The newest version that has been seen; -1 if none has."""
+        """The newest version seen, or -1."""
         return self._position.head
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follows until it is cancelled. Whatever goes wrong is told, once, and tried again."""
+        """Follows until it is cancelled. Reports each error once, and tries again."""
         beating = asyncio.create_task(self._beat_forever())
         failures = 0
         try:
@@ -72,14 +74,17 @@ class FollowLoop:
             await asyncio.gather(beating, return_exceptions=True)
 
     async def _look_once(self) -> bool:
-        """Returns whether all went well."""
+        """Returns whether it succeeded."""
         try:
-            await self.look()
+            await self.look(retries_later=True)
+        except NoRun as problem:
+            self._note(problem.reworded(f"{problem.message}; waiting for a run", hint=problem.hint))
+            return False
         except WeightwireError as problem:
             self._note(problem)
             return False
         except MemoryError:
-            self._note(WeightwireError("out of memory"))
+            self._note(OutOfMemory("out of memory"))
             return False
         except Exception as problem:
             self.trouble = f"the follower failed ({type(problem).__name__}: {problem})"
@@ -89,23 +94,25 @@ class FollowLoop:
 
     def _note(self, problem: WeightwireError) -> None:
         if problem.message != self.trouble:
-            self._context.warn(str(problem), self.version)
+            lag = self._position.describe_lag()
+            text = f"{problem.message} ({lag})" if lag else problem.message
+            self._context.warn(str(problem.reworded(text, hint=problem.hint)), self.version)
         self.trouble = problem.message
 
     def _recover(self) -> None:
         if self.trouble:
             now = self._context.runtime.time()
-            self._context.emit(Event("recovered", self.version, at=now, message=f"over: {self.trouble}"))
+            self._context.emit(Event("recovered", self.version, at=now, message=f"recovered: {self.trouble}"))
         self.trouble = ""
 
     def wake(self) -> None:
-        """Someone says that there is something new."""
+        """Looks for new versions now."""
         self._polling.wake()
 
-    async def look(self) -> bool:
-        """Discovers what is new and applies all of it. Returns whether there was anything."""
+    async def look(self, *, retries_later: bool = False) -> bool:
+        """Discovers new versions and applies them. Returns whether there were any. See `Discovery.look`."""
         async with self._looking:
-            return await self._discovery.look()
+            return await self._discovery.look(retries_later=retries_later)
 
     def _reach(self, commit: Sealed[Commit], nbytes: int, seconds: float) -> None:
         self._context.stage("apply", commit.record.version, nbytes, seconds)
@@ -116,20 +123,20 @@ class FollowLoop:
     # --- for engines ---------------------------------------------------------------------------------------------
 
     async def take(self) -> Update | None:
-        """What is new since the update taken last; None if nothing is."""
+        """The changes since the last update taken, or None."""
         async with self._updater.using:
             if self.commit is None or self.replica.position is None:
                 return None
             return await self._patches.take(self.commit)
 
     async def wait_for_more(self, timeout: float) -> None:
-        """Until there is something to take, or some time has gone by."""
+        """Waits until there is an update to take, or for `timeout` seconds."""
         await self._patches.wait(self.commit if self.replica.position is not None else None, timeout)
 
     async def checkpoint(self) -> Path:
-        """Makes `current` the version that is held; returns where it is. It stays there until the next call.
+        """Makes `current` the version held and returns its directory, which stays until the next call.
 
-        Whoever was told to load all weights has them from here: the next patch starts where this is.
+        After an update without a patch, the next patch starts at this version.
         """
         async with self._updater.using:
             path = await self._context.runtime.run_in_thread(self.replica.checkpoint)
@@ -137,7 +144,7 @@ class FollowLoop:
             return path
 
     async def lend_checkpoint(self) -> Path:
-        """As `checkpoint`; it stays until it is given back, whatever is handed out meanwhile."""
+        """Like `checkpoint`, but the directory stays until `give_back`."""
         async with self._updater.using:
             path = await self._context.runtime.run_in_thread(self.replica.lend)
             self._patches.load(self.commit)
@@ -148,12 +155,12 @@ class FollowLoop:
             await self._context.runtime.run_in_thread(self.replica.give_back, path)
 
     async def make_current(self) -> None:
-        """Makes `current` the version that is held, for nobody in particular."""
+        """Makes `current` the version held."""
         async with self._updater.using:
             await self._context.runtime.run_in_thread(self.replica.make_current)
 
     def report_served(self, version: int | None, trouble: str, stages: Mapping[str, StageTiming]) -> None:
-        """What the engines serve that are kept up to date from here: for the next heartbeat."""
+        """Passes the lowest version that this follower's engines serve to the next heartbeat."""
         self._heartbeat.report_served(version, trouble, stages)
 
     # --- heartbeats ----------------------------------------------------------------------------------------------
@@ -164,9 +171,17 @@ class FollowLoop:
             await self._heartbeat.wait()
 
     async def beat(self) -> None:
-        """Tells how far this follower is."""
+        """Writes a heartbeat."""
         await self._heartbeat.beat(self._position, self.trouble)
 
+    async def beat_unless_name_is_taken(self) -> None:
+        """Writes a heartbeat, unless a running follower uses the same name: our last heartbeat would end its lease."""
+        run = self._position.run
+        if run is not None and await self._heartbeat.is_name_taken(run):
+            self._context.warn("a running follower uses the same name, so this one writes no heartbeat")
+        else:
+            await self.beat()
+
     async def stop_beating(self) -> None:
-        """Tells that this follower has stopped: the lease ends, and nothing is kept for it any more."""
-        await self._heartbeat.stop(self._position)
+        """Writes the last heartbeat. The lease ends, so nothing is kept for this follower any more."""
+        await self._heartbeat.stop(self._position, self.trouble)

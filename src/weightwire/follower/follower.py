@@ -1,45 +1,50 @@
-"""The follower that an inference server sees: keeps a replica up to date in the background, and hands out updates.
+"""The follower's API: keeps a replica up to date in a background thread and hands out updates.
 
-Knows threads; the work itself is in `follow_loop`.
+The work itself is in `follow_loop`.
 """
 
 from __future__ import annotations
 
 import os
-import platform
-import re
-import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from weightwire.bucket import Bucket, open_bucket
-from weightwire.chain import StageTiming, is_replica_name
+from weightwire.chain import REPLICA_NAMES, StageTiming, is_replica_name
 from weightwire.errors import Closed, NoRun, ReplicaError, WeightwireError
 from weightwire.follower.follow_context import FollowContext
 from weightwire.follower.follow_loop import FollowLoop
+from weightwire.follower.own_name import own_name, renew_name
+from weightwire.follower.trust_settings import TrustSettings
 from weightwire.follower.update import Update
 from weightwire.replica import Replica
 from weightwire.system import Closeable, LoopThread, Runtime
-from weightwire.telemetry import Listener, log_event
+from weightwire.telemetry import Listener, ProgressCallback, ignore_progress, log_event
 from weightwire.weights import read_weights
 
 __all__ = ["Follower"]
 
-_LAST_WORDS = 5.0  # seconds that the last heartbeat may take: if it is not written, its lease runs out
+_LAST_HEARTBEAT = 5.0  # seconds; if it is not written by then, the lease runs out
 
 
 class Follower(Closeable):
     """Follows a run into a directory, the replica.
 
-    `with Follower("s3://bucket/run", into="replica") as follower:` and then `for update in follower.watch():`. Whatever
-    happens, `replica/current` is a checkpoint of exactly one version. One that was killed goes on where it was.
+    `with Follower("s3://bucket/run", into="replica") as follower:` and then `for update in follower.watch():`.
+    `replica/current` is always a checkpoint of exactly one version. A follower that was killed continues where it was.
 
-    - `base`: the checkpoint that the run starts from, where it starts from one that is not in the bucket.
-    - `name`: under which the publisher sees this follower.
+    - `base`: the checkpoint that the run starts from, if it is not in the bucket.
+    - `name`: the name in heartbeats, `weightwire status` and the page. It must be unique in the run.
+    - `trust`: public keys, or files of them, one of which must have signed the newest version; or "first-use" for the
+      keys that the run has when it is first followed. By default those of WEIGHTWIRE_TRUST, if it is set. A follower
+      with trusted keys never goes back to an older version or to another run, even if its weights are lost.
+    - `max_age`: with `trust`: refuse new versions if the publisher's last sign of life is older than this, in seconds.
+    - `on_progress`: for progress bars. Any thread may call it with a stage ("fetch", "apply", "verify", "read"), the
+      bytes done since the last call, and all bytes of the stage. It must not raise.
     """
 
     def __init__(
@@ -49,46 +54,54 @@ class Follower(Closeable):
         into: str | os.PathLike[str],
         base: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         name: str | None = None,
+        trust: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        max_age: float | None = None,
         threads: int | None = None,
         on_event: Listener = log_event,
+        on_progress: ProgressCallback = ignore_progress,
     ) -> None:
         if name is not None and not is_replica_name(name):
-            raise ReplicaError(f"{name!r:.100} is no name for a replica", hint="use letters, digits, '.', '_' and '-'")
+            raise ReplicaError(f"{name!r:.100} is not a valid replica name", hint=REPLICA_NAMES)
+        self._is_named = name is not None  # other followers may have the same name, unlike one kept in the replica
         self._bucket = open_bucket(url)
         weights = None if base is None else read_weights(base)
+        trusted = TrustSettings.of(trust, max_age)
         self.replica = Replica.open(into, threads=threads)
         self._running: Future[None] | None = None
-        self._background = LoopThread("weightwire-follower")
+        self._background = LoopThread("follower")
         self._closed = False
 
-        context = FollowContext(self._bucket, Runtime(), self.replica, on_event, weights, threads)
+        context = FollowContext(self._bucket, Runtime(), self.replica, on_event, weights, threads, on_progress, trusted)
 
         async def make() -> FollowLoop:
-            return FollowLoop(context, name or _own_name(self.replica.directory))
+            directory = self.replica.directory
+            if name is not None:
+                return FollowLoop(context, name)
+            return FollowLoop(context, own_name(directory, context.warn), lambda: renew_name(directory))
 
         self._work = self._background.call(make())
 
     @property
     def version(self) -> int | None:
-        """The version held, if it is known to be one of the run."""
+        """The version held, once it is known to belong to the run."""
         return self._work.version
 
     @property
     def head(self) -> int:
-        """The newest version that has been seen; -1 if none has."""
+        """The newest version seen, or -1."""
         return self._work.head
 
     @property
     def trouble(self) -> str:
-        """What keeps it from going on, if anything does."""
+        """The current error, or an empty string."""
         return self._work.trouble
 
     def once(self) -> int:
-        """Catches up with what is there now. Returns the version. Raises what keeps it from doing so."""
+        """Catches up with the newest version and returns it. Raises an error if that is not possible."""
 
         async def catch_up() -> int:
             await self._work.look()
-            await self._work.beat()
+            await (self._work.beat_unless_name_is_taken() if self._is_named else self._work.beat())
             if self._work.version is None:
                 raise NoRun(
                     f"{self._bucket.url}: no weights have been published there yet", hint="wait for the publisher"
@@ -98,18 +111,18 @@ class Follower(Closeable):
         return self._background.call(catch_up())
 
     def start(self) -> None:
-        """Follows in the background from now on."""
+        """Starts following in the background."""
         if self._running is None and not self._closed:
             self._running = self._background.start(self._work.run())
 
     def wake(self) -> None:
-        """Looks for something new at once."""
-        self._background.tell(self._work.wake)
+        """Looks for new versions now."""
+        self._background.call_soon(self._work.wake)
 
     def watch(self, timeout: float | None = None) -> Iterator[Update]:
-        """Updates as they come, each with one patch since the last. Ends when nothing new came for `timeout` seconds.
+        """Yields updates, each with one patch since the last. Ends after `timeout` seconds without a new version.
 
-        The first has no patch: load `checkpoint()`.
+        The first update has no patch: load `checkpoint()`.
         """
         self.start()
         since = time.monotonic()
@@ -122,7 +135,7 @@ class Follower(Closeable):
                     self._background.call(self._work.wait_for_more(max(left, 0.01)))
                     continue
             except (CancelledError, WeightwireError):
-                if self._closed:  # by another thread, just now
+                if self._closed:  # by another thread
                     return
                 raise
             if update is not None:
@@ -132,31 +145,31 @@ class Follower(Closeable):
             return
 
     def take(self) -> Update | None:
-        """What is new since the update taken last; None if nothing is."""
+        """The changes since the last update taken, or None."""
         return self._background.call(self._work.take())
 
     def report_served(
         self, version: int | None, trouble: str = "", stages: Mapping[str, StageTiming] | None = None
     ) -> None:
-        """Tells the publisher the lowest version that the engines serve which are kept up to date from here."""
-        self._background.tell(lambda: self._work.report_served(version, trouble, stages or {}))
+        """Reports the lowest version that this follower's engines serve, for its heartbeats."""
+        self._background.call_soon(lambda: self._work.report_served(version, trouble, stages or {}))
 
     def _check_running(self) -> None:
-        """A fault of ours must not look like a run without news."""
+        """Raises if the background task failed: otherwise it would look like a run without new versions."""
         if self._running is not None and self._running.done() and not self._running.cancelled():
             self._running.result()
 
     def checkpoint(self) -> Path:
-        """Makes `current` the version held now; returns where it is: a directory that stays until the next call.
+        """Makes `current` the version held and returns its directory, which stays until the next call.
 
-        It is still there after `close`, and goes when the replica is opened again and `current` is another.
+        It also stays after `close`, until the replica is opened again and `current` has changed.
         """
         self._check_holding()
         return self._background.call(self._work.checkpoint())
 
     @contextmanager
     def borrow_checkpoint(self) -> Iterator[Path]:
-        """`checkpoint`, for one of several who load at the same time: the directory stays until the block ends."""
+        """Like `checkpoint`, for concurrent loaders: the directory stays until the block ends."""
         self._check_holding()
         path = self._background.call(self._work.lend_checkpoint())
         try:
@@ -167,12 +180,12 @@ class Follower(Closeable):
 
     def _check_holding(self) -> None:
         if self._closed:
-            raise Closed("this follower is closed", hint="make a new one")
+            raise Closed("this follower is closed", hint="create a new follower")
         if self.replica.position is None:
-            raise WeightwireError("this replica holds nothing yet", hint="follow a run first: once(), or watch()")
+            raise ReplicaError("this replica holds nothing yet", hint="follow a run first: once(), or watch()")
 
     def close(self) -> None:
-        """Stops following, and leaves `current` at the version held."""
+        """Stops following. `current` is then the version held."""
         if self._closed:
             return
         self._closed = True
@@ -186,20 +199,7 @@ class Follower(Closeable):
         finally:
             try:
                 with suppress(TimeoutError, WeightwireError):
-                    self._background.call(self._work.stop_beating(), _LAST_WORDS)
+                    self._background.call(self._work.stop_beating(), _LAST_HEARTBEAT)
             finally:
                 self._background.stop()
                 self.replica.close()
-
-
-def _own_name(directory: Path) -> str:
-    """The same after every restart: kept in the replica."""
-    path = directory / "name"
-    name = ""
-    with suppress(OSError, UnicodeDecodeError):
-        name = path.read_text(encoding="ascii").strip()
-    if not is_replica_name(name):  # none yet, or what a power cut left of it
-        host = re.sub(r"[^A-Za-z0-9.-]", "-", platform.node()).strip(".-")[:60] or "replica"
-        name = f"{host}-{secrets.token_hex(3)}"
-        path.write_text(name + "\n", encoding="ascii")
-    return name

@@ -1,4 +1,4 @@
-"""What engines have not taken yet, as patches of absolute values: bounded, however long nobody takes any."""
+"""Patches of absolute values that engines have not taken yet. Its size is bounded even if no engine takes updates."""
 
 from __future__ import annotations
 
@@ -14,45 +14,44 @@ from weightwire.weights import nbytes_of
 
 __all__ = ["PatchQueue"]
 
-_FEW = 1 << 20  # bytes of patches that are always worth keeping
+_FEW = 1 << 20  # bytes of patches that are always kept
 
 
 class PatchQueue:
-    """Patches from the update taken last to what the replica holds; whoever calls it has the replica to himself."""
+    """The patches from the last update taken to the version held. Callers must hold the replica's lock."""
 
     def __init__(self, replica: Replica, runtime: Runtime) -> None:
         self._replica = replica
         self._runtime = runtime
-        self._patches: list[Delta] | None = None  # since the update taken last; None: all weights must be loaded
-        self._taken: str | None = None  # hash of the commit
-        self._to_be_loaded = False  # the update taken last had no patch
-        self._more = asyncio.Event()  # there is something to take
+        self._patches: list[Delta] | None = None  # since the last update taken; None: all weights must be loaded
+        self._taken: str | None = None  # the commit hash of the last update taken
+        self._to_be_loaded = False  # the last update taken had no patch
+        self._more = asyncio.Event()  # there is an update to take
 
     @property
     def nbytes(self) -> int:
         return sum(patch.nbytes for patch in self._patches or ())
 
     async def add(self, patch: Delta) -> None:
-        """One version further."""
+        """Adds the patch to the next version."""
         if self._patches is None:
             return
         self._patches.append(patch)
-        # What nobody takes must not grow without end.
         most = max(nbytes_of(self._replica.weights) // 4, _FEW)
         if self.nbytes > most:
             merged = await self._merge(self._patches)
             self._patches = [merged] if merged.nbytes <= most else None
 
     def drop(self) -> None:
-        """No patch leads to what the replica holds: it must be loaded."""
+        """Drops all patches: the next update must be loaded."""
         self._patches = None
 
     def announce(self) -> None:
-        """There is something to take."""
+        """Wakes `wait`: there is an update to take."""
         self._more.set()
 
     async def take(self, commit: Sealed[Commit]) -> Update | None:
-        """What is new since the update taken last, now that the replica holds `commit`; None if nothing is."""
+        """The changes from the last update taken to `commit`, which the replica holds, or None."""
         if self._taken == commit.sha256:
             return None
         patch = None if self._patches is None else await self._merge(self._patches)
@@ -62,9 +61,9 @@ class PatchQueue:
         return Update(record.version, record.step, record.after, patch, record.metrics, record.time)
 
     def load(self, commit: Sealed[Commit] | None) -> None:
-        """A checkpoint of what the replica holds was handed out.
+        """A checkpoint of `commit` was handed out.
 
-        Whoever was told to load all weights has them from there: the next patch starts where it is.
+        If the last update had no patch, the engine loads this checkpoint, so the next patch starts here.
         """
         if self._to_be_loaded:
             self._begin_with(commit)
@@ -74,11 +73,12 @@ class PatchQueue:
         self._patches, self._taken = [], commit.sha256 if commit else None
 
     async def wait(self, commit: Sealed[Commit] | None, timeout: float) -> None:
-        """Until there is something to take, or some time has gone by."""
+        """Waits until there is an update to take, or for `timeout` seconds."""
         if commit is not None and self._taken != commit.sha256:
             return
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._more.wait(), timeout)
+            async with asyncio.timeout(timeout):  # `wait_for` of Python 3.11 can swallow a cancellation
+                await self._more.wait()
         self._more.clear()
 
     async def _merge(self, patches: list[Delta]) -> Delta:

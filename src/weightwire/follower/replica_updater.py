@@ -1,4 +1,4 @@
-"""Brings a replica forward: fetches what leads to a version, verifies it, and applies it."""
+"""Advances a replica: fetches the files of a version, verifies and applies them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from weightwire.weights import nbytes_of
 __all__ = ["Reached", "ReplicaUpdater"]
 
 Reached = Callable[[Sealed[Commit], int, float], None]
-"""Hears of each version that the replica has reached, the bytes that it took, and the seconds to apply them."""
+"""Called for each version reached, with the bytes fetched and the seconds to apply them."""
 
-_SMALL = 64 << 20  # of a replica this small, `current` is always the newest version
+_SMALL = 64 << 20  # bytes; `current` of a smaller replica is always the newest version
 
 
 class ReplicaUpdater:
-    """Changes a replica, which is in use by nobody else while `using` is held."""
+    """Holds the lock `using` while it changes the replica."""
 
     def __init__(
         self,
@@ -41,7 +41,8 @@ class ReplicaUpdater:
         self._reached = reached
 
     async def apply(self, commits: Sequence[Sealed[Commit]]) -> None:
-        """One version after the other, from the one that is held."""
+        """Applies consecutive versions, starting from the one held."""
+        self._fetcher.on_read = self._context.progress("fetch", sum(commit.record.nbytes for commit in commits))
         async for commit, fetched in self._fetcher.in_turn(commits):
             await self._apply(commit, fetched)
 
@@ -55,11 +56,11 @@ class ReplicaUpdater:
                 )
             self._position.advance(commit)
             await self._patches.add(patch)
-            # While nobody can take it: whoever takes a version has heard of it before.
+            # Under the lock: a version is reported before anyone can take it.
             self._reached(commit, fetched.nbytes, self._runtime.clock() - began)
 
     async def rebuild(self, run: Run, path: ChainPath) -> None:
-        """All weights from the bucket, beside the old ones; then in their place, all at once."""
+        """Builds all weights beside the old ones, then replaces those at once."""
         began = self._runtime.clock()
         files = await fetch_side_files(self._context.bucket, run)
         target = path.target
@@ -67,7 +68,15 @@ class ReplicaUpdater:
         await self._runtime.run_in_thread(rebuild.__enter__)
         try:
             base, threads = self._context.base, self._context.threads
-            state = await restore_weights(path, self._fetcher, rebuild, self._runtime, base=base, threads=threads)
+            state = await restore_weights(
+                path,
+                self._fetcher,
+                rebuild,
+                self._runtime,
+                base=base,
+                threads=threads,
+                progress=self._context.progress,
+            )
             async with self.using:
                 position = Position(run.run, target.record.version, target.sha256)
                 await self._runtime.run_in_thread(rebuild.finish, position, state)
@@ -78,7 +87,7 @@ class ReplicaUpdater:
             await self._runtime.run_in_thread(rebuild.__exit__, None, None, None)
 
     async def refresh_current(self) -> None:
-        """Caught up: makes a new `current` where that is cheap, or overdue."""
+        """Makes a new `current` if that is cheap or overdue. Called when the replica has caught up."""
         nbytes = nbytes_of(self._replica.weights)
         if nbytes <= _SMALL or self._replica.journal_bytes > nbytes // 4:
             async with self.using:

@@ -1,104 +1,121 @@
-"""Where a replica stands in the run that it follows: the version it holds, the newest one seen, and that both belong
-to one history."""
+"""Where a replica stands in its run: the version held and the newest version seen, which must share a history."""
 
 from __future__ import annotations
 
 from weightwire.catchup import ChainPath
-from weightwire.chain import RUN, ChainReader, Commit, Run, Sealed, read_run
-from weightwire.errors import BrokenChain
+from weightwire.chain import RUN, ChainReader, Commit, Run, Sealed, read_run, rolled_back
+from weightwire.errors import BrokenChain, Untrusted
 from weightwire.follower.follow_context import FollowContext
+from weightwire.follower.seen_head import SeenHead
 from weightwire.replica import Position
 from weightwire.weights import schema_of_weights
 
 __all__ = ["RunPosition"]
 
 _RECHECK = 15.0  # seconds
-_ROLLED_BACK = "the bucket was rolled back or replaced: follow it into a new directory"
 
 
 class RunPosition:
-    """`open` finds the run and the replica's place in it; `advance` is told of each version that was reached.
+    """`open` finds the run and the replica's version in it. Call `advance` for each version reached.
 
-    `chain` and `commit` are None as long as it is not known where the replica stands.
+    `chain` and `commit` are None until the replica's version is found in the run.
     """
 
     def __init__(self, context: FollowContext) -> None:
-        self.run: Run | None = None  # as soon as it has been read, wherever the replica stands in it
+        self.run: Run | None = None  # once it has been read
         self.chain: ChainReader | None = None
         self.commit: Sealed[Commit] | None = None  # of the version that the replica holds
         self.head = -1
         self._context = context
         self._bucket, self._replica = context.bucket, context.replica
-        self._reached: Sealed[Commit] | None = None  # never to go back behind it, even if the replica is lost
+        self._reached: Sealed[Commit] | None = None  # never go below it, even if the replica is lost
+        self.seen = SeenHead(context)
         self._rechecked = context.runtime.clock()
+        self._warned: set[str] = set()  # `open` may be called again and again
 
     @property
     def version(self) -> int | None:
         return self.commit.record.version if self.commit else None
 
+    def describe_lag(self) -> str:
+        """For warnings: "2 versions behind", or nothing if the replica holds the newest version seen."""
+        behind = self.head - self.version if self.version is not None else 0
+        return f"{behind} version{'' if behind == 1 else 's'} behind" if behind > 0 else ""
+
     @property
     def is_outdated(self) -> bool:
-        """The replica holds something else: it has just been lost, or was moved on by what was then interrupted."""
+        """Whether the replica no longer holds `commit`: it was lost, or an update was interrupted after it advanced."""
         held = self._replica.position
         return self.commit is not None and (held is None or held.commit != self.commit.sha256)
 
     def advance(self, commit: Sealed[Commit]) -> None:
-        """The replica has reached a version."""
+        """Records that the replica has reached a version."""
         self.commit = self._reached = commit
 
     def close(self) -> None:
-        """Another run may have taken the place of this one: the next `open` looks again."""
+        """Forgets the run, which may have been replaced. The next `open` reads it again."""
         self.chain = None
 
     async def reopen(self) -> ChainReader:
-        """Reads from the replica what it holds, instead of trusting what was known."""
+        """Reads the position from the replica again."""
         self.chain = self.commit = None
         return await self.open()
 
     async def open(self) -> ChainReader:
-        """Finds the run, and where this replica stands in it."""
+        """Finds the run, and the replica's version in it."""
         if self.chain is not None:
             return self.chain
         run = self.run = await read_run(self._bucket)
-        chain = ChainReader(self._bucket, run)
         held = self._replica.position
+        chain = ChainReader(self._bucket, run, self.seen.open(run, held.run if held else None, self._bucket.url))
         if self._replica.trouble:
-            self._context.warn(self._replica.trouble)
+            self._warn_once(self._replica.trouble)
         if held is not None and held.run != run.run:
-            self._context.warn(f"this replica is of run {held.run[:12]}; rebuilding it for {run.run[:12]}")
+            self._warn_once(f"this replica belongs to run {held.run[:12]}; rebuilding it for run {run.run[:12]}")
             self.commit = self._reached = None
         elif held is not None:
-            self.advance(chain.remember(await self._find(held, chain)))
+            commit = chain.remember(await self._find(held, chain))
+            await self._check_trusted(commit, chain)
+            self.advance(commit)
             self.head = held.version
         self.chain = chain
         return chain
 
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            self._context.warn(message)
+
     async def _find(self, held: Position, chain: ChainReader) -> Sealed[Commit]:
-        """The commit of what the replica holds."""
+        """The commit of the version that the replica holds."""
         commit = await chain.read(held.version)
         if commit is None:
-            raise BrokenChain(
-                f"{self._bucket.url}: has no version {held.version}, which this replica holds; it stays as it is",
-                hint=_ROLLED_BACK,
-            )
+            raise rolled_back(f"{self._bucket.url}: does not have version {held.version}, which this replica holds")
         if commit.sha256 != held.commit:
-            raise BrokenChain(
-                f"{self._bucket.url}: has another version {held.version} than this replica; it stays as it is",
-                hint=_ROLLED_BACK,
-            )
+            raise rolled_back(f"{self._bucket.url}: its version {held.version} is not the one that this replica holds")
         self._check_schema(chain.run)
         return commit
+
+    async def _check_trusted(self, held: Sealed[Commit], chain: ChainReader) -> None:
+        """Checks a version that was fetched before this replica had trusted keys."""
+        if chain.authority is None or held.record.version <= self.seen.version:
+            return
+        head = await chain.read_head()
+        if head is None or await chain.prove(head, held.record.version) != held.sha256:
+            raise Untrusted(
+                f"{self._bucket.url}: no trusted key signed version {held.record.version}, which this replica holds",
+                hint="follow into a new directory",
+            )
 
     def _check_schema(self, run: Run) -> None:
         if schema_of_weights(self._replica.weights) != dict(run.schema):
             raise BrokenChain(
-                f"{self._bucket.url}/{RUN}: names other tensors than this replica of the same run has; "
-                "it stays as it is",
-                hint="run.json must never change: restore it",
+                f"{self._bucket.url}/{RUN}: names other tensors than this replica of the same run",
+                hint="restore run.json: it must never change",
             )
 
     async def recheck(self, chain: ChainReader) -> None:
-        """Nothing new may also mean that the run is gone, or another: now and then it is looked at again."""
+        """Checks now and then that the run still exists. Without new versions, nothing else would notice."""
         now = self._context.runtime.clock()
         if self.commit is None or now - self._rechecked < _RECHECK:
             return
@@ -109,20 +126,19 @@ class RunPosition:
             await self.open()
 
     def leads_on(self, path: ChainPath) -> bool:
-        """Whether a path leads past the version held, and not back behind one that was reached before."""
+        """Whether a path leads past the version held, and not back before a version reached earlier."""
         version = path.target.record.version
         if self.commit is not None:
             return version > self.commit.record.version
-        return self._reached is None or version >= self._reached.record.version
+        return version >= max(self.seen.held, self._reached.record.version if self._reached else -1)
 
     async def check_history(self, chain: ChainReader, path: ChainPath) -> None:
-        """That a path from nothing leads to what follows from the version that was reached before."""
+        """Checks that a rebuilt version is a successor of the version reached before."""
         reached = self._reached
         if path.start is None or reached is None:
             return
         version, target = reached.record.version, path.target
         if version > target.record.version or await chain.prove(target, version) != reached.sha256:
-            raise BrokenChain(
-                f"{self._bucket.url}: does not have the version {version} that was here; it stays as it is",
-                hint=_ROLLED_BACK,
+            raise rolled_back(
+                f"{self._bucket.url}: its newest version does not follow from version {version}, which was held here"
             )

@@ -1,4 +1,4 @@
-"""How long the stages of each version took, as a follower's heartbeats tell it."""
+"""How long the stages of each version took, for a follower's heartbeats."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from weightwire.chain import PassedVersion, StageTiming
 
 __all__ = ["StageTimings"]
 
-_RECENT = 100  # versions that a heartbeat tells of
+_RECENT = 100  # versions in a heartbeat
 
 
 class StageTimings:
-    """How long the stages took: the latest of each, and those of the newest versions."""
+    """The latest timing of each stage, and all timings of the newest versions."""
 
     def __init__(self) -> None:
         self.latest: dict[str, StageTiming] = {}
-        self.before: tuple[PassedVersion, ...] | None = None  # what was said before a restart, once it is known
+        self.before: tuple[PassedVersion, ...] | None = None  # from the heartbeat before a restart, once it is read
         self._by_version: dict[int, dict[str, StageTiming]] = {}
 
     def add(self, version: int | None, stages: Mapping[str, StageTiming]) -> None:
@@ -28,7 +28,7 @@ class StageTimings:
 
     def recent(self, head: int) -> tuple[PassedVersion, ...]:
         """The newest versions, the oldest first."""
-        # None that is ahead of the run: somebody else wrote it, and it would push out what is ours.
+        # Versions ahead of the run are foreign, and would displace our own.
         known = {
             one.version: one.stages
             for one in self.before or ()

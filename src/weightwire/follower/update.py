@@ -1,4 +1,4 @@
-"""An update: what a follower has reached, as it is handed to whoever keeps weights in memory."""
+"""An update, for engines that keep weights in memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Update"]
 
 @dataclass(frozen=True)
 class Update:
-    """What a follower has reached, and how to get there from the update before.
+    """A version that a follower has reached, and the patch from the update before.
 
-    `patch` has positions and absolute values, and is applied with `weightwire.patch`; None where all weights must be
-    loaded anew, from `Follower.checkpoint()`.
+    `patch` has positions and absolute values. Apply it with `weightwire.patch`. If it is None, load all weights from
+    `Follower.checkpoint()`.
     """
 
     version: int

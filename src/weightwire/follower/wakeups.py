@@ -1,10 +1,10 @@
-"""The HTTP server of a follower: wakes it, serves its metrics, tells how far it is.
+"""The HTTP server of a follower: wakes it, and serves its metrics and status.
 
-    POST anything       looks for a new version now; answers 202
+    POST (any path)     looks for a new version now; answers 202
     GET /, /status      version, head, behind and trouble, as JSON
     GET /metrics        Prometheus' text format
 
-Knows HTTP, and whom to ask; nothing of runs. It trusts nobody: what is sent is never read as anything but a knock.
+It ignores the body of every request. `Access` decides who may send one, and `Polling` how often a wake-up counts.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from weightwire.system import Closeable, HttpReply, HttpRequest, HttpServer, parse_address
+from weightwire.system import Access, Closeable, HttpReply, HttpRequest, HttpServer, parse_address
 
 __all__ = ["WakeupServer"]
 
-_TIMEOUT = 5.0  # seconds, for a client that sends nothing
+_TIMEOUT = 5.0  # seconds for a request, and for sending the reply
 
 
 class WakeupServer(Closeable):
-    """Open from the start until `close`; it answers in threads of its own, which end with the program.
+    """Listens from construction until `close`, in daemon threads.
 
-    `address` is where it really listens: port 0 takes any that is free.
+    `address` is the actual address: with port 0 the system chooses a free port.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class WakeupServer(Closeable):
         wake: Callable[[], None],
         status: Callable[[], Mapping[str, Any]],
         metrics: Callable[[], bytes],
+        access: Access | None = None,
     ) -> None:
         self._wake, self._status, self._metrics = wake, status, metrics
         host, port = parse_address(address)
@@ -43,6 +44,7 @@ class WakeupServer(Closeable):
             name="weightwire-listen",
             methods=("GET", "POST"),
             timeout=_TIMEOUT,
+            access=access or Access(),
             options="",
         )
         self.address = self._server.address
@@ -59,4 +61,4 @@ class WakeupServer(Closeable):
             return HttpReply(200, "application/json", json.dumps(self._status()).encode() + b"\n")
         if request.path == "/metrics":
             return HttpReply(200, "text/plain; version=0.0.4; charset=utf-8", self._metrics())
-        return HttpReply(404, "text/plain", b"there are /status and /metrics; POST wakes the follower\n")
+        return HttpReply(404, "text/plain", b"not found: use GET /status or /metrics, or POST to wake the follower\n")

@@ -1,22 +1,22 @@
-"""What a verification finds: problems, and what was found to be as it should be. Reads nothing."""
+"""The findings of a verification: problems, and counts of intact data. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from weightwire.chain import ANCHOR, Commit, DataFile, Folder, Shortcut, commit_path
+from weightwire.chain import ANCHOR, Commit, DataFile, Folder, Run, Shortcut, commit_path
 from weightwire.errors import WeightwireError
 
-__all__ = ["Findings", "Problem", "ProgressListener", "ReadProgress", "Verification", "Way"]
+__all__ = ["Findings", "Problem", "ProgressListener", "ReadProgress", "Verification", "VersionFiles"]
 
 ProgressListener = Callable[[int, int], None]
-"""Hears how many bytes of how many have been read."""
+"""Called with the bytes read so far and the total."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as it should be. `path` is within the bucket."""
+    """One problem. `path` is relative to the run."""
 
     version: int | None
     path: str
@@ -25,18 +25,19 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found."""
+    """The result of a verification."""
 
     run: str
-    head: int  # the newest version
-    whole: int  # the version up to which the chain is whole; -1 if not even the first is there
-    files: int  # of data, that are as they were published
-    nbytes: int  # of these
-    gone: int  # files that retention has deleted
-    below: int  # the version below which it may
-    rebuilt: tuple[tuple[int, int], ...]  # from which version to which the weights were rebuilt
-    compared: int  # anchors that were found to hold what the deltas lead to
+    head: int  # newest version
+    whole: int  # the chain is intact up to this version; -1 if its first commit is missing or damaged
+    files: int  # intact data files
+    nbytes: int  # their size
+    gone: int  # files that retention deleted
+    below: int  # retention may delete data below this version
+    rebuilt: tuple[tuple[int, int], ...]  # first and last version of each range of rebuilt weights
+    compared: int  # anchors that were equal to the result of the deltas
     problems: tuple[Problem, ...]
+    signed: bool = False  # the run has keys
 
     @property
     def fine(self) -> bool:
@@ -44,8 +45,8 @@ class Verification:
 
 
 @dataclass(frozen=True)
-class Way:
-    """Files that lead to a version, and what the record at `path` says of them."""
+class VersionFiles:
+    """The files that lead to a version, as described by the record at `path`."""
 
     version: int
     path: str
@@ -56,24 +57,24 @@ class Way:
 
     @property
     def is_beside(self) -> bool:
-        """Whether the chain goes on without it."""
+        """Whether it is a shortcut: the chain does not need it."""
         return self.path.startswith(Folder.SHORTCUTS)
 
     @classmethod
-    def of_commit(cls, commit: Commit) -> Way:
+    def of_commit(cls, commit: Commit) -> VersionFiles:
         path = commit_path(commit.version)
         return cls(commit.version, path, commit.kind, commit.before, commit.after, commit.files)
 
     @classmethod
-    def of_shortcut(cls, shortcut: Shortcut, path: str) -> Way:
+    def of_shortcut(cls, shortcut: Shortcut, path: str) -> VersionFiles:
         return cls(shortcut.version, path, ANCHOR, "", shortcut.after, shortcut.files)
 
 
 @dataclass
 class Findings:
-    """What has been found so far. Nothing stops at a problem: all of them are collected."""
+    """Collects the findings of a verification."""
 
-    url: str  # of the bucket
+    url: str  # URL of the bucket
     problems: list[Problem] = field(default_factory=list)
     files: int = 0
     nbytes: int = 0
@@ -87,7 +88,7 @@ class Findings:
         self.problems.append(Problem(version, path, what))
 
     def accept(self, file: DataFile) -> None:
-        """A file that is as it was published."""
+        """Counts an intact file."""
         self.files += 1
         self.nbytes += file.size
 
@@ -97,9 +98,9 @@ class Findings:
         else:
             self.rebuilt.append((version, version))
 
-    def result(self, run: str, head: int, whole: int, below: int) -> Verification:
+    def result(self, run: Run, head: int, whole: int, below: int) -> Verification:
         return Verification(
-            run=run,
+            run=run.run,
             head=head,
             whole=whole,
             files=self.files,
@@ -109,20 +110,21 @@ class Findings:
             rebuilt=tuple(self.rebuilt),
             compared=self.compared,
             problems=tuple(sorted(set(self.problems), key=_in_order)),
+            signed=bool(run.keys),
         )
 
 
 class ReadProgress:
-    """Counts the bytes that have been read, and tells of them."""
+    """Counts the bytes that were read, and reports them."""
 
-    def __init__(self, tell: ProgressListener) -> None:
-        self._tell = tell
+    def __init__(self, report: ProgressListener) -> None:
+        self._report = report
         self._done = 0
         self.total = 0
 
     def add(self, nbytes: int) -> None:
         self._done += nbytes
-        self._tell(self._done, self.total)
+        self._report(self._done, self.total)
 
 
 def _in_order(problem: Problem) -> tuple[int, str, str]:

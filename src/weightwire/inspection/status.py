@@ -1,6 +1,6 @@
-"""What a bucket says about a run, for people: who publishes, what there is, which replicas follow and how far behind.
+"""The status of a run: its publisher, its versions, its replicas and how far behind they are.
 
-Reads records only, and writes nothing, so it must take this machine's clock for the store's; nothing is decided by it.
+Reads records only. Ages are by this machine's clock: reading the store's needs a write. Nothing depends on them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from weightwire.chain import (
     Commit,
     Folder,
     Run,
+    Sealed,
     StageTiming,
+    Trust,
+    Warn,
     commit_path,
     read_run,
+    shortcut_version,
     version_of,
 )
+from weightwire.errors import BrokenChain, PermissionDenied
 from weightwire.system import Runtime
 
 __all__ = [
@@ -28,41 +33,48 @@ __all__ = [
     "DeltaSizes",
     "PublisherStatus",
     "ReplicaStatus",
+    "RunHistory",
     "RunStatus",
     "VersionStatus",
     "WeightsSize",
     "read_history",
+    "read_keys",
     "read_status",
 ]
 
 _AT_ONCE = 16
-_RECENT = 64  # versions that averages are taken over
+_RECENT = 64  # versions that averages cover
+_MOST_SHORTCUTS = 1024  # of the versions shown: the rest may be junk
 
 
 @dataclass(frozen=True)
 class VersionStatus:
-    """One version, as its commit tells of it. `time` is by the publisher's clock."""
+    """One version, from its commit. `time` is by the publisher's clock."""
 
     version: int
     kind: str
     epoch: int
     step: int | None
     time: float
+    state: str
     changed: int
     nbytes: int
+    anchor_bytes: int | None  # of an anchor beside the chain; None if there is none
     stages: dict[str, StageTiming]
     metrics: dict[str, float | None]
 
     @classmethod
-    def of(cls, commit: Commit) -> VersionStatus:
+    def of(cls, commit: Commit, anchor_bytes: int | None = None) -> VersionStatus:
         return cls(
             commit.version,
             commit.kind,
             commit.epoch,
             commit.step,
             commit.time,
+            commit.after,
             commit.changed,
             commit.nbytes,
+            anchor_bytes,
             commit.stages,
             commit.metrics,
         )
@@ -70,7 +82,7 @@ class VersionStatus:
 
 @dataclass(frozen=True)
 class PublisherStatus:
-    """Who has claimed the newest epoch."""
+    """The publisher with the newest epoch."""
 
     epoch: int
     host: str
@@ -79,7 +91,7 @@ class PublisherStatus:
 
 @dataclass(frozen=True)
 class AnchorStatus:
-    """The newest one: where those who come from nothing start."""
+    """The newest anchor, where new replicas start."""
 
     version: int
     nbytes: int
@@ -87,13 +99,13 @@ class AnchorStatus:
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """What a follower said last, and how long ago."""
+    """The last heartbeat of a follower."""
 
     name: str
     host: str
     version: int
-    served: int | None  # by its engines; -1: one serves none; None: it has none
-    behind: int  # versions, of the newest there is: what whoever asks it gets
+    served: int | None  # lowest version that its engines serve; -1 if one serves none, None without engines
+    behind: int | None  # versions between the newest and the served one; None if none is served
     seen: float  # seconds ago
     alive: bool
     stopped: bool  # on purpose
@@ -103,7 +115,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True)
 class WeightsSize:
-    """How large a run's weights are."""
+    """The size of a run's weights."""
 
     tensors: int
     parameters: int
@@ -116,11 +128,11 @@ class WeightsSize:
 
 @dataclass(frozen=True)
 class DeltaSizes:
-    """How large the newest deltas are."""
+    """The size of the newest deltas."""
 
-    recent: int  # deltas that the averages are of
-    average: float | None  # bytes of a delta
-    ratio: float | None  # how many times smaller than all weights that is
+    recent: int  # number of deltas in the averages
+    average: float | None  # bytes per delta
+    ratio: float | None  # size of all weights / average
 
     @classmethod
     def of(cls, commits: Sequence[Commit], whole: int) -> DeltaSizes:
@@ -130,12 +142,20 @@ class DeltaSizes:
 
 
 @dataclass(frozen=True)
+class PublishRights:
+    """Who may publish. `keys` are the public keys that may sign, in hex; empty if the run is not signed."""
+
+    mode: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RunStatus:
-    """A run at one moment. What is None does not exist yet."""
+    """A run at one moment. None: does not exist yet."""
 
     url: str
     run: str
-    mode: str
+    rights: PublishRights
     started: float
     weights: WeightsSize
     publisher: PublisherStatus | None
@@ -143,15 +163,27 @@ class RunStatus:
     age: float | None  # seconds since the newest version was committed
     deltas: DeltaSizes
     anchor: AnchorStatus | None
-    below: int  # data below this version may be gone
+    below: int  # retention has deleted the data below this version; 0 if it has deleted nothing
     replicas: tuple[ReplicaStatus, ...]
 
 
-async def read_status(bucket: Bucket, runtime: Runtime) -> RunStatus:
-    """What there is to say about the run in a bucket."""
+@dataclass(frozen=True)
+class RunHistory:
+    """The newest versions of a run, the newest first."""
+
+    url: str
+    run: str
+    versions: tuple[VersionStatus, ...]
+
+
+async def read_status(
+    bucket: Bucket, runtime: Runtime, warn: Warn | None = None, trust: Trust | None = None
+) -> RunStatus:
+    """The status of the run in a bucket. A broken chain is an error, unless it can be passed to `warn`."""
     run = await read_run(bucket)
-    chain = ChainReader(bucket, run)
-    commits = [one.record for one in await chain.read_newest(_RECENT)]
+    chain = ChainReader(bucket, run, trust)
+    newest_commits = await _read_newest(chain, _RECENT, warn)
+    commits = [one.record for one in newest_commits]
     head = commits[-1] if commits else None
     newest = head.version if head else -1
     committed = await bucket.find(commit_path(newest)) if head else None
@@ -162,27 +194,84 @@ async def read_status(bucket: Bucket, runtime: Runtime) -> RunStatus:
     return RunStatus(
         url=bucket.url,
         run=run.run,
-        mode=run.mode,
+        rights=PublishRights(run.mode, tuple(sorted(await chain.keys_after(newest_commits[-1] if head else None)))),
         started=run.time,
         weights=WeightsSize.of(run),
         publisher=PublisherStatus(claim.epoch, claim.host, claim.time) if claim else None,
-        head=VersionStatus.of(head) if head else None,
+        head=VersionStatus.of(head, (await _anchor_sizes(chain, [head])).get(newest)) if head else None,
         age=now - committed.modified if committed else None,
         deltas=DeltaSizes.of(commits, run.nbytes),
         anchor=await _newest_anchor(chain, newest),
-        below=gc.below if gc else 0,
+        below=await _deleted_below(chain, gc.below) if gc else 0,
         replicas=tuple(await _replicas(chain, beats, newest, now)),
     )
 
 
-async def read_history(bucket: Bucket, last: int) -> list[VersionStatus]:
-    """The newest versions, the newest first."""
+async def read_keys(bucket: Bucket) -> list[str]:
+    """The public keys that may sign the next version, in hex; empty if the run is not signed."""
     chain = ChainReader(bucket, await read_run(bucket))
-    return [VersionStatus.of(one.record) for one in reversed(await chain.read_newest(last))]
+    return sorted(await chain.keys_after(await chain.read_head()))
+
+
+async def read_history(bucket: Bucket, last: int, warn: Warn | None = None) -> RunHistory:
+    """The newest versions of the run in a bucket. A broken chain is an error, unless it can be passed to `warn`."""
+    chain = ChainReader(bucket, await read_run(bucket))
+    commits = [one.record for one in reversed(await _read_newest(chain, last, warn))]
+    anchors = await _anchor_sizes(chain, commits)
+    return RunHistory(
+        bucket.url, chain.run.run, tuple(VersionStatus.of(one, anchors.get(one.version)) for one in commits)
+    )
+
+
+async def _read_newest(chain: ChainReader, most: int, warn: Warn | None) -> list[Sealed[Commit]]:
+    """The newest commits, the newest last. With `warn`, fewer of them if the chain is broken."""
+    broken = ""
+    while True:
+        try:
+            found = await chain.read_newest(most)
+        except BrokenChain as problem:
+            if warn is None or most == 1:
+                raise
+            most, broken = most // 2, problem.message
+            continue
+        if warn is not None and broken:
+            warn(broken)
+        return found
+
+
+async def _anchor_sizes(chain: ChainReader, commits: Sequence[Commit]) -> dict[int, int]:
+    """Sizes of the anchors beside the chain, by version."""
+    states = {one.version: one.after for one in commits}
+    try:
+        listed = await chain.bucket.list(Folder.SHORTCUTS)
+    except PermissionDenied:  # a key without list permission
+        return {}
+    found: dict[int, int] = {}
+
+    async def read(path: str) -> None:
+        shortcut = await chain.read_shortcut(path)
+        if shortcut is not None and shortcut.after == states[shortcut.version]:
+            found[shortcut.version] = shortcut.nbytes
+
+    shown = [one.path for one in listed if shortcut_version(one.path) in states]
+    await each(shown[:_MOST_SHORTCUTS], _AT_ONCE, read)
+    return found
+
+
+async def _deleted_below(chain: ChainReader, announced: int) -> int:
+    """The version below which data is deleted; 0 if none is. `announced` is the limit in the newest gc record."""
+    objects = [*await chain.bucket.list(Folder.DELTAS), *await chain.bucket.list(Folder.ANCHORS)]
+    kept = {version for one in objects if (version := version_of(one.path)) is not None}
+    first = min([announced, *kept])
+    for version in range(first - 1, max(-1, first - 1 - _RECENT), -1):  # fences and bases have no data to delete
+        commit = await chain.read(version)
+        if commit is not None and commit.record.files:
+            return first
+    return 0
 
 
 async def _newest_anchor(chain: ChainReader, head: int) -> AnchorStatus | None:
-    """An object alone is no anchor: a record must name it."""
+    """The newest anchor that a record names and whose files all exist."""
     listed = {one.path for one in await chain.bucket.list(Folder.ANCHORS)}
     versions = {version for path in listed if (version := version_of(path)) is not None}
     shortcuts = await find_anchors(chain, head)
@@ -210,7 +299,7 @@ async def _replicas(chain: ChainReader, objects: Sequence[ObjectInfo], head: int
                 host=beat.host,
                 version=beat.version,
                 served=beat.served,
-                behind=max(0, head - beat.reached),
+                behind=None if beat.reached < 0 else max(0, head - beat.reached),
                 seen=seen,
                 alive=now < beat.alive_until(one.modified),
                 stopped=beat.stopped,

@@ -1,7 +1,4 @@
-"""Checks everything that a run has in its bucket, and rebuilds its weights.
-
-`chain_walk` reads the records and `data_check` the bytes; what needs weights is here. Changes nothing.
-"""
+"""Verifies a run: its records (`chain_walk`), its bytes (`data_check`) and, by rebuilding them, its weights."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ import numpy as np
 
 from weightwire.bucket import Bucket
 from weightwire.catchup import ChainPath, Fetched, Fetcher, apply_version, load_anchor, restore_weights
-from weightwire.chain import ANCHOR, BASE, DELTA, Run, read_run
+from weightwire.chain import ANCHOR, BASE, DELTA, Run, Trust, read_run
 from weightwire.delta import Delta, State
 from weightwire.errors import BucketError, CorruptDelta, NotFound, UnsupportedFormat, WeightwireError
 from weightwire.inspection.chain_walk import ChainWalk
 from weightwire.inspection.data_check import DataCheck
-from weightwire.inspection.findings import Findings, ProgressListener, ReadProgress, Verification, Way
+from weightwire.inspection.findings import Findings, ProgressListener, ReadProgress, Verification, VersionFiles
 from weightwire.system import Runtime
 from weightwire.weights import Tensor, Weights
 
@@ -36,15 +33,16 @@ async def verify_run(
     *,
     rebuild: bool = False,
     base: Weights | None = None,
+    trust: Trust | None = None,
     threads: int | None = None,
     progress: ProgressListener = _nothing,
 ) -> Verification:
-    """Checks a run as it is when this begins: what is published meanwhile is left out.
+    """Verifies a run as it is at the start. Versions that are published meanwhile are left out.
 
-    `rebuild` also rebuilds the weights, version by version, from the `base` that the run started from or the oldest
-    anchor there is. That takes as much memory as they have.
+    `rebuild` also rebuilds the weights version by version, from the `base` checkpoint of the run or the oldest anchor.
+    That takes as much memory as the weights.
     """
-    walk = ChainWalk(bucket, await read_run(bucket), Findings(bucket.url))
+    walk = ChainWalk(bucket, await read_run(bucket), Findings(bucket.url), trust)
     check = DataCheck(walk, runtime, ReadProgress(progress))
     await walk.walk()
     await check.list_data()
@@ -53,11 +51,12 @@ async def verify_run(
         await _RebuildCheck(walk, check, runtime, base, threads).run()
     else:
         await check.check_all()
+    check.check_newest()
     return walk.result()
 
 
 class _RebuildCheck:
-    """The weights, version by version. Every file is read once."""
+    """Rebuilds the weights version by version. Reads every file once."""
 
     def __init__(
         self, walk: ChainWalk, check: DataCheck, runtime: Runtime, base: Weights | None, threads: int | None
@@ -68,85 +67,85 @@ class _RebuildCheck:
         self._threads = threads
         self._fetcher = Fetcher(walk.bucket, runtime)
         self._targets = _allocate(walk.run)
-        self._state: State | None = None  # of what the targets hold, if that is the version we are at
+        self._state: State | None = None  # of the targets; None if they do not hold the current version
 
     async def run(self) -> None:
         async with aclosing(self._in_turn()) as fetched:
-            async for way, held in fetched:
-                self._state = await self._go_on(way, held)
+            async for entry, held in fetched:
+                self._state = await self._state_after(entry, held)
                 if self._state is not None:
-                    self._findings.note_rebuilt(way.version)
+                    self._findings.note_rebuilt(entry.version)
                 for one in held or ():
                     self._fetcher.release(one)
-        begun = [way for way in self._walk.ways if way.after]
+        begun = [entry for entry in self._walk.files if entry.after]
         if begun and not self._findings.rebuilt:
-            what = "cannot be rebuilt: no anchor is there, and the base checkpoint is not here"
+            what = "cannot be rebuilt: the run has no anchor, and its base checkpoint is not on this machine"
             self._findings.add(begun[0].version, begun[0].path, what)
 
-    async def _in_turn(self) -> AsyncGenerator[tuple[Way, list[Fetched] | None], None]:
-        """One is fetched while the one before it is dealt with."""
-        waiting = deque(self._walk.ways)
+    async def _in_turn(self) -> AsyncGenerator[tuple[VersionFiles, list[Fetched] | None], None]:
+        """Yields each entry with its fetched files, and fetches the next one ahead."""
+        waiting = deque(self._walk.files)
         ahead: deque[asyncio.Task[list[Fetched] | None]] = deque()
         try:
-            for way in self._walk.ways:
+            for entry in self._walk.files:
                 while waiting and len(ahead) < 2:
                     ahead.append(asyncio.create_task(self._fetch(waiting.popleft())))
-                yield way, await ahead.popleft()
+                yield entry, await ahead.popleft()
         finally:
             for task in ahead:
                 task.cancel()
             await asyncio.gather(*ahead, return_exceptions=True)
 
-    async def _fetch(self, way: Way) -> list[Fetched] | None:
-        """All files of a way, or None."""
+    async def _fetch(self, entry: VersionFiles) -> list[Fetched] | None:
+        """Fetches all files of an entry. Returns None if one is missing or damaged."""
         held: list[Fetched] = []
-        for file in way.files:
+        for file in entry.files:
             try:
-                if await self._check.is_there(way, file):
+                if await self._check.is_there(entry, file):
                     held.append(await self._fetcher.fetch((file,)))
                     self._check.progress.add(file.size)
-                    if not self._check.check_header(way, file, held[-1].deltas[0]):
+                    if not self._check.check_header(entry, file, held[-1].deltas[0]):
                         self._fetcher.release(held.pop())
             except NotFound:
-                await self._check.miss(way, file)
+                await self._check.miss(entry, file)
             except (CorruptDelta, UnsupportedFormat) as problem:
-                self._findings.add(way.version, file.path, problem)
-        if len(held) == len(way.files):
+                self._findings.add(entry.version, file.path, problem)
+        if len(held) == len(entry.files):
             return held
         for one in held:
             self._fetcher.release(one)
         return None
 
-    async def _go_on(self, way: Way, held: list[Fetched] | None) -> State | None:
-        """The state after a way, if it can be reached."""
+    async def _state_after(self, entry: VersionFiles, held: list[Fetched] | None) -> State | None:
+        """The state after an entry. None if it cannot be reached."""
         state = self._state
-        if way.kind == BASE:
-            return await self._begin_with_base(way.version)
+        if entry.kind == BASE:
+            return await self._begin_with_base(entry.version)
         if held is None:
-            return state if way.is_beside else None
+            return state if entry.is_beside else None
         deltas = [delta for one in held for delta in one.deltas]
         try:
-            if way.kind == ANCHOR:
-                return await self._use_anchor(way, deltas)
-            if way.kind == DELTA and state is not None:
+            if entry.kind == ANCHOR:
+                return await self._use_anchor(entry, deltas)
+            if entry.kind == DELTA and state is not None:
                 return await self._runtime.run_in_thread(
-                    apply_version, self._targets, deltas, state, way.after, self._threads
+                    apply_version, self._targets, deltas, state, entry.after, self._threads
                 )
             return state
         except BucketError:
             raise
         except WeightwireError as problem:
-            self._findings.add(way.version, way.files[0].path, problem)
-            return state if way.is_beside else None
+            self._findings.add(entry.version, entry.files[0].path, problem)
+            return state if entry.is_beside else None
 
-    async def _use_anchor(self, way: Way, deltas: Sequence[Delta]) -> State | None:
-        """Where there are weights already, they must be the same; if they are not, they stay."""
+    async def _use_anchor(self, entry: VersionFiles, deltas: Sequence[Delta]) -> State | None:
+        """Loads an anchor. A corrupt anchor leaves the weights that were rebuilt so far unchanged."""
         state = self._state
         reached = await self._runtime.run_in_thread(
             load_anchor, self._targets, deltas, self._threads, keep=state is not None
         )
-        if reached.hex != way.after:
-            self._findings.add(way.version, way.files[0].path, f"leads to another state than {way.path} says")
+        if reached.hex != entry.after:
+            self._findings.add(entry.version, entry.files[0].path, f"leads to another state than {entry.path} names")
             return None
         self._findings.compared += state is not None
         return reached
@@ -161,11 +160,11 @@ class _RebuildCheck:
         except WeightwireError:
             if self._base is not None:
                 raise
-            return None  # it is not here: the first anchor will do
+            return None  # not on this machine: start at the first anchor
 
 
 def _allocate(run: Run) -> dict[str, Tensor]:
-    """Room for the weights of a run."""
+    """Zeroed memory for the weights of a run."""
     return {
         name: Tensor.at(np.zeros(dtype.nbytes(shape) or 0, np.uint8), 0, dtype, shape)
         for name, (dtype, shape) in run.schema.items()

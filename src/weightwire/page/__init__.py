@@ -1,9 +1,9 @@
-"""Show: a run as pictures in a browser, live or as one file, from nothing but its bucket.
+"""Show: a run as charts in a browser, live or as one file, read from its bucket alone.
 
-`run_reader` reads the bucket and remembers (`heat_reader`: what deltas say), `run_view` is what there is to show as
-plain data (`layers`: which tensors make up a row), `document` the HTML around it, `page_server` the server. Pictures
-are drawn in the browser: `charts.js`, `timeline.js` and `chain.js` make them of the data, `format.js` makes numbers and
-names readable and harmless, `page.js` is the rest.
+`run_reader` reads the bucket incrementally, and `heat_reader` the headers of deltas. `run_view` turns their records
+into a snapshot of plain data, and `layers` groups tensors into rows. `document` is the HTML, `page_server` the server.
+In the browser, `charts.js`, `timeline.js` and `chain.js` make charts of a snapshot, `replicas.js` describes replicas in
+words, `format.js` formats numbers and escapes names, and `page.js` does everything else.
 """
 
 from weightwire.page.export import export_page

@@ -1,7 +1,7 @@
-"""The page as a document: its own HTML, CSS and JavaScript, and plotly's from the installed package.
+"""The page as an HTML document, with its own CSS and JavaScript and plotly's from the installed package.
 
-Live, the document names its parts, and asks for the picture again and again; exported, it holds everything and asks for
-nothing. In both a policy keeps out every script but these. Knows no bucket.
+A live document links to its parts and polls for snapshots. An exported document contains everything and makes no
+requests. In both, a Content-Security-Policy allows these scripts only. Knows no bucket.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import hashlib
 from functools import cache
 from importlib import import_module, resources
 
-from weightwire.errors import WeightwireError
+from weightwire.errors import MissingDependency
 
 __all__ = ["LIVE_POLICY", "SCRIPTS", "exported", "live", "part", "plotly", "plotly_gzipped"]
 
-SCRIPTS = ("format.js", "charts.js", "timeline.js", "chain.js", "page.js")
+SCRIPTS = ("format.js", "charts.js", "timeline.js", "chain.js", "replicas.js", "page.js")
 
-# Plotly sets styles on what it draws, and draws heat maps as images that it makes itself.
+# Plotly sets inline styles and draws heat maps as data: images.
 _LOOKS = "style-src 'self' 'unsafe-inline'; img-src data: blob:"
 _ELSE = "default-src 'none'; base-uri 'none'; form-action 'none'"
 LIVE_POLICY = f"{_ELSE}; script-src 'self'; connect-src 'self'; frame-ancestors 'none'; {_LOOKS}"
@@ -28,7 +28,7 @@ _HEAD, _TAIL = "<!-- head -->", "<!-- tail -->"
 
 @cache
 def part(name: str) -> str:
-    """One of the files beside this one."""
+    """The text of a file in this package."""
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
@@ -37,8 +37,8 @@ def plotly() -> str:
     try:
         offline = import_module("plotly.offline")
     except ImportError as problem:
-        raise WeightwireError(
-            "the page needs plotly, which is not installed", hint="pip install 'weightwire[page]'"
+        raise MissingDependency(
+            "the page needs plotly, which is not installed", hint=MissingDependency.hint_for("page")
         ) from problem
     return str(offline.get_plotlyjs())
 
@@ -49,20 +49,20 @@ def plotly_gzipped() -> bytes:
 
 
 def live() -> bytes:
-    """Relative addresses only, so that it may lie behind any other server."""
+    """All links are relative, so the page also works behind a reverse proxy."""
     tail = "\n".join(f'<script src="{name}" defer></script>' for name in ("plotly.js", *SCRIPTS))
     return _filled('<link rel="stylesheet" href="page.css">', tail)
 
 
-def exported(picture: bytes) -> bytes:
-    """One file with everything in it, around a picture as JSON."""
+def exported(snapshot: bytes) -> bytes:
+    """One self-contained file around a snapshot in JSON."""
     scripts = [plotly(), *map(part, SCRIPTS)]
     allowed = " ".join(map(_hash, scripts))
     policy = f"{_ELSE}; script-src {allowed}; {_LOOKS}"
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>\n{part("page.css")}</style>'
-    # As JSON spells it, "<" is the same text; as HTML, it could end the block.
-    data = picture.decode().replace("<", "\\u003c")
-    blocks = [f'<script type="application/json" id="picture">{data}</script>']
+    # An escaped "<" means the same in JSON, and cannot end the script block in HTML.
+    data = snapshot.decode().replace("<", "\\u003c")
+    blocks = [f'<script type="application/json" id="snapshot">{data}</script>']
     blocks += [f"<script>{script}</script>" for script in scripts]
     return _filled(head, "\n".join(blocks))
 

@@ -1,4 +1,4 @@
-"""A run as one HTML file, as it is now."""
+"""Exports a run as one HTML file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ __all__ = ["export_page"]
 
 
 async def export_page(bucket: Bucket) -> bytes:
-    """The run in a bucket as it is now, as one HTML file that needs nothing else."""
-    picture = await RunReader(bucket, Runtime()).look()
-    if not picture.run:
-        raise NoRun(f"{bucket.url}: nothing has been published there yet", hint="check the URL, or start a publisher")
-    return exported(msgspec.json.encode(picture))
+    """The current state of the run in a bucket, as one self-contained HTML file."""
+    snapshot = await RunReader(bucket, Runtime()).look()
+    if not snapshot.run:
+        raise NoRun(
+            f"{bucket.url}: nothing has been published there yet",
+            hint="check the URL, or run `weightwire publish DIR URL`",
+        )
+    return exported(msgspec.json.encode(snapshot))

@@ -1,21 +1,21 @@
-// Numbers and times as people write them, and names made harmless. Knows nothing of runs.
+// Formats numbers and times for people, and escapes names. Knows nothing of runs.
 //
-// Whatever comes from a bucket is text: into the document it goes by textContent, into a plot only through label(), because
-// plotly takes some HTML in its texts for what it is. Templates of plotly's ("%{x}") are never used with such texts.
+// All strings from a bucket are untrusted text. They enter the document through textContent, and a plot only through
+// label(), because plotly interprets some HTML in its texts. Never use plotly's templates ("%{x}") with such strings.
 "use strict";
 
 const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 const LONGEST = 60;
-const GAP = "\u00a0"; // between a number and its unit, which stay on one line
+const GAP = "\u00a0"; // keeps a number and its unit on one line
 
-/** A text on one line: what would be invisible, or turn the line around, is spelled out; what is too long is cut. */
+/** A text on one line: invisible and direction-changing characters are escaped, long texts are cut. */
 function plain(text, most = 400) {
   const spelled = String(text).replace(HIDDEN, (sign) => "\\u" + sign.charCodeAt(0).toString(16).padStart(4, "0"));
   const signs = Array.from(spelled);
   return signs.length > most ? signs.slice(0, most - 1).join("") + "\u2026" : spelled;
 }
 
-/** A text for plotly, which shows it as it is. */
+/** A text for plotly, with HTML escaped. */
 function label(text, most = LONGEST) {
   return plain(text, most).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
@@ -44,7 +44,7 @@ function ago(seconds) {
   return `${seconds < 10 ? `${Math.floor(seconds)}${GAP}s` : duration(seconds)} ago`;
 }
 
-/** Never 0% of something, nor 100% of not quite all. */
+/** A fraction above 0 is never shown as 0%, nor one below 1 as 100%. */
 function percent(fraction) {
   if (fraction === 0 || fraction === 1) return `${fraction * 100}%`;
   const share = fraction * 100;
@@ -57,7 +57,7 @@ function times(ratio) {
   return `${ratio >= 9.95 ? Math.round(ratio).toLocaleString("en") : ratio.toFixed(1)}\u00d7`;
 }
 
-/** How one size compares with a larger one, or with one that should have been larger. */
+/** "3.2× smaller", or "larger" if `size` exceeds `whole`. */
 function compared(size, whole) {
   return size <= whole ? `${times(whole / size)} smaller` : `${times(size / whole)} larger`;
 }
@@ -79,10 +79,10 @@ function figure(number, digits = 4) {
   return String(Number(number.toPrecision(digits)));
 }
 
-// Made once: that takes much longer than to use it.
+// Created once: creation is much slower than use.
 const TIME = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
-/** A time of day, by the clock and zone of who looks. */
+/** A time of day in the reader's time zone. */
 function clock(seconds) {
   return TIME.format(seconds * 1000);
 }
@@ -91,7 +91,7 @@ function day(seconds) {
   return new Date(seconds * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short", hourCycle: "h23" });
 }
 
-/** Where a time lies on plotly's axes, which know no zones: the local time as if it were UTC, in milliseconds. */
+/** A time on plotly's axes, which have no time zones: the local time as if it were UTC, in milliseconds. */
 function place(seconds) {
   const date = new Date(seconds * 1000);
   return seconds * 1000 - date.getTimezoneOffset() * 60000;

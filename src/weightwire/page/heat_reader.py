@@ -1,6 +1,6 @@
-"""The heat map of a run, read from the headers of its deltas; no weights are read.
+"""Reads the heat map of a run from the headers of its deltas. No weights are read.
 
-Remembers what it has read. A delta that is gone or cannot be read is a gap: that is for `weightwire verify` to judge.
+Each header is read once. A delta that is missing or damaged leaves a gap: `weightwire verify` reports the reason.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from weightwire.weights import LENGTH_SIZE, read_size
 __all__ = ["HeatReader"]
 
 _AT_ONCE = 16
-_GUESS = 32 << 10  # bytes of a delta that nearly always hold its header
-_LARGEST = 16 << 20  # a header that is worth reading
+_GUESS = 32 << 10  # bytes: nearly every header fits
+_LARGEST = 16 << 20  # bytes: a larger header is treated as damage
 
 
 class HeatReader:
-    """`look` returns the heat map of some commits."""
+    """`look` returns the heat map of these commits."""
 
     def __init__(self, chain: ChainReader, rows: Sequence[HeatRow]) -> None:
         self._chain, self._rows = chain, rows
@@ -47,7 +47,7 @@ class HeatReader:
         return heat_of(commits, self._rows, self._columns)
 
     async def _changed(self, commit: Commit) -> dict[str, int]:
-        """The changed weights of each tensor, added up over the files of all ranks."""
+        """The number of changed weights in each tensor, summed over the files of all ranks."""
         changed: dict[str, int] = {}
         for file in commit.files:
             delta = await self._header(file)
@@ -60,7 +60,7 @@ class HeatReader:
         head = await self._bytes(file, 0, min(file.size, _GUESS))
         size = read_size(head[:LENGTH_SIZE], where, total=file.size, error=CorruptDelta)
         if size > _LARGEST:
-            raise CorruptDelta(f"{where}: has a header of {size:,} bytes")
+            raise CorruptDelta(f"{where}: the header of {size:,} bytes is too large")
         if size > len(head):
             head += await self._bytes(file, len(head), size)
         return Delta.remote(lambda begin, end: head[begin:end], file.size, where)

@@ -1,6 +1,6 @@
-"""Which tensors make up a row of the heat map: a layer, an embedding, a norm, a head, in the order of the model.
+"""Groups tensors into the rows of the heat map: layers, embeddings, norms and heads, in model order.
 
-Pure; goes by names and shapes alone. Knows no commits and no bucket.
+Pure: uses only names and shapes. Knows no commits and no bucket.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 __all__ = ["HeatRow", "rows_of"]
 
 _MOST = 130
-_FEW = 40  # rows that are no layers, which leaves room for those that are
+_FEW = 40  # rows other than layers; leaves room for the layers
 _NUMBERED = re.compile(r"(.*?)\.?(?<![0-9A-Za-z_-])([0-9]{1,6})(?:\.|$)")
 _EMBEDDING = re.compile(r"embed|\bwte\b|\bwpe\b", re.IGNORECASE)
 _HEAD = re.compile(r"head|\boutput\b|score|classifier", re.IGNORECASE)
@@ -22,7 +22,7 @@ _LEAF = re.compile(r"(.+)\.(?:weight|bias|gamma|beta)")
 
 @dataclass(frozen=True)
 class HeatRow:
-    """Some tensors that are shown together."""
+    """Tensors that share a row."""
 
     label: str
     tensors: tuple[str, ...]
@@ -59,12 +59,12 @@ def rows_of(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[HeatRow
 
 
 def _place(label: str) -> int:
-    """Before the layers, behind them, or last."""
+    """0: before the layers, 1: after them, 2: last."""
     return 0 if _EMBEDDING.search(label) else 2 if _HEAD.search(label) else 1
 
 
 def _merged(stacks: Sequence[Sequence[HeatRow]], room: int) -> list[HeatRow]:
-    """The layers of all stacks in at most so many rows: neighbours share one where there are too many."""
+    """The layers of all stacks in at most `room` rows. If there are too many layers, neighbours share a row."""
     if len(stacks) > room:
         rows = [one for stack in stacks for one in stack]
         return [_together(rows, f"{len(rows)} layers")]

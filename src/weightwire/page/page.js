@@ -1,26 +1,28 @@
-// The page around the pictures: figures, replicas, what is wrong; and looking again while a run goes on.
+// The page around the charts: cards, alerts, the table of replicas; and the polling of a live run.
 //
-// The picture lies in the document where it was exported, and is asked for every second where it is live.
+// An exported page holds its snapshot of the run in the document. A live page requests a new one every second.
 "use strict";
 
-const LOOK_EVERY = 1000; // milliseconds
+const POLL_EVERY = 1000; // milliseconds
+const FEW = 3; // replicas named in an alert
+const LONG_PAUSE = 1; // seconds: more than a patch usually takes
 const find = (selector) => document.querySelector(selector);
 
-const embedded = find("#picture");
+const embedded = find("#snapshot");
 const view = { timeline: "ten", chain: "newest", metric: null, theme: stored("weightwire-theme") ?? "auto" };
-let picture = null;
+let snapshot = null;
 let tag = null;
-let lost = ""; // why the picture is no longer brought up to date
+let lost = ""; // why updates of the snapshot stopped
 let skew = 0; // seconds that the server's clock is ahead of this one
-const drawn = new Map(); // what each plot was drawn from
+const drawn = new Map(); // what each element shows now
 
-// --- small things ------------------------------------------------------------------------------------------------
+// --- elements ----------------------------------------------------------------------------------------------------
 
 function stored(key) {
   try {
     return localStorage.getItem(key);
   } catch {
-    return null; // a browser that keeps nothing
+    return null; // storage is disabled
   }
 }
 
@@ -28,11 +30,11 @@ function store(key, value) {
   try {
     localStorage.setItem(key, value);
   } catch {
-    // then it is asked again the next time
+    // Storage is disabled: the choice lasts until the page is closed.
   }
 }
 
-/** An element with texts and elements in it. Texts are never taken for HTML. */
+/** An element with children. A string becomes text, never HTML. */
 function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -40,7 +42,7 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
-/** Puts elements in the place of others, unless they say the same: so that a reader is not disturbed. */
+/** Replaces the children of an element, unless they are the same: a selection or a screen reader would lose its place. */
 function fill(place, elements) {
   const next = elements.map((one) => one.outerHTML).join("");
   if (drawn.get(place) === next) return;
@@ -53,32 +55,32 @@ function say(place, text) {
 }
 
 function now() {
-  return embedded ? picture.at : Date.now() / 1000 + skew;
+  return embedded ? snapshot.at : Date.now() / 1000 + skew;
 }
 
 // --- colours -----------------------------------------------------------------------------------------------------
 
-const WAYS = ["auto", "light", "dark"];
+const THEMES = ["auto", "light", "dark"];
 
 function applyTheme() {
   if (view.theme === "auto") document.documentElement.removeAttribute("data-theme");
   else document.documentElement.setAttribute("data-theme", view.theme);
   say(find("#theme"), { auto: "Auto", light: "Light", dark: "Dark" }[view.theme]);
-  find("#theme").setAttribute("aria-label", `Colours: ${view.theme}. Change`);
+  find("#theme").setAttribute("aria-label", `Theme: ${view.theme}`);
 }
 
-/** The colours of the style sheet, as plotly wants them. */
+/** The colours of the style sheet in the form that plotly takes. */
 function colours() {
   const probe = element("span");
   document.body.append(probe);
   const read = (name) => {
-    probe.style.color = `var(--${name}, var(--faint))`; // a stage may have no colour of its own
+    probe.style.color = `var(--${name}, var(--faint))`; // a new stage may not have a colour yet
     return getComputedStyle(probe).color;
   };
   const faded = (colour, alpha) => colour.replace(/^rgb\((.*)\)$/, `rgba($1, ${alpha})`);
   const theme = {};
-  for (const name of ["ink", "soft", "faint", "line", "grid", "card", "accent", "pause"]) theme[name] = read(name);
-  for (const { name } of picture.stages) theme[name] = read(name);
+  for (const name of ["ink", "soft", "faint", "line", "grid", "card", "accent", "good", "pause"]) theme[name] = read(name);
+  for (const { name } of snapshot.stages) theme[name] = read(name);
   theme.replicas = ["r0", "r1", "r2", "r3", "r4", "r5"].map(read);
   theme.scale = ["h0", "h1", "h2", "h3", "h4"].map((name, index) => [index / 4, read(name)]);
   theme.wash = faded(theme.accent, 0.1);
@@ -90,29 +92,10 @@ function colours() {
   return theme;
 }
 
-// --- what is said in words ---------------------------------------------------------------------------------------
+// --- texts -------------------------------------------------------------------------------------------------------
 
 function head() {
-  return picture.versions[picture.versions.length - 1];
-}
-
-function isAlive(replica) {
-  return now() - replica.heard < replica.lease;
-}
-
-function isStopped(replica) {
-  return replica.lease === 0;
-}
-
-/** That it has missed heartbeats, of which there are four in a lease. */
-function isSilent(replica) {
-  return !isStopped(replica) && now() - replica.heard > replica.lease / 2;
-}
-
-function health(replica) {
-  if (isStopped(replica)) return ", stopped";
-  if (!isAlive(replica)) return ", gone";
-  return isSilent(replica) ? ", silent" : "";
+  return snapshot.versions[snapshot.versions.length - 1];
 }
 
 function behind(replica) {
@@ -124,125 +107,163 @@ function figureCard(name, value, more, look = "") {
     element("div", { class: "value" }, value), element("div", { class: "more" }, more));
 }
 
-function cards() {
+function cards(rows) {
   const newest = head();
-  if (!newest) return [];
-  const deltas = picture.versions.filter((one) => one.kind === "delta");
+  const deltas = snapshot.versions.filter((one) => one.kind === "delta");
   const delta = deltas[deltas.length - 1];
-  const total = sums(picture).pop();
+  const total = sums(snapshot).pop();
   const when = newest.time === null ? "" : ago(now() - newest.time);
   const step = newest.step === null ? (newest.kind === "delta" ? "" : newest.kind) : `step ${newest.step}`;
-  const smaller = delta && delta.nbytes ? `${compared(delta.nbytes, picture.nbytes)} than all ${bytes(picture.nbytes)}` : "nothing changed";
+  const smaller = delta && delta.nbytes ? `${compared(delta.nbytes, snapshot.nbytes)} than all ${bytes(snapshot.nbytes)}` : "no weight changed";
   return [
     figureCard("Newest version", String(newest.version), [step, when].filter(Boolean).join(", "), "accent"),
     figureCard("Newest delta", delta ? bytes(delta.nbytes) : "\u2013", delta ? smaller : "no delta yet"),
-    figureCard("Weights changed", delta ? percent(delta.changed / picture.parameters) : "\u2013",
-      delta ? `${large(delta.changed)} of ${large(picture.parameters)}` : `of ${large(picture.parameters)}`),
-    figureCard("Saved so far", total.sent ? times(total.full / total.sent) : "\u2013",
-      total.sent ? `${bytes(total.sent)}, not ${bytes(total.full)}` : "nothing sent yet"),
-    replicaCard(),
+    figureCard("Weights changed", delta ? percent(delta.changed / snapshot.parameters) : "\u2013",
+      delta ? `${large(delta.changed)} of ${large(snapshot.parameters)}` : "no delta yet"),
+    figureCard("Saved so far", delta && total.sent ? times(total.full / total.sent) : "\u2013",
+      delta && total.sent ? `${bytes(total.sent)} instead of ${bytes(total.full)}` : "no delta yet"),
+    replicaCard(rows),
     pauseCard(),
   ];
 }
 
-function replicaCard() {
-  const all = picture.replicas.length + picture.unshown, alive = picture.replicas.filter(isAlive);
-  const gone = picture.replicas.some((one) => !isAlive(one) && !isStopped(one));
-  if (!all) return figureCard("Replicas", "none", "nobody follows this run yet");
-  const most = Math.max(0, ...alive.map(behind));
-  if (!alive.length) return figureCard("Replicas", `0 of ${all}`, "none is alive");
+function replicaCard(rows) {
+  const all = rows.length + snapshot.unshown;
+  const alive = rows.filter(({ status }) => status !== "stopped" && status !== "no heartbeat");
+  if (!all) return figureCard("Replicas", "none", "no replica follows this run yet");
+  const attention = tally(rows, (status) => ATTENTION.has(status));
+  if (!alive.length) return figureCard("Replicas", `0 of ${all}`, attention || "none is alive", attention ? "bad" : "");
+  const most = Math.max(...alive.map(({ replica }) => behind(replica)));
   const lag = most ? `at most ${counted(most, "version")} behind` : "all up to date";
-  return figureCard("Replicas", `${alive.length} of ${all}`, `alive, ${lag}`, gone ? "bad" : "");
+  return figureCard("Replicas", `${alive.length} of ${all}`, attention || `alive, ${lag}`, attention ? "bad" : "");
 }
 
 function pauseCard() {
-  const pauses = picture.replicas.flatMap((one) => one.spans.filter((span) => span.stage === "swap"));
-  const last = pauses.sort((a, b) => a.start - b.start).pop()?.seconds
-    ?? Math.max(-1, ...picture.replicas.map((one) => one.pause ?? -1));
+  const pauses = snapshot.replicas.flatMap((one) => one.spans.filter((span) => span.stage === "swap"));
+  const last = pauses.length
+    ? pauses.reduce((latest, one) => (one.start > latest.start ? one : latest)).seconds
+    : Math.max(-1, ...snapshot.replicas.map((one) => one.pause ?? -1));
   if (last < 0) return figureCard("Last pause", "\u2013", "no engine has swapped yet");
-  const longest = Math.max(last, ...pauses.map((one) => one.seconds));
-  return figureCard("Last pause", duration(last), pauses.length ? `longest of ${pauses.length + 1}: ${duration(longest)}` : "of an engine", "pause");
+  const longest = pauses.reduce((most, one) => Math.max(most, one.seconds), last);
+  const more = pauses.length > 1 ? `longest of ${counted(pauses.length, "swap")}: ${duration(longest)}` : "of one engine";
+  return figureCard("Last pause", duration(last), more, last > LONG_PAUSE ? "pause" : "");
 }
 
 function notice(bad, title, text) {
   return element("div", { class: bad ? "alert bad" : "alert" }, element("b", {}, title), ` ${plain(text)}`);
 }
 
-function alerts() {
+function alerts(rows) {
   const made = [];
   const add = (...all) => made.push(notice(...all));
-  if (lost) add(true, "No longer live.", lost);
-  if (picture.trouble) add(true, "The bucket cannot be read just now; this is what was there before.", picture.trouble);
-  for (const one of picture.replicas) if (one.trouble) add(true, `${plain(one.name)}:`, one.trouble);
-  for (const note of picture.notes) add(false, "", note);
-  if (picture.mode !== "strict") add(false, "Single-writer mode:", "nothing stops a second publisher, so see to it that there is only one.");
+  if (lost) add(true, "Not live.", lost);
+  if (snapshot.trouble) add(true, "Cannot read the bucket. This page shows what it read last.", snapshot.trouble);
+  const troubled = rows.filter(({ replica }) => replica.trouble);
+  for (const { replica } of troubled.slice(0, FEW)) add(true, `${plain(replica.name)} is in trouble:`, replica.trouble);
+  if (troubled.length > FEW) add(true, `${counted(troubled.length - FEW, "more replica")} in trouble:`, "see the table of replicas.");
+  const complaints = rows.map((row) => [row, complaint(row, head()?.version)]).filter(([, text]) => text);
+  if (complaints.length) add(false, "Check these replicas:", several(complaints.map(([{ replica }, text]) => `${plain(replica.name, 40)} ${text}`), FEW));
+  for (const note of snapshot.notes) add(false, "", note);
+  if (snapshot.mode !== "strict") add(false, "Single-writer mode:", "the store cannot lock out a second publisher. Make sure that only one runs.");
   return made;
 }
 
-function replicaTable() {
-  const names = ["replica", "version", "behind", "heard", "last pause", "host", "trouble"];
-  const number = new Set(["version", "behind", "heard", "last pause"]);
-  const cell = (name, content, extra = "") => element("td", { class: `${number.has(name) ? "number" : "text"} ${extra}`, ...(name === "replica" ? {} : { "data-name": name }) }, ...[content].flat());
-  const rows = picture.replicas.map((one, index) => {
-    const dot = element("span", { class: "dot", style: `background: var(--r${index % 6})` });
-    return element("tr", { class: isAlive(one) ? "" : "gone" },
-      cell("replica", [dot, plain(one.name, 40)]),
-      cell("version", one.reached < 0 ? "none yet" : String(one.reached)),
-      cell("behind", head() && one.reached >= 0 ? String(behind(one)) : "\u2013"),
-      cell("heard", `${ago(now() - one.heard)}${health(one)}`, isSilent(one) ? "trouble" : ""),
-      cell("last pause", one.pause === null ? "\u2013" : duration(one.pause)),
-      cell("host", plain(one.host || "\u2013", 40)),
-      cell("trouble", plain(one.trouble || "none"), one.trouble ? "trouble" : ""));
+function replicaTable(rows) {
+  const troubled = rows.some(({ replica }) => replica.trouble);
+  const names = ["replica", "status", "version", "serves", "behind", "heartbeat", "last pause", "host", ...(troubled ? ["trouble"] : [])];
+  const number = new Set(["version", "serves", "behind", "heartbeat", "last pause"]);
+  const cell = (name, content, extra = "") => element(name === "replica" ? "th" : "td", {
+    class: `${number.has(name) ? "number" : "text"} ${extra}`, "data-name": name, ...(name === "replica" ? { scope: "row" } : {}),
+  }, ...[content].flat());
+  const lines = rows.map(({ replica, index, status }) => {
+    const dot = element("span", { class: "dot", style: `background: var(--r${index % 6})`, "aria-hidden": "true" });
+    return element("tr", { class: status === "stopped" || status === "no heartbeat" ? "gone" : "" },
+      cell("replica", [dot, plain(replica.name, 40)]),
+      cell("status", status, ATTENTION.has(status) ? "attention" : ""),
+      cell("version", replica.version < 0 ? "\u2013" : String(replica.version)),
+      cell("serves", replica.served === null ? "\u2013" : replica.served < 0 ? "none" : String(replica.served)),
+      cell("behind", replica.reached < 0 ? "\u2013" : behind(replica).toLocaleString("en")),
+      cell("heartbeat", ago(now() - replica.heard)),
+      cell("last pause", replica.pause === null ? "\u2013" : duration(replica.pause)),
+      cell("host", plain(replica.host || "\u2013", 40)),
+      ...(troubled ? [cell("trouble", plain(replica.trouble || "\u2013"), replica.trouble ? "attention" : "none")] : []));
   });
-  const heading = element("tr", {}, ...names.map((name) => element("th", number.has(name) ? { class: "number" } : {}, name)));
-  return element("table", {}, element("thead", {}, heading), element("tbody", {}, ...rows));
+  const heading = element("tr", {}, ...names.map((name) => element("th", { scope: "col", class: number.has(name) ? "number" : "" }, name)));
+  return element("table", { class: rows.length > MANY_REPLICAS ? "compact" : "" }, element("thead", {}, heading), element("tbody", {}, ...lines));
 }
 
-function words() {
-  const known = picture.run !== "";
-  say(find("#where"), plain(picture.url));
-  find("#where").title = plain(picture.url);
-  const state = find("#state");
-  state.className = lost || picture.trouble ? "lost" : embedded ? "" : "live";
-  say(state, embedded ? `as of ${day(picture.at)}` : lost ? "not live" : "live");
-  document.title = head() ? `${head().version} \u00b7 weightwire` : "weightwire";
-  fill(find("#alerts"), alerts());
-  const started = known && picture.versions.length;
-  find("#welcome").hidden = Boolean(started);
-  if (!started) {
-    const text = known ? "The run has begun, but no version has been committed yet." : "Nothing has been published there yet.";
-    fill(find("#welcome"), [element("strong", {}, text), element("span", {}, "This page shows the first version as soon as it is there.")]);
-  }
-  for (const section of document.querySelectorAll("main > .card, #cards")) section.hidden = !started;
-  if (!started) return;
-  fill(find("#cards"), cards());
-  say(find("#replicas .caption"), picture.replicas.length ? (picture.unshown ? `${counted(picture.unshown, "other")} not shown: these were heard of last.` : "") : "No replica has been heard of yet: `weightwire follow` starts one.");
-  fill(find("#replicas .table"), picture.replicas.length ? [replicaTable()] : []);
-  const publisher = picture.publisher;
-  say(find("#foot"), [
-    `run ${picture.run.slice(0, 12)}`, picture.started === null ? "" : `started ${day(picture.started)}`,
-    `${counted(picture.tensors, "tensor")}, ${large(picture.parameters)} weights, ${bytes(picture.nbytes)}`,
+function replicaCaption(rows) {
+  if (!rows.length) return `No replica follows this run yet. Start one with: weightwire follow ${plain(snapshot.url)} --into DIR`;
+  const stale = rows.some(({ status }) => status === "stale") ? " Stale: misses a version that was committed more than a minute ago." : "";
+  const more = snapshot.unshown ? ` ${counted(snapshot.unshown, "more replica")} with older heartbeats not shown.` : "";
+  return `${tally(rows)}.${stale}${more}`;
+}
+
+/** The next step for a run without weights. */
+function welcome() {
+  const publisher = snapshot.publisher;
+  const who = publisher ? `Publisher ${plain(publisher.host || "on an unknown host", 60)} (epoch ${publisher.epoch})` : "A publisher";
+  return [
+    element("strong", {}, snapshot.run ? "No weights have been published yet." : "Nothing has been published here yet."),
+    element("p", {}, snapshot.run ? `${who} has opened this run. Publish with:` : "Publish with:"),
+    element("code", {}, `weightwire publish DIR ${plain(snapshot.url)}`),
+    element("p", {}, embedded ? "" : "The first version appears on this page when it is committed."),
+  ];
+}
+
+function footer() {
+  const publisher = snapshot.publisher;
+  return [
+    `run ${snapshot.run.slice(0, 12)}`, snapshot.started === null ? "" : `started ${day(snapshot.started)}`,
+    `${counted(snapshot.tensors, "tensor")}, ${large(snapshot.parameters)} weights, ${bytes(snapshot.nbytes)}`,
     publisher ? `publisher ${plain(publisher.host || "unknown", 60)}, epoch ${publisher.epoch}` : "",
-    picture.older ? `versions before ${picture.older} are not shown` : "",
-  ].filter(Boolean).join(" \u00b7 "));
+    snapshot.keys.length ? `signed by ${snapshot.keys.join(", ")}` : "not signed: anyone who can write to the bucket can publish weights",
+    snapshot.older ? `versions before ${snapshot.older} are not shown` : "",
+  ].filter(Boolean).join(" \u00b7 ");
 }
 
-// --- pictures ----------------------------------------------------------------------------------------------------
+function writeTexts() {
+  const rows = listed(snapshot, now());
+  say(find("#where"), plain(snapshot.url));
+  find("#where").title = plain(snapshot.url);
+  const state = find("#state");
+  state.className = lost || snapshot.trouble ? "lost" : embedded ? "" : "live";
+  say(state, embedded ? `as of ${day(snapshot.at)}` : lost ? "not live" : "live");
+  document.title = head() ? `${head().version} \u00b7 weightwire` : "weightwire";
+  fill(find("#alerts"), alerts(rows));
+  const started = hasWeights();
+  find("#welcome").hidden = started;
+  for (const section of document.querySelectorAll("main > .card, #cards")) section.hidden = !started;
+  say(find("#foot"), snapshot.run ? footer() : "");
+  if (!started) {
+    fill(find("#welcome"), welcome());
+    return;
+  }
+  fill(find("#cards"), cards(rows));
+  say(find("#replicas .caption"), replicaCaption(rows));
+  fill(find("#replicas .table"), rows.length ? [replicaTable(rows)] : []);
+}
 
-function pictures() {
-  if (!picture.versions.length) return;
+// --- charts ------------------------------------------------------------------------------------------------------
+
+function hasWeights() {
+  return snapshot.versions.some((one) => one.kind !== "fence");
+}
+
+function drawCharts() {
+  if (!hasWeights()) return;
   const theme = colours();
-  const metrics = metricNames(picture);
+  const metrics = metricNames(snapshot);
   if (!metrics.includes(view.metric)) view.metric = metrics[0] ?? null;
   chooseMetric(metrics);
   legend();
-  draw("timeline", timeline(picture, theme, view.timeline));
-  draw("stairs", stairs(picture, theme));
-  draw("metrics", metric(picture, theme, view.metric));
-  draw("bytes", bytesPerVersion(picture, theme));
-  draw("saving", saving(picture, theme));
-  draw("heat", heatMap(picture, theme));
-  draw("chain", chain(picture, theme, view.chain));
+  draw("timeline", timeline(snapshot, theme, view.timeline));
+  draw("stairs", stairs(snapshot, theme));
+  draw("metrics", metric(snapshot, theme, view.metric));
+  draw("bytes", bytesPerVersion(snapshot, theme));
+  draw("saving", saving(snapshot, theme));
+  draw("heat", heatMap(snapshot, theme));
+  draw("chain", chain(snapshot, theme, view.chain));
 }
 
 function draw(id, made) {
@@ -254,16 +275,18 @@ function draw(id, made) {
   if (made.empty) {
     if (plot.data) Plotly.purge(plot);
     plot.replaceChildren(element("p", { class: "empty" }, made.empty));
+    plot.removeAttribute("role");
+    plot.removeAttribute("aria-label");
     return;
   }
   if (!plot.data) plot.replaceChildren();
   plot.setAttribute("role", "img");
-  plot.setAttribute("aria-label", made.caption ?? "");
+  plot.setAttribute("aria-label", `${find(`#${id} h2`).textContent}. ${made.caption ?? ""}`);
   Plotly.react(plot, made.traces, { ...made.layout, width: plot.clientWidth }, { displayModeBar: false, showTips: false });
 }
 
 function legend() {
-  const stages = stagesIn(picture, lanesOf(picture));
+  const stages = stagesIn(snapshot, lanesOf(snapshot));
   fill(find("#timeline .legend"), stages.map(({ name, label: called }) => {
     return element("li", {}, element("i", { style: `background: var(--${name}, var(--faint))` }), called);
   }));
@@ -285,22 +308,22 @@ function choices(id, all) {
       view[id] = choice;
       for (const one of buttons) one.setAttribute("aria-pressed", String(one === button));
       drawn.delete(find(`#${id} .plot`));
-      pictures();
+      drawCharts();
     });
     return button;
   });
   place.replaceChildren(...buttons);
 }
 
-// --- looking again -----------------------------------------------------------------------------------------------
+// --- polling -----------------------------------------------------------------------------------------------------
 
 function show(next) {
-  picture = next;
-  words();
-  pictures();
+  snapshot = next;
+  writeTexts();
+  drawCharts();
 }
 
-async function look() {
+async function poll() {
   let answer = null, next = null;
   try {
     answer = await fetch("run.json", { cache: "no-store", headers: tag ? { "If-None-Match": tag } : {} });
@@ -308,31 +331,31 @@ async function look() {
     else await answer.arrayBuffer();
     const date = Date.parse(answer.headers.get("Date") ?? "");
     const off = (date - Date.now()) / 1000;
-    skew = Math.abs(off) > 3 ? off : 0; // the header knows whole seconds only
-    lost = answer.ok || answer.status === 304 ? "" : `The server answered ${answer.status}.`;
+    skew = Math.abs(off) > 3 ? off : 0; // the header has whole seconds only
+    lost = answer.ok || answer.status === 304 ? "" : `The server answered with status ${answer.status}.`;
   } catch {
-    lost = "`weightwire page` has ended, or cannot be reached; this is what it showed last.";
+    lost = "`weightwire page` has stopped or cannot be reached. This page shows what it received last.";
   }
   try {
     if (next) {
-      tag = null; // what could not be drawn is asked for again
+      tag = null; // if drawing fails, the next poll gets this snapshot again
       show(next);
       tag = answer.headers.get("ETag");
-    } else if (picture) {
-      words();
+    } else if (snapshot) {
+      writeTexts();
     }
   } catch (problem) {
     console.error(problem);
     find("#state").className = "lost";
     say(find("#state"), "not live");
-    fill(find("#alerts"), [notice(true, "A fault of this page: not all of it is up to date.", String(problem))]);
+    fill(find("#alerts"), [notice(true, "This page has a bug, and parts of it may be out of date:", String(problem))]);
   }
 }
 
 async function watch() {
   for (;;) {
-    if (!document.hidden) await look();
-    await new Promise((done) => setTimeout(done, LOOK_EVERY));
+    if (!document.hidden) await poll();
+    await new Promise((done) => setTimeout(done, POLL_EVERY));
   }
 }
 
@@ -341,20 +364,20 @@ function start() {
   choices("timeline", [["one", "Newest"], ["ten", "10 versions"], ["minute", "Minute"], ["all", "All"]]);
   choices("chain", [["newest", "Newest"], ["all", "All"]]);
   find("#theme").addEventListener("click", () => {
-    view.theme = WAYS[(WAYS.indexOf(view.theme) + 1) % WAYS.length] ?? "auto";
+    view.theme = THEMES[(THEMES.indexOf(view.theme) + 1) % THEMES.length] ?? "auto";
     store("weightwire-theme", view.theme);
     applyTheme();
-    if (picture) pictures();
+    if (snapshot) drawCharts();
   });
   find("#metric").addEventListener("change", (event) => {
     view.metric = event.target.value;
-    pictures();
+    drawCharts();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => picture && pictures());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => snapshot && drawCharts());
   let resizing = 0;
   addEventListener("resize", () => {
     clearTimeout(resizing);
-    resizing = setTimeout(() => picture && pictures(), 120);
+    resizing = setTimeout(() => snapshot && drawCharts(), 120);
   });
   if (embedded) {
     show(JSON.parse(embedded.textContent));

@@ -1,10 +1,10 @@
-"""The live page: a server on this machine that looks at the bucket, and whoever opens it sees what it saw last.
+"""The live page: a local server that polls the bucket and serves the newest snapshot.
 
-    GET /               the document, and the files that it names
-    GET /run.json       the picture; 304 where the one who asks has it already
+    GET /               the document, and the files that it links to
+    GET /run.json       the snapshot; 304 if the client already has it
 
-Knows HTTP, and a reader to ask. Looks often while someone watches, and seldom otherwise, so that nothing is missed of
-what replicas tell only for a while. Writes nothing to the bucket; one that cannot be reached is told of on the page.
+Knows HTTP and a reader. It polls every second while a client watches. Without clients it polls rarely, but does not
+stop: heartbeats hold only recent history. It never writes to the bucket. If the bucket fails, the page shows why.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from weightwire.errors import WeightwireError
 from weightwire.page.document import LIVE_POLICY, SCRIPTS, live, part, plotly, plotly_gzipped
 from weightwire.page.run_reader import RunReader
 from weightwire.page.run_view import RunView
-from weightwire.system import Closeable, HttpReply, HttpRequest, HttpServer, LoopThread, Runtime, format_address
+from weightwire.system import Access, Closeable, HttpReply, HttpRequest, HttpServer, LoopThread, Runtime, format_address
 
 __all__ = ["PORT", "PageServer"]
 
 PORT = 8765
-_TRIES = 20  # ports after the usual one
-_OFTEN, _SELDOM = 1.0, 15.0  # seconds between two looks
-_WATCHED = 10.0  # seconds that one who has asked counts as watching
-_TIMEOUT = 30.0  # seconds, for a client that sends nothing
+_TRIES = 20  # ports, from PORT on
+_OFTEN, _SELDOM = 1.0, 15.0  # seconds between polls
+_WATCHED = 10.0  # seconds after its last request that a client counts as watching
+_TIMEOUT = 30.0  # seconds for a request, and for sending the reply
 _HEADERS = {
     "Cache-Control": "no-cache",
     "Vary": "Accept-Encoding",
@@ -44,34 +44,39 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture as it is sent."""
+    """A snapshot in the form that is sent."""
 
-    picture: RunView
+    snapshot: RunView
     tag: str
     body: bytes
     gzipped: bytes
 
     @classmethod
-    def of(cls, picture: RunView, before: Shown | None = None) -> Shown:
-        """The one before, where nothing is new but the time of the look."""
-        digest = hashlib.sha256(msgspec.json.encode(replace(picture, at=0.0))).hexdigest()
+    def of(cls, snapshot: RunView, before: Shown | None = None) -> Shown:
+        """Returns `before` if nothing but the time has changed."""
+        digest = hashlib.sha256(msgspec.json.encode(replace(snapshot, at=0.0))).hexdigest()
         tag = f'"{digest[:32]}"'
         if before is not None and before.tag == tag:
             return before
-        body = msgspec.json.encode(picture)
-        return cls(picture, tag, body, gzip.compress(body, 3))
+        body = msgspec.json.encode(snapshot)
+        return cls(snapshot, tag, body, gzip.compress(body, 3))
 
 
 class PageServer(Closeable):
-    """Serves a run from the start until `close`. `address` is where; without a port it takes one that is free.
+    """Serves a run at `address` until `close`. Without a `port` it takes the first free one from PORT on.
 
-    The first look is made at once: what is wrong with the bucket is raised then, and only told of on the page later.
+    The bucket is read once at startup, and errors are raised. Later errors are shown on the page.
     """
 
     def __init__(
-        self, url: str | os.PathLike[str] | Bucket, *, host: str = "127.0.0.1", port: int | None = None
+        self,
+        url: str | os.PathLike[str] | Bucket,
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        access: Access | None = None,
     ) -> None:
-        plotly()  # without which there is nothing to show
+        plotly()  # fail early if it is not installed
         self._bucket = open_bucket(url)
         self._server = HttpServer(
             host,
@@ -81,12 +86,13 @@ class PageServer(Closeable):
             methods=("GET", "HEAD"),
             timeout=_TIMEOUT,
             headers=_HEADERS,
-            check_host=True,
+            access=access or Access(),
+            browser=True,
         )
         self._runtime = Runtime()
         self._reader = RunReader(self._bucket, self._runtime)
         self._asked = 0.0
-        self._background = LoopThread("weightwire-page")
+        self._background = LoopThread("page")
         try:
             self.shown = Shown.of(self._background.call(self._reader.look()))
         except BaseException:
@@ -99,10 +105,10 @@ class PageServer(Closeable):
         self._server.start()
 
     def ask(self) -> Shown:
-        """What was seen last; and from now on someone watches."""
+        """The newest snapshot. Marks the page as watched."""
         watched, self._asked = self._is_watched(), self._runtime.clock()
         if not watched:
-            self._background.tell(self._wake.set)
+            self._background.call_soon(self._wake.set)
         return self.shown
 
     def _is_watched(self) -> bool:
@@ -117,12 +123,12 @@ class PageServer(Closeable):
             except TimeoutError:
                 pass
             try:
-                picture = await self._reader.look()
+                snapshot = await self._reader.look()
             except WeightwireError as problem:
-                picture = replace(self.shown.picture, trouble=problem.message)
-            except Exception as problem:  # a fault of ours must not look like a run without news
-                picture = replace(self.shown.picture, trouble=f"{type(problem).__name__}: {problem}")
-            self.shown = await self._runtime.run_in_thread(Shown.of, picture, self.shown)
+                snapshot = replace(self.shown.snapshot, trouble=problem.message)
+            except Exception as problem:  # a bug must not look like a run without news
+                snapshot = replace(self.shown.snapshot, trouble=f"{type(problem).__name__}: {problem}")
+            self.shown = await self._runtime.run_in_thread(Shown.of, snapshot, self.shown)
 
     def close(self) -> None:
         if self._background.is_running:
@@ -138,13 +144,13 @@ class PageServer(Closeable):
         else:
             found = _part_at(request.path)
         if found is None:
-            return HttpReply(404, "text/plain", b"there is only the page, at /\n")
+            return HttpReply(404, "text/plain", b"not found: the page is at /\n")
         return found.reply_to(request)
 
 
 @dataclass(frozen=True)
 class _Content:
-    """Something to send: compressed to clients that accept it, and not at all to those that have it already."""
+    """A response body: compressed if the client accepts it, omitted if the client already has it."""
 
     kind: str
     body: bytes
@@ -161,7 +167,7 @@ class _Content:
 
 
 def _part_at(path: str) -> _Content | None:
-    """The document, or one of the files that it names."""
+    """The document, or a file that it links to."""
     name = path.removeprefix("/")
     if path == "/":
         return _Content("text/html; charset=utf-8", live())

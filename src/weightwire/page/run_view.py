@@ -1,7 +1,6 @@
-"""What the page shows, as plain data: built from records, and from what the headers of deltas say.
+"""The data that the page shows, built from records and the headers of deltas.
 
-Pure: reads no bucket and draws nothing. Whatever was written into records (clocks that are wrong, numbers without
-sense) becomes something that can be drawn, or None.
+Pure: reads no bucket and draws nothing. Wrong clocks and absurd numbers in records become drawable values or None.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from weightwire.chain import Commit, Epoch, Heartbeat, PassedVersion, Run, Shortcut, StageTiming
+from weightwire.chain import Commit, Epoch, Heartbeat, PassedVersion, PublicKey, Run, Shortcut, StageTiming
 from weightwire.page.layers import HeatRow
 from weightwire.telemetry import STAGES, Stage, stage_names
 
@@ -28,29 +27,30 @@ __all__ = [
     "heat_of",
     "history_of",
     "moment",
-    "picture_of",
     "replica_of",
     "sampled",
+    "snapshot_of",
 ]
 
 _PUBLISHING = stage_names("publisher")
 _FOLLOWING = stage_names("follower", "engine")
 
 _COLUMNS = 200  # of the heat map
-_DETAILED = 300  # versions of which the stages are shown
-_LATEST = 1e11  # seconds since 1970; beyond it nothing can be drawn
+_DETAILED = 300  # versions whose stages are shown
+_LATEST = 1e11  # seconds since 1970; later times cannot be drawn
 _LONGEST = 1e9  # seconds
 _MOST = 2**53 - 1
-_FARTHEST = 1e300  # a metric; beyond it no axis has room for both ends
-_REMEMBERED = 2000  # versions that a replica went through
+_FARTHEST = 1e300  # the largest metric: the range of an axis must not overflow
+_REMEMBERED = 2000  # versions in the history of a replica
+_IN_FULL = 16  # replicas whose whole history is shown
 
 History = Mapping[tuple[int, float], PassedVersion]
-"""What a replica went through, by version and the time when it began: one that starts again may do so twice."""
+"""The versions that a replica passed, by version and start time: a restarted replica may pass a version twice."""
 
 
 @dataclass(frozen=True)
 class StageSpan:
-    """A stage of a version: when it began, by the clock of who did it, and how long it took."""
+    """A stage of a version: its start, by the clock of its machine, and its duration."""
 
     stage: str
     version: int
@@ -61,7 +61,7 @@ class StageSpan:
 
 @dataclass(frozen=True)
 class VersionView:
-    """A version, as its commit tells of it."""
+    """A version, from its commit."""
 
     version: int
     kind: str
@@ -75,7 +75,7 @@ class VersionView:
 
 @dataclass(frozen=True)
 class AnchorView:
-    """Another way to a version, beside the chain. `there` tells whether its data still is."""
+    """An anchor beside the chain. `there`: its data is still in the bucket."""
 
     version: int
     kind: str
@@ -85,7 +85,7 @@ class AnchorView:
 
 @dataclass(frozen=True)
 class PublisherView:
-    """Who has claimed the newest epoch."""
+    """The publisher that claimed the newest epoch."""
 
     host: str
     epoch: int
@@ -94,37 +94,38 @@ class PublisherView:
 
 @dataclass(frozen=True)
 class ReplicaView:
-    """What a follower said last, and went through before.
+    """The last heartbeat of a follower, and its history.
 
-    It is alive until `lease` seconds after it was `heard`; 0 if it was stopped.
+    It is alive for `lease` seconds after the heartbeat. A lease of 0 means that it was stopped.
     """
 
     name: str
     host: str
     version: int
-    reached: int  # what whoever asks its engines gets; -1: nothing
-    heard: float  # by the store's clock
+    served: int | None  # the lowest version that its engines serve; -1: one serves none; None: it has no engine
+    reached: int  # the version that it serves, or holds if it has no engine; -1: none
+    heard: float  # the time of the heartbeat by the store's clock
     lease: float
     trouble: str
     pause: float | None  # seconds, of the last swap
-    steps: tuple[tuple[float, int], ...]  # when it reached what
+    steps: tuple[tuple[float, int], ...]  # time and version
     spans: tuple[StageSpan, ...]
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Which fraction of each row changed, version by version. A version whose delta is gone has no column: None."""
+    """The changed fraction of each row in each version. The column of a missing delta is None."""
 
     rows: tuple[str, ...] = ()
     parameters: tuple[int, ...] = ()
     versions: tuple[int, ...] = ()
     columns: tuple[tuple[float, ...] | None, ...] = ()
-    every: int = 1  # one version in so many is shown
+    every: int = 1  # one in `every` versions is shown
 
 
 @dataclass(frozen=True)
 class RunView:
-    """A run at one moment. `run` is empty where nothing has been published yet."""
+    """A run at one moment. `run` is empty if nothing has been published yet."""
 
     url: str
     at: float
@@ -135,26 +136,28 @@ class RunView:
     parameters: int = 0
     nbytes: int = 0  # of all weights
     publisher: PublisherView | None = None
+    keys: tuple[str, ...] = ()  # the short form of those that may sign; empty if the run is not signed
     versions: tuple[VersionView, ...] = ()
-    older: int = 0  # versions before these, which are not shown
+    older: int = 0  # versions before these are not shown
     spans: tuple[StageSpan, ...] = ()
     anchors: tuple[AnchorView, ...] = ()
-    below: int = 0  # data below this version may be gone
+    below: int = 0  # data below this version may be deleted
     replicas: tuple[ReplicaView, ...] = ()
-    unshown: int = 0  # replicas that there are besides
+    unshown: int = 0  # more replicas that are not shown
     heat: HeatMap = field(default_factory=HeatMap)
-    stages: tuple[Stage, ...] = STAGES  # all that a span may have, in the order of a version's way
+    stages: tuple[Stage, ...] = STAGES  # every stage that a span can have, in pipeline order
     notes: tuple[str, ...] = ()
-    trouble: str = ""  # why this is not what the bucket holds now
+    trouble: str = ""  # why this snapshot is out of date
 
 
-def picture_of(
+def snapshot_of(
     url: str,
     at: float,
     run: Run,
     commits: Sequence[Commit],
     *,
     publisher: Epoch | None = None,
+    keys: Iterable[str] = (),
     anchors: Iterable[AnchorView] = (),
     below: int = 0,
     replicas: Sequence[ReplicaView] = (),
@@ -172,6 +175,7 @@ def picture_of(
         parameters=sum(math.prod(shape) for _, shape in run.tensors.values()),
         nbytes=run.nbytes,
         publisher=PublisherView(publisher.host, publisher.epoch, moment(publisher.time)) if publisher else None,
+        keys=tuple(PublicKey(key).short for key in sorted(keys)),
         versions=tuple(map(_version, commits)),
         older=commits[0].version if commits else 0,
         spans=tuple(span for commit in commits[-_DETAILED:] for span in _published(commit)),
@@ -185,7 +189,7 @@ def picture_of(
 
 
 def moment(seconds: float) -> float | None:
-    """A time that can be drawn."""
+    """The time, or None if it cannot be drawn."""
     return seconds if 0 < seconds < _LATEST else None
 
 
@@ -214,7 +218,7 @@ def anchor_of(shortcut: Shortcut, there: bool) -> AnchorView:
 
 
 def _published(commit: Commit) -> list[StageSpan]:
-    """Where a stage does not say when it ended, it ended as the next one began, and the last with the commit."""
+    """If a stage has no end time, it ends where the next one starts, and the last one ends with the commit."""
     spans: list[StageSpan] = []
     ended = commit.time
     for name in reversed(_PUBLISHING):
@@ -245,45 +249,51 @@ def _span(name: str, version: int, stage: StageTiming, ended: float) -> StageSpa
 
 
 def history_of(history: History, beat: Heartbeat) -> History:
-    """What was known of a replica and what it says now, in the order of time; the newest of it."""
-    heard = {(one.version, _began(one)): one for one in beat.recent if _began(one) and 0 <= one.version <= _MOST}
-    both = sorted({**history, **heard}.items(), key=lambda one: one[0][1])
+    """The history with the versions of a heartbeat added, in order of time, limited to the newest."""
+    new = {(one.version, _began(one)): one for one in beat.recent if _began(one) and 0 <= one.version <= _MOST}
+    both = sorted({**history, **new}.items(), key=lambda one: one[0][1])
     return dict(both[-_REMEMBERED:])
 
 
 def _began(passed: PassedVersion) -> float:
-    """When the first of its stages ended, which stays the same while others follow; 0 where nobody knows."""
+    """The end of its first stage, which stays the same as later stages are added; 0 if unknown."""
     return min((at for _, stage in _known(passed.stages) if (at := moment(stage.at))), default=0.0)
 
 
 def _reached(passed: PassedVersion, has_engines: bool) -> float | None:
-    """When whoever asks got to see it. Not every version is: of several at once only the last is swapped."""
+    """When the version was served. A batch of versions is swapped at once, and only the last has a swap."""
     stage = passed.stages.get("swap" if has_engines else "apply")
     return moment(stage.at) if stage else None
 
 
-def replica_of(beat: Heartbeat, heard: float, history: History) -> ReplicaView:
-    passed = list(history.values())
+def replica_of(beat: Heartbeat, heard: float, history: History, *, among: int = 1) -> ReplicaView:
+    """The view of one replica `among` several. With more replicas, each history is shorter, to bound the snapshot."""
+    passed = list(history.values())[-_share(_REMEMBERED, among) :]
     swap = beat.stages.get("swap")
     return ReplicaView(
         name=beat.name,
         host=beat.host,
         version=beat.version,
+        served=beat.served,
         reached=beat.reached,
         heard=heard,
         lease=beat.lifetime,
         trouble=beat.trouble,
         pause=swap.seconds if swap and 0 <= swap.seconds < _LONGEST else None,
         steps=tuple((at, one.version) for one in passed if (at := _reached(one, beat.served is not None))),
-        spans=tuple(span for one in passed[-_DETAILED:] for span in _passed(one)),
+        spans=tuple(span for one in passed[-_share(_DETAILED, among) :] for span in _passed(one)),
     )
+
+
+def _share(most: int, among: int) -> int:
+    return most * _IN_FULL // max(_IN_FULL, among)
 
 
 # --- the heat map ------------------------------------------------------------------------------------------------
 
 
 def sampled(commits: Sequence[Commit]) -> tuple[int, range]:
-    """Which versions have a column: one in so many, a power of two, so that as a run grows most are known already."""
+    """The versions that have a column. The step is a power of two, so most columns stay valid as a run grows."""
     if not commits:
         return 1, range(0)
     first, last, every = commits[0].version, commits[-1].version, 1
@@ -295,17 +305,17 @@ def sampled(commits: Sequence[Commit]) -> tuple[int, range]:
 def heat_of(
     commits: Sequence[Commit], rows: Sequence[HeatRow], columns: Mapping[int, tuple[float, ...] | None]
 ) -> HeatMap:
-    """`columns` are those that are known, by version."""
+    """`columns` has the known columns by version."""
     every, versions = sampled(commits)
     labels, parameters = tuple(row.label for row in rows), tuple(row.parameters for row in rows)
     return HeatMap(labels, parameters, tuple(versions), tuple(columns.get(one) for one in versions), every)
 
 
 def column_of(rows: Sequence[HeatRow], changed: Mapping[str, int]) -> tuple[float, ...]:
-    """The changed fraction of each row, from the changed weights of each tensor."""
+    """The changed fraction of each row, from the number of changed weights in each tensor."""
     return tuple(_fraction(sum(changed.get(name, 0) for name in row.tensors), row.parameters) for row in rows)
 
 
 def _fraction(part: int, whole: int) -> float:
-    """As exact as six figures are, which keeps the page small."""
+    """Rounded to six digits, which keeps the page small."""
     return float(f"{part / whole:.6g}") if whole else 0.0

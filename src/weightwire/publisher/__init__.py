@@ -1,4 +1,4 @@
-"""Publish: the trainer's side. Captures weights, diffs, uploads and commits them behind the trainer's back."""
+"""Publish: the trainer's side. Captures weights, then encodes, uploads and commits them in the background."""
 
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publisher import Publisher

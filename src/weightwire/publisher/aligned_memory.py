@@ -1,4 +1,4 @@
-"""Memory that begins at a cache line, which the kernel works fastest on."""
+"""Memory aligned to cache lines, on which the kernel is fastest."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ CACHE_LINE = 64  # bytes
 
 
 def aligned_memory(nbytes: int) -> npt.NDArray[np.uint8]:
-    """At least so many bytes, and never none. They are not touched yet."""
+    """At least `nbytes` bytes, never zero. Their pages are not touched yet."""
     memory = np.empty(nbytes + CACHE_LINE, np.uint8)
     return memory[-memory.ctypes.data % CACHE_LINE :]

@@ -1,4 +1,4 @@
-"""Tasks of their own: what holds up no version (anchors, hints, wake-ups), and what must not stop half way."""
+"""Background tasks: work that must not delay versions (anchors, hints, wake-ups) or must not be interrupted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 class BackgroundTasks:
     def __init__(self) -> None:
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # a set that keeps the order
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # an ordered set
 
     def start(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
         task = asyncio.create_task(work, name=name)
@@ -22,7 +22,7 @@ class BackgroundTasks:
         return task
 
     async def finish(self, work: Coroutine[Any, Any, Result], name: str) -> Result:
-        """Work that goes on to its end even if whoever waits for it is cancelled."""
+        """Runs work to its end, even if the caller is cancelled."""
         task = self.start(work, name)
         try:
             return await asyncio.shield(task)
@@ -34,7 +34,7 @@ class BackgroundTasks:
         return bool(self._named(name))
 
     async def wait(self, name: str | None = None) -> None:
-        """Until all of that name have ended, or all there are, however they end."""
+        """Waits until all tasks of that name have ended, or all tasks, whatever their outcome."""
         while tasks := self._named(name):
             await asyncio.wait(tasks)
 

@@ -1,7 +1,4 @@
-"""Who may overwrite the captured weights, and when: one capture at a time, and none that a diff must wait for.
-
-Knows threads and turns; no weights.
-"""
+"""Decides when a capture may overwrite the captured weights: one at a time, and never ahead of a waiting diff."""
 
 from __future__ import annotations
 
@@ -13,24 +10,24 @@ from weightwire.system import Stopped
 
 __all__ = ["CaptureGate"]
 
-_OFTEN = 0.05  # seconds
+_POLL = 0.05  # seconds between two checks for an interrupt
 
 
 class CaptureGate:
-    """`changed` guards everything that captures and diffs share, and is notified of every change to it.
+    """`changed` guards everything that captures and diffs share, and is notified of every change.
 
-    Where several ranks publish together, captures are counted by turn: so that all can `hold` theirs, agree on one
-    turn, `let` whoever has not reached it go on so far, and take that one.
+    If several ranks publish together, captures are numbered by turn. To agree on a turn, all ranks call `hold`, choose
+    the newest turn, call `let(turn)` so that late ranks can reach it, and then take it.
     """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.is_capturing = False
         self._takers = 0
-        self._turn = 0  # of the capture that began last
-        self._limit: int | None = None  # the turn that captures are held at
+        self._turn = 0  # of the latest capture
+        self._limit: int | None = None  # the last turn that may begin
 
-    # --- captures and diffs; all of these are called with `changed` held ---
+    # --- captures and diffs: call these with `changed` held ---
 
     def enter(self, turn: int, stop: threading.Event) -> None:
         """Waits until a capture may begin, and begins it."""
@@ -43,7 +40,7 @@ class CaptureGate:
 
     @contextmanager
     def between_captures(self) -> Iterator[None]:
-        """Waits for a capture in progress to end; no other begins before this has ended."""
+        """Waits for a capture in progress to end, and lets no other begin inside the block."""
         self._takers += 1
         try:
             self.changed.wait_for(lambda: not self.is_capturing)
@@ -56,34 +53,34 @@ class CaptureGate:
         while not ready():
             if stop.is_set():
                 raise Stopped
-            self.changed.wait(_OFTEN)
+            self.changed.wait(_POLL)
 
     def _may_begin(self, turn: int) -> bool:
-        # A diff that waits goes first, or captures in quick succession would keep it waiting for ever.
+        # A waiting diff goes first, or frequent captures would starve it.
         return not self.is_capturing and not self._takers and (self._limit is None or turn <= self._limit)
 
     # --- turns ---
 
     def hold(self) -> int:
-        """Lets no capture begin from now on; returns the turn of the last, when that has ended."""
+        """Lets no further capture begin. Waits for the last one to end and returns its turn."""
         with self.changed:
             self._limit = self._turn
             self.changed.wait_for(lambda: not self.is_capturing)
             return self._turn
 
     def let(self, turn: int | None) -> None:
-        """Lets captures go on, up to this turn and no further; None lets all of them."""
+        """Lets captures continue up to and including this turn; None removes the limit."""
         with self.changed:
             self._limit = turn
             self.changed.notify_all()
 
     def skip(self, turn: int) -> None:
-        """There will be no capture of this turn: it failed before it began."""
+        """Marks a turn whose capture failed before it began."""
         with self.changed:
             self._turn = max(self._turn, turn)
             self.changed.notify_all()
 
     def reached(self, turn: int) -> bool:
-        """That the capture of this turn has ended, one way or the other."""
+        """Whether the capture of this turn has ended, successfully or not."""
         with self.changed:
             return self._turn >= turn and not self.is_capturing

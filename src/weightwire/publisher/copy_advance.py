@@ -1,13 +1,13 @@
-"""Moves a copy of the weights forward, and remembers the way back.
+"""Updates a copy of the weights in place and keeps the old values, so that the update can be undone.
 
-One scan makes the copy equal to the latest weights, which are then free to be overwritten; the delta is made after
-that, from the copy and what it held before. Knows weights, the codec and threads; no file, and no bucket.
+One scan makes the copy equal to the latest weights, which may then be overwritten. The delta is encoded
+afterwards, from the copy and its old values.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import IO, NoReturn
@@ -27,12 +27,17 @@ __all__ = ["CopyAdvance", "advance_copy"]
 
 
 def advance_copy(
-    copy: Weights, latest: Weights, *, threads: int | None = None, done: BlockDone | None = None
+    copy: Weights,
+    latest: Weights,
+    *,
+    threads: int | None = None,
+    done: BlockDone | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> CopyAdvance:
-    """Makes a copy equal to the latest weights, of the same names, dtypes, shapes and rows; all of it or nothing.
+    """Makes a copy equal to the latest weights, completely or not at all. Both must have the same schema and rows.
 
-    Blocks are read in the order of `latest`; `done` hears of each as soon as it is no longer needed, and of some before
-    a failure too. What the copy held before is kept for as long as the result is: where the copy changed, and no more.
+    Blocks are read in the order of `latest`. `done` is called for each block that may be overwritten, possibly also
+    before a failure. The result keeps the old values, of changed units only.
     """
     blocks = [
         _Block(name, copy[name].bits, layout, index)
@@ -50,6 +55,8 @@ def advance_copy(
         if done:
             done(block.name, block.index)
         block.count()
+        if progress:
+            progress(block.nbytes)
 
     def work(stop: threading.Event) -> None:
         try:
@@ -65,13 +72,13 @@ def advance_copy(
         to_the_end(work)
         return CopyAdvance(copy, [block for block in blocks if block.changed])
     except BaseException:
-        # There is still something to undo where all went well, and an interrupt came at the last moment.
+        # After a success too: an interrupt may come at the last moment.
         to_the_end(lambda stop: _undo(blocks))
         raise
 
 
 class CopyAdvance:
-    """A copy that has been moved forward: `changed` of its units. The copy must stay as it is while this is used."""
+    """A copy that has been updated in `changed` units. The copy must not change while this is used."""
 
     changed: int
 
@@ -81,23 +88,41 @@ class CopyAdvance:
         self._blocks = blocks
         self._undone = False
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the blocks that changed."""
+        return sum(block.nbytes for block in self._blocks)
+
     def undo(self) -> None:
-        """Puts everything back as it was; twice is harmless."""
+        """Restores the old values. May be called twice."""
         self._undone = True
         to_the_end(lambda stop: _undo(self._blocks))
 
     def diff(
-        self, before: State, *, threads: int | None = None, spool: IO[bytes] | None = None, part: bool = False
+        self,
+        before: State,
+        *,
+        threads: int | None = None,
+        spool: IO[bytes] | None = None,
+        part: bool = False,
+        progress: Callable[[int], None] | None = None,
     ) -> Delta:
-        """The delta from what the copy was, with the state `before`, to what it is: byte for byte that of `delta.diff`.
+        """The delta from the old values, with the state `before`, to the new ones: the same bytes as `delta.diff`.
 
-        Every block is decoded again, and the result compared: a delta that is returned leads to these weights. It
-        does not name their state if they are only a `part` of a model's.
+        Every block is decoded again and compared, so a returned delta is proven to lead to these weights. With `part`,
+        the delta names no state.
         """
         if self._undone:
-            raise ValueError("the copy was put back: there is nothing to make a delta of")
+            raise ValueError("undo() was called, so nothing is left to encode")
         scratch = _Scratch(max((block.nbytes for block in self._blocks), default=0))
-        encoded = in_order(lambda block: _encode(block, scratch), self._blocks, threads)
+
+        def encode(block: _Block) -> EncodedBlock:
+            made = _encode(block, scratch)
+            if progress:
+                progress(block.nbytes)
+            return made
+
+        encoded = in_order(encode, self._blocks, threads)
         changed = ((block.name, block.index, made) for block, made in zip(self._blocks, encoded, strict=True))
         return diff_of_blocks(self._copy, changed, before=before, spool=spool, part=part)
 
@@ -107,7 +132,7 @@ class CopyAdvance:
 
 @dataclass
 class _Block:
-    """One block of the copy; once it has been advanced, its patch holds what was there before."""
+    """One block of the copy. After `advance`, its patch holds the old values."""
 
     name: str
     bits: Bits
@@ -131,7 +156,7 @@ class _Block:
         self.patch = codec.replace(units, source, self.layout.alone(self.index), 0)
 
     def count(self) -> None:
-        """How many units changed. Apart from advancing: where all were kept it takes time."""
+        """Counts the changed units. Separate from `advance`, because it takes time if all old values were kept."""
         assert self.patch is not None
         old = np.frombuffer(self.patch.values, self.bits.dtype)
         self.changed = len(old) if self.patch.positions is not None else int(np.count_nonzero(old != self.units))
@@ -148,7 +173,7 @@ def _undo(blocks: Iterable[_Block]) -> None:
 
 
 class _Scratch(threading.local):
-    """Room for one block in every thread that needs it, touched once: fresh pages cost more than the work itself."""
+    """A reusable buffer per thread, for one block: touching fresh pages costs more than the work itself."""
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
@@ -162,14 +187,14 @@ class _Scratch(threading.local):
 
 
 def _encode(block: _Block, scratch: _Scratch) -> EncodedBlock:
-    """Encodes a block from what it was to what it is, and proves that it decodes to just that."""
+    """Encodes the change of a block, and proves that it decodes to the new values."""
     assert block.patch is not None
     new, alone = block.units, block.layout.alone(block.index)
     old = scratch.like(new)
     _put_old(old, new, block.patch, alone)
     encoded = codec.encode(old, new, alone, 0)
     added = 0, 0
-    if encoded.data:  # none where `latest` changed under our hands, and back
+    if encoded.data:  # empty if `latest` changed during the scan and then changed back
         try:
             _, added = codec.apply(encoded.data, old, alone, 0, fresh=False)
         except ValueError as problem:
@@ -180,7 +205,7 @@ def _encode(block: _Block, scratch: _Scratch) -> EncodedBlock:
 
 
 def _put_old(room: Bits, new: Bits, patch: Patch, alone: Layout) -> None:
-    """The block as it was. The patch stays as it is: it is the way back."""
+    """Writes the old values of a block into `room`. The patch stays unchanged, for `undo`."""
     if patch.positions is None:
         np.copyto(room, np.frombuffer(patch.values, new.dtype))
     else:
@@ -190,6 +215,6 @@ def _put_old(room: Bits, new: Bits, patch: Patch, alone: Layout) -> None:
 
 def _fail(block: _Block, why: str) -> NoReturn:
     raise CorruptDelta(
-        f"tensor {block.name!r}: block {block.index}: what was just encoded is wrong: {why}",
-        hint="try again; if it happens twice, it is a bug, or this machine's memory is faulty",
+        f"tensor {block.name!r}: block {block.index} was encoded wrongly: {why}",
+        hint="publish again; if it fails again, this is a bug or the machine's memory is faulty",
     )

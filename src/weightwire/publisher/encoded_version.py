@@ -1,4 +1,4 @@
-"""The next version, encoded and uploaded, but not yet committed: it can still be given up."""
+"""The next version, encoded and uploaded but not committed: it can still be given up."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from weightwire.delta import Delta, State, anchor
 from weightwire.publisher.copy_advance import CopyAdvance, advance_copy
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_process import Taken
-from weightwire.weights import copy_weights
+from weightwire.weights import copy_weights, nbytes_of
 
 __all__ = ["FIRST_EPOCH", "FIRST_VERSION", "EncodedVersion", "encode_version", "upload_version"]
 
 FIRST_EPOCH, FIRST_VERSION = 1, 1
-"""What the first data of a new run is named for, before there is a run: version 0 is its fence."""
+"""The epoch and version of a new run's first data. Version 0 is the fence."""
 
 
 @dataclass(frozen=True)
 class EncodedVersion:
-    """`after` is the state that it leads to."""
+    """An encoded version. `after` is the state of its weights."""
 
     data: Delta
     kind: str
@@ -36,10 +36,10 @@ class EncodedVersion:
 async def encode_version(
     context: PublishContext, taken: Taken, version: int, before: State | None, *, part: bool = False
 ) -> AsyncIterator[EncodedVersion]:
-    """Moves the published copy forward, so that what was captured is free again, and encodes what changed.
+    """Updates the published copy, which frees the capture, and encodes the change.
 
-    If it is given up, the copy is put back. Without a state `before`, it is an anchor. `part` says that the copy is
-    only a part of the model's weights.
+    The copy is restored if the block raises. Without a state `before`, it encodes an anchor. `part` means that the copy
+    holds only a part of the model's weights.
     """
     advances: list[CopyAdvance] = []
     with tempfile.TemporaryFile() as spool:
@@ -59,30 +59,38 @@ async def encode_version(
 
 
 async def _encode_anchor(context: PublishContext, taken: Taken, spool: BinaryIO, part: bool) -> Delta:
-    published, threads = taken.copies.published, context.settings.threads
-    await context.runtime.run_in_thread(copy_weights, taken.weights, published)
+    published, settings, runtime = taken.copies.published, context.settings, context.runtime
+    total = nbytes_of(published)
+    await runtime.run_in_thread(copy_weights, taken.weights, published, settings.progress("read", total))
     taken.copies.release_all()
     taken.publication.check()
-    return await context.runtime.run_in_thread(anchor, published, spool=spool, threads=threads, part=part)
+    progress = settings.progress("encode", total)
+    return await runtime.run_in_thread(
+        anchor, published, spool=spool, threads=settings.threads, progress=progress, part=part
+    )
 
 
 async def _encode_delta(
     context: PublishContext, taken: Taken, before: State, part: bool, advances: list[CopyAdvance]
 ) -> Delta:
-    copies, threads = taken.copies, context.settings.threads
+    copies, settings, threads = taken.copies, context.settings, context.settings.threads
+    read = settings.progress("read", nbytes_of(copies.published))
 
-    def advance() -> None:  # in a thread, which ends even if nobody waits for it any more: the way back is kept
-        advances.append(advance_copy(copies.published, taken.weights, threads=threads, done=copies.release))
+    def advance() -> None:  # runs to its end even if this is cancelled, so the result is kept for undo
+        advances.append(
+            advance_copy(copies.published, taken.weights, threads=threads, done=copies.release, progress=read)
+        )
 
     await context.runtime.run_in_thread(advance)
     taken.publication.check()
-    return await context.runtime.run_in_thread(advances[0].diff, before, threads=threads, part=part)
+    encode = settings.progress("encode", advances[0].nbytes)
+    return await context.runtime.run_in_thread(advances[0].diff, before, threads=threads, part=part, progress=encode)
 
 
 async def upload_version(
     context: PublishContext, taken: Taken, encoded: EncodedVersion, epoch: int, rank: int = 0
 ) -> tuple[tuple[DataFile, ...], dict[str, StageTiming]]:
-    """Its file, or none where nothing changed; and how long each stage took so far."""
+    """Uploads a version. Returns its files (empty if nothing changed) and the timings so far."""
     stages = {**taken.publication.stages, "encode": encoded.timing}
     if not encoded.data.entries:
         return (), stages

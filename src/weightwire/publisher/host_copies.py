@@ -1,7 +1,6 @@
-"""The publisher's two host copies of the weights: what was last published, and what was captured last.
+"""The publisher's two host copies of the weights: the published ones and the latest capture.
 
-Keeps captures and diffs off each other's toes, so that a diff sees one whole capture and a trainer hardly ever waits.
-Knows weights and threads; no bucket, no asyncio, and not what a ticket stands for.
+Synchronizes captures and diffs, so that a diff sees one complete capture and the trainer hardly ever waits.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ __all__ = ["HostCopies"]
 
 T = TypeVar("T")
 BlockKey = tuple[str, int]
-"""A tensor's name, and the index of one of its blocks: captures and diffs cut tensors in the same places."""
+"""A tensor's name and a block index: captures and diffs use the same blocks."""
 
-_BATCH = 4 << 20  # bytes; a model has hundreds of tensors that are not worth a job of their own
+_BATCH = 4 << 20  # bytes; small tensors are copied together
 
 
 class HostCopies(Generic[T]):
-    """`published` are the weights last published; `latest` is what was captured last, for `advance_copy` to read.
+    """`published` holds the last published weights, `latest` the last captured ones, which `advance_copy` reads.
 
-    Buffers are allocated, and their pages touched, once. With `single` there is no `latest`: who lets the trainer wait
-    diffs the live weights. Both have the schema's order, and a shard's tensors the `rows` that it holds of them.
+    Buffers are allocated and their pages touched once. Without `latest` (`single`), a blocking publisher diffs
+    the live weights. Tensors are in the schema's order; those of a shard have only its `rows`.
 
-    A capture comes with a ticket: whatever the caller likes, but not None. It is pending until it is taken, together
-    with the weights, or dropped; every ticket whose capture returned is one or the other in the end, once.
-    `dropped(ticket, by)` hears of one that a later capture replaced `by` its own or, where that is None, lost: it
-    failed after it had begun to overwrite the weights. It is called from a thread of ours, where no interrupt can cut
-    it short. The `gate` says when a capture may begin.
+    Each capture has a ticket: any value but None. Once the capture has returned, its ticket is pending until it is
+    taken together with the weights, or dropped. Each ticket is either taken or dropped, never both.
+    `dropped(ticket, by)` is called if a later capture replaced it, with that capture's ticket as `by`, or None if the
+    later capture failed halfway. It is called in a background thread that no interrupt reaches. The `gate` decides
+    when a capture may begin.
     """
 
     published: dict[str, Tensor]
@@ -61,47 +60,47 @@ class HostCopies(Generic[T]):
         self._layouts = {name: _layout(tensor) for name, tensor in self.published.items()}
         self._batches = [*_batches(self.latest)]
         self.gate = gate or CaptureGate()
-        # Guarded by the gate's condition, as all that captures and diffs share.
+        # Guarded by the gate's condition, like everything that captures and diffs share.
         self._pending: T | None = None
         self._reading: set[BlockKey] = set()
 
     @property
     def busy(self) -> bool:
-        """That a diff still reads what was captured, so that a capture would have to wait for it."""
+        """Whether a diff still reads the capture, so that a new capture would wait."""
         return bool(self._reading)
 
     @property
     def waiting(self) -> bool:
-        """That something newer than what was taken last is there, or on its way."""
+        """Whether a capture is pending or in progress."""
         return self._pending is not None or self.gate.is_capturing
 
     @property
     def pending(self) -> T | None:
-        """The ticket of what was captured last, if it has not been taken."""
+        """The ticket of the latest capture, if it has not been taken."""
         return self._pending
 
     def check(self, weights: Weights) -> dict[str, Tensor]:
-        """These weights, in the order of the schema; an error if it is not theirs."""
+        """The weights in the order of the schema. Raises SchemaChanged if they do not fit it."""
         check_schema(_kinds(weights), _kinds(self.published))
         return {name: weights[name] for name in self.published}
 
     def capture(self, weights: Weights, ticket: T, turn: int = 0) -> None:
-        """Copies weights into `latest`, and makes this the pending ticket.
+        """Copies weights into `latest` and makes this the pending ticket.
 
-        Waits for nothing but captures by other threads, and blocks that a running diff still reads: it follows the
-        diff as one wave follows another; and, if it has a turn, while captures are held. Where it raises, nothing has
-        changed, or else nothing is pending; unless an interrupt came too late to stop it.
+        Waits only for captures by other threads, for blocks that a running diff still reads, and, if it has a turn,
+        while captures are held. If it raises, either nothing has changed or nothing is pending, unless an interrupt
+        came too late to stop it.
         """
         if self.published and not self.latest:
-            raise RuntimeError("a single copy has no room for a capture: diff the live weights")
+            raise RuntimeError("a single copy cannot take a capture: diff the live weights")
         checked = self.check(weights)
-        # In a thread of its own, where nothing can come between two steps that belong together.
+        # In a separate thread, where no interrupt can separate steps that belong together.
         to_the_end(lambda stop: self._capture(checked, ticket, turn, stop))
 
     def take(self) -> T | None:
-        """The pending ticket, if there is one: what it stands for is in `latest`, and stays until it is released.
+        """Takes the pending ticket, if any. Its weights stay in `latest` until they are released.
 
-        Waits for a capture in progress to end. What was taken before counts as released.
+        Waits for a capture in progress to end. Releases the weights that were taken before.
         """
         with self.gate.changed:
             self._reading.clear()
@@ -113,13 +112,13 @@ class HostCopies(Generic[T]):
                 return ticket
 
     def release(self, name: str, block: int) -> None:
-        """The diff no longer needs this block of `latest`: the `done` of `advance_copy`."""
+        """Frees a block of `latest` that the diff no longer needs. Used as `done` of `advance_copy`."""
         with self.gate.changed:
             self._reading.discard((name, block))
             self.gate.changed.notify_all()
 
     def release_all(self) -> None:
-        """The diff has ended, one way or the other."""
+        """Frees all blocks: the diff has ended, successfully or not."""
         with self.gate.changed:
             self._reading.clear()
             self.gate.changed.notify_all()
@@ -153,26 +152,26 @@ class HostCopies(Generic[T]):
     def _wait_for(self, block: BlockKey, stop: threading.Event) -> None:
         if stop.is_set():
             raise Stopped
-        if block in self._reading:  # which only shrinks during a capture: no need to hold up a diff by asking
+        if block in self._reading:  # the set only shrinks during a capture, so no lock is needed here
             with self.gate.changed:
                 self.gate.wait_until(lambda: block not in self._reading, stop)
 
 
 def _allocate(schema: Schema, rows: Mapping[str, Rows], threads: int | None) -> dict[str, Tensor]:
-    """Tensors of zeros, one behind the other in one piece of memory, which large pages fit best."""
+    """Zero tensors in one contiguous allocation, which suits large pages."""
     places: dict[str, int] = {}
     size = 0
     for name, (dtype, shape) in schema.items():
         places[name] = size
         nbytes = Layout.of(dtype, shape, rows.get(name)).count * dtype.unit
-        size += -(-nbytes // CACHE_LINE) * CACHE_LINE  # no two tensors share one
+        size += -(-nbytes // CACHE_LINE) * CACHE_LINE  # tensors do not share cache lines
     memory = aligned_memory(size)
     _touch(memory, threads)
     return {name: _place(memory, places[name], dtype, shape, rows.get(name)) for name, (dtype, shape) in schema.items()}
 
 
 def _touch(memory: npt.NDArray[np.uint8], threads: int | None) -> None:
-    """The system gives a page only to who writes to it, which takes longer than a copy: not while a trainer waits."""
+    """Touches every page now: the first write to a page takes longer than a copy, and a trainer would wait for it."""
     for _ in in_order(lambda at: memory[at : at + _BATCH].fill(0), range(0, len(memory), _BATCH), threads):
         pass
 
@@ -183,7 +182,7 @@ def _place(memory: npt.NDArray[np.uint8], at: int, dtype: Dtype, shape: tuple[in
 
 
 def _batches(weights: Weights) -> Iterator[list[BlockKey]]:
-    """All blocks, in order; together as many as make a copy worth a job."""
+    """All blocks in order, in batches that are large enough for a thread."""
     batch: list[BlockKey] = []
     nbytes = 0
     for name, tensor in weights.items():

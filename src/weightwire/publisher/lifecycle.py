@@ -1,4 +1,4 @@
-"""Whether a publisher still works: it is woken when there is something to do, told to close, and may fail for good."""
+"""The life of a publisher: it is woken when there is work, asked to close, and may fail permanently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Lifecycle"]
 
 
 class Lifecycle:
-    """`failure` is why nothing more is published; `closing` that the publisher ends when nothing is left to do."""
+    """`failure` is the error that ended publishing, if any. `closing` means that it ends when no work is left."""
 
     failure: WeightwireError | None
     closing: bool
@@ -28,7 +28,7 @@ class Lifecycle:
         self._wake.set()
 
     async def sleep(self, seconds: float | None = None) -> bool:
-        """Until it is woken, or so many seconds have passed: then it is False."""
+        """Waits until it is woken. Returns False after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
@@ -43,9 +43,9 @@ class Lifecycle:
 
     @property
     def ending(self) -> WeightwireError:
-        """What is told to those whose weights will not be published any more."""
+        """The error for publications that are still pending at the end."""
         return self.failure or Closed("the publisher was closed before this was published")
 
     def fail(self, failure: WeightwireError) -> None:
-        """The first failure counts."""
+        """Keeps the first failure."""
         self.failure = self.failure or failure

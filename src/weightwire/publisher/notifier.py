@@ -1,4 +1,7 @@
-"""Wakes followers after each version, by HTTP: they look now instead of at their next poll. Nobody relies on it."""
+"""Wakes followers by HTTP after each version, so that they look before their next poll. Best effort.
+
+It sends the token in WEIGHTWIRE_TOKEN, if there is one, and follows no redirects: they could take the token elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import json
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException, InvalidURL
 from typing import Any
 
-from weightwire.system import Runtime
+from weightwire.errors import WeightwireError, first_line, public_url
+from weightwire.system import Runtime, read_token
 from weightwire.telemetry import Listener, warning
 
 __all__ = ["FollowerNotifier"]
@@ -24,12 +29,30 @@ class FollowerNotifier:
         for url in self.urls:
             try:
                 await self.runtime.run_in_thread(_post, url, {"version": version})
-            except (OSError, ValueError) as problem:
-                self.emit(warning(f"{url}: could not be woken ({problem})", version, at=self.runtime.time()))
+            except (OSError, ValueError, HTTPException, WeightwireError) as problem:
+                self.emit(
+                    warning(
+                        f"{public_url(url)}: the follower could not be woken ({_reason(problem)})",
+                        version,
+                        at=self.runtime.time(),
+                    )
+                )
+
+
+def _reason(problem: Exception) -> str:
+    """Errors about a malformed URL quote parts of it, which may hold a password."""
+    return "malformed URL" if isinstance(problem, ValueError | InvalidURL) else first_line(problem)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
 
 
 def _post(url: str, body: Mapping[str, Any]) -> None:
-    data = json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method="POST")
-    with urllib.request.urlopen(request, timeout=2):
+    headers = {"Content-Type": "application/json"}
+    if token := read_token():
+        headers["Authorization"] = f"Bearer {token}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
+    with urllib.request.build_opener(_NoRedirects).open(request, timeout=2):
         pass

@@ -1,4 +1,4 @@
-"""What differs between a trainer of one process and one of many ranks; everything else is in `publish_loop`."""
+"""The interface that `SingleProcess` and `RankProcess` implement. What they share is in `publish_loop`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.weights import Dtype, Tensor, Weights
 
-__all__ = ["PublishProcess", "Taken", "next_capture"]
+__all__ = ["PublishProcess", "Taken", "interrupted", "next_capture"]
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Weights that were taken, to become a version. `problem` is why they cannot.
+    """Weights that were taken to become a version. `problem` is the error that prevents publishing them, if any.
 
-    They may be overwritten as soon as they are released, or where the trainer waits for it, when this is `over`.
+    They may be overwritten once they are released or, if the trainer waits, once this is `over`.
     """
 
     publication: Publication
@@ -32,18 +32,18 @@ class Taken:
     over: asyncio.Event | None = None
 
     def end(self, failure: WeightwireError | None) -> None:
-        """Whatever happened: nobody waits for ever."""
+        """Releases everything that may be waiting, after success or failure."""
         self.copies.release_all()
         if not self.publication.done:
-            self.publication.fail(failure or Interrupted("the publisher was interrupted", hint="make a new one"))
+            self.publication.fail(failure or interrupted())
         if self.over is not None:
             self.over.set()
 
 
 class PublishProcess(Protocol):
-    """How a process gets hold of a run, takes captures, makes versions of them, and leaves.
+    """Opens a run, takes captures, makes versions of them, and leaves.
 
-    `own_rows`, `skip` and `capture` are called in the trainer's thread, everything else in the loop's.
+    `own_rows`, `skip` and `capture` are called in the trainer's thread, everything else in the loop's thread.
     """
 
     @property
@@ -51,17 +51,17 @@ class PublishProcess(Protocol):
 
     @property
     def version(self) -> int | None:
-        """The newest that is known, a fence included; None in a run that has not begun."""
+        """The newest known version, including fences; None before the run exists."""
         ...
 
     @property
     def state(self) -> State | None:
-        """Of what was published last."""
+        """The state that was published last."""
         ...
 
     @property
     def dtypes(self) -> dict[str, Dtype]:
-        """Of the run, if it has begun; else of what was captured first."""
+        """The dtypes of the run or, before it exists, of the first capture."""
         ...
 
     @property
@@ -74,41 +74,45 @@ class PublishProcess(Protocol):
 
     @property
     def is_joined(self) -> bool:
-        """That this process knows what it is to publish: until then, `join` comes before each capture."""
+        """Whether this process knows which rows it publishes. Until it does, call `join` before each capture."""
         ...
 
     async def join(self, weights: Weights, aliases: Mapping[str, str]) -> None: ...
 
     def own_rows(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What of its weights this process publishes. May wait until other ranks have given up what failed here."""
+        """The rows that this process publishes. May wait until the other ranks give up a publish that failed here."""
         ...
 
     def skip(self) -> None:
-        """A publish failed before anything was captured."""
+        """Counts a publish that failed before its capture."""
         ...
 
     def capture(self, publication: Publication, weights: Weights) -> None: ...
 
     async def take(self) -> Taken | None:
-        """What is to be published next, as soon as there is something; None at the end."""
+        """Waits for the next capture and takes it; None at the end."""
         ...
 
     async def offer(self, publication: Publication, weights: Weights) -> Taken | None:
-        """Weights whose trainer waits until they are published, so that they need no capture.
+        """Accepts weights of a trainer that waits until they are published, so no capture is needed.
 
-        Returns what the caller is to publish; or None, once the rounds of all ranks have published it.
+        Returns what the caller must publish, or None once all ranks have published it together.
         """
         ...
 
     async def make_version(self, taken: Taken) -> Sealed[Commit]: ...
 
     async def follow_up(self, commit: Sealed[Commit]) -> None:
-        """What follows a version, without holding up the next one."""
+        """Starts the work after a commit, without delaying the next version."""
         ...
 
     def leave(self) -> None:
-        """Nothing more comes from here."""
+        """Ends the participation of this process."""
         ...
+
+
+def interrupted() -> Interrupted:
+    return Interrupted("the publisher was interrupted", hint="create a new publisher")
 
 
 async def next_capture(
@@ -116,10 +120,10 @@ async def next_capture(
     find_copies: Callable[[], HostCopies[Publication] | None],
     prepare: Callable[[], Awaitable[WeightwireError | None]],
 ) -> Taken | None:
-    """Waits for a capture, and takes it; None once the publisher closes and there is none left.
+    """Waits for a capture and takes it; None once the publisher closes and none is left.
 
-    `prepare` comes before anything is taken, and says why it cannot be published: while that waits for the bucket,
-    captures need not wait for it.
+    `prepare` runs before the capture is taken, so that captures can continue while it waits for the bucket. It returns
+    the error that prevents publishing, or None.
     """
     lifecycle = context.lifecycle
     while True:
@@ -128,6 +132,6 @@ async def next_capture(
             publication = await context.runtime.run_in_thread(copies.take)
             if publication is not None:
                 return Taken(publication, copies.latest, copies, problem)
-        if lifecycle.closing and not lifecycle.is_woken:  # else something came just now
+        if lifecycle.closing and not lifecycle.is_woken:  # woken: a capture may have just arrived
             return None
         await lifecycle.sleep()

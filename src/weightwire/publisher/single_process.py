@@ -1,6 +1,6 @@
-"""A trainer of one process: it holds all weights, and does everything itself.
+"""A trainer with one process, which holds all weights.
 
-It claims a run when there are weights to publish that fit, not before: until then, whoever publishes there goes on.
+It claims a run only when it has weights that fit. Until then, another publisher of the run is not disturbed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SingleProcess:
         self._anchors = Anchors(context)
         self._copies: HostCopies[Publication] | None = None
         self._found: UnclaimedRun | None = None
-        self._writer: ChainWriter | None = None  # of the run that was found, once it is claimed
+        self._writer: ChainWriter | None = None  # set once the found run is claimed
         self._session: Session | None = None
 
     @property
@@ -68,28 +68,25 @@ class SingleProcess:
     # --- start ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Reads the run, if there is one; starts one from a base; else the first version starts it."""
+        """Reads the run if it exists, or starts one from a base. Otherwise the first version starts it."""
         run, base = await self._takeover.probe(), self._context.settings.base
         if run is not None:
             self._find(await self._takeover.read(run))
         elif base is not None:
             found, session = await self._takeover.begin_from_base(base)
             self._find(found)
-            self._go_on(session)
+            self._set_session(session)
 
     def _find(self, found: UnclaimedRun) -> None:
         self._found, self._copies = found, found.copies
 
-    def _go_on(self, session: Session) -> None:
+    def _set_session(self, session: Session) -> None:
         self._session = session
         if session.path is not None:
             self._anchors.schedule = self._anchors.schedule.after_path(session.path)
 
     async def _begin(self) -> WeightwireError | None:
-        """Claims the run that the captured weights belong to, unless that has been done or there is none.
-
-        Returns what keeps it from it.
-        """
+        """Claims the run, unless that is done or there is none yet. Returns the error that prevents it."""
         lifecycle = self._context.lifecycle
         if self._session is not None or lifecycle.failure is not None:
             return lifecycle.failure
@@ -108,13 +105,13 @@ class SingleProcess:
         if found is None:  # the first version starts it
             await retry(takeover.upload_side_files)
             return
-        if self._writer is None:  # once: every claim is another version of the run
+        if self._writer is None:  # only once: every claim adds a version to the run
             self._writer = await retry(lambda: takeover.claim(found.run))
         writer = self._writer
-        self._go_on(await retry(lambda: takeover.resume(writer, found)))
+        self._set_session(await retry(lambda: takeover.resume(writer, found)))
 
     async def _look_again(self) -> UnclaimedRun | None:
-        """Another publisher may have started the run meanwhile."""
+        """Looks for a run that another publisher started meanwhile."""
         retry, takeover = self._context.uploader.retry, self._takeover
         run = await retry(takeover.find_again)
         if run is None:
@@ -170,9 +167,9 @@ class SingleProcess:
             return await self._commit(session, taken, encoded, *uploaded)
 
     async def _make_first_version(self, taken: Taken) -> Sealed[Commit]:
-        """Its data goes first: one that is interrupted has not started a run, and binds nobody to these weights.
+        """Uploads the data before it starts the run: if that is interrupted, the URL is still free for other weights.
 
-        Once run.json may be there, an interrupt waits until the version is.
+        Once run.json may exist, an interrupt waits for the commit.
         """
         async with encode_version(self._context, taken, FIRST_VERSION, None) as encoded:
             uploaded = await upload_version(self._context, taken, encoded, FIRST_EPOCH)
@@ -184,7 +181,10 @@ class SingleProcess:
         context, schema = self._context, schema_of_weights(taken.copies.published)
         writer = await context.uploader.retry(lambda: self._takeover.start_run(schema, taken.publication.aliases))
         session = self._session = Session(writer)
-        if (writer.next_version, writer.epoch) != (FIRST_VERSION, FIRST_EPOCH):  # another was there first
+        if (writer.next_version, writer.epoch) != (
+            FIRST_VERSION,
+            FIRST_EPOCH,
+        ):  # another publisher started the run first
             encoded = replace(encoded, version=writer.next_version)
             uploaded = await upload_version(context, taken, encoded, writer.epoch)
         return await self._commit(session, taken, encoded, *uploaded)

@@ -1,8 +1,7 @@
-"""How a publisher gets hold of a run: reads it, rebuilds the published state, and claims it when there is a version.
+"""How a publisher opens a run: it reads the run, rebuilds the published weights, and claims it for its first version.
 
-A run is only claimed once the weights to be published are known to fit: whoever publishes in it goes on undisturbed
-until then. A new run is started when its first data is in the bucket. Knows records and weights; publishes no version
-but a base.
+A run is claimed only once the new weights are known to fit, so a mismatch does not disturb the current publisher. A new
+run is started after its first data is in the bucket.
 """
 
 from __future__ import annotations
@@ -16,43 +15,42 @@ from weightwire.bucket import probe_bucket
 from weightwire.catchup import LOST_FOR_GOOD, ChainPath, Fetcher, around_lost_data, plan, restore_weights
 from weightwire.chain import (
     BASE,
-    HEAD,
+    KEY_VARIABLE,
     ChainReader,
     ChainWriter,
     Commit,
-    Folder,
     Run,
     Sealed,
     SideFile,
+    Signer,
     begin_run,
+    check_free,
     read_run,
     side_path,
 )
 from weightwire.delta import State, digest
 from weightwire.errors import (
-    BucketError,
     CheckpointError,
     NoRun,
+    NotPublished,
     UnsafeBucket,
-    WeightwireError,
+    Untrusted,
 )
 from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.publisher.host_copies import HostCopies
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
-from weightwire.weights import Rows, Schema, Weights, check_schema, copy_weights, schema_of_weights
+from weightwire.system import read_regular
+from weightwire.weights import Rows, Schema, Weights, check_schema, copy_weights, nbytes_of, schema_of_weights
 
 __all__ = ["Session", "Takeover", "UnclaimedRun"]
-
-_OURS = {HEAD, *(folder.removesuffix("/") for folder in Folder)}
 
 
 @dataclass(frozen=True)
 class UnclaimedRun:
-    """A run as it was found, not claimed. `head` is its newest commit.
+    """A run that was read but not claimed. `head` is its newest commit.
 
-    `copies.published` holds the weights of `state`, or nothing while there is none. `path` is the way to it from the
-    newest anchor.
+    `copies.published` holds the weights of `state`, if there is one. `path` leads to it from the newest anchor.
     """
 
     run: Run
@@ -68,9 +66,9 @@ class UnclaimedRun:
 
 @dataclass(frozen=True)
 class Session:
-    """A run that this publisher has claimed, and the state that it published last, which its copies hold.
+    """A run that this publisher has claimed. Its copies hold the weights of `state`.
 
-    `path` is the way from the newest anchor to where it was claimed.
+    `path` leads from the newest anchor to the version at which it was claimed.
     """
 
     writer: ChainWriter
@@ -83,44 +81,37 @@ class Takeover:
         self._bucket = context.bucket
         self._runtime = context.runtime
         self._settings = context.settings
+        self._signer = context.settings.signer
         self._warn = context.warn
-        self._side_files: tuple[SideFile, ...] | None = None  # once they are uploaded
-        self._base: State | None = None  # once it is known
+        self._side_files: tuple[SideFile, ...] | None = None  # set once they are uploaded
+        self._base: State | None = None  # set once it is known
 
-    # --- a run that is there -------------------------------------------------------------------------------------
+    # --- an existing run -----------------------------------------------------------------------------------------
 
     async def probe(self) -> Run | None:
-        """The run, if there is one, in a bucket that can hold one."""
+        """Checks that the bucket can hold a run. Returns the run, if there is one."""
         if not self._settings.insist:
             await probe_bucket(self._bucket, self._runtime.token())
         run = await self.find_again()
         if run is None:
-            await self._check_free()
+            await check_free(self._bucket)
         return run
 
     async def find_again(self) -> Run | None:
-        """Another publisher may have started it meanwhile."""
+        """The run, if it exists by now: another publisher may have started it."""
         try:
             return await read_run(self._bucket)
         except NoRun:
             return None
 
-    async def _check_free(self) -> None:
-        """A directory that holds other things was hardly meant: a checkpoint, in place of the run's URL."""
-        if not self._bucket.url.startswith("file:"):
-            return
-        for one in await self._bucket.list(""):
-            if one.path.split("/")[0] not in _OURS:
-                raise BucketError(f"{self._bucket.url}: holds other files, and no run", hint="name a new directory")
-
     async def read(self, run: Run, copies: HostCopies[Publication] | None = None) -> UnclaimedRun:
-        """Rebuilds what was published last, into these copies if they fit, else into new ones."""
-        self._check_mode(run)
+        """Rebuilds the published weights, into the given copies or into new ones."""
+        self._check_may_continue(run)
         if copies is None:
             copies = await self._runtime.run_in_thread(self.allocate, run.schema)
         else:
             self.check_schema(schema_of_weights(copies.published), run)
-        chain = ChainReader(self._bucket, run)
+        chain = ChainReader(self._bucket, run, self._signer.trust if self._signer else None)
         head = await chain.read_head()
         if head is None or not head.record.after:
             return UnclaimedRun(run, copies, head)
@@ -130,14 +121,16 @@ class Takeover:
         check_schema(weights, run.schema, url=self._bucket.url)
 
     async def claim(self, run: Run) -> ChainWriter:
-        """Fences off whoever published in it before."""
-        self._check_mode(run)
-        writer = ChainWriter(self._bucket, run, self._runtime, self._warn)
+        """Claims the run and fences off its previous publisher."""
+        self._check_may_continue(run)
+        writer = ChainWriter(self._bucket, run, self._runtime, self._warn, self._signer)
+        if self._signer is not None and await writer.chain.read_head() is None:
+            await self._check_own(run, self._signer)
         await writer.take_over()
         return writer
 
     async def resume(self, writer: ChainWriter, found: UnclaimedRun) -> Session:
-        """What was published last, rebuilt again where another publisher went on after the run was read."""
+        """Continues from the newest version, which is rebuilt if another publisher added versions meanwhile."""
         head = writer.head
         after = head.record.after if head else ""
         if not after and self._settings.base is not None:
@@ -149,19 +142,38 @@ class Takeover:
     def allocate(
         self, schema: Schema, rows: Mapping[str, Rows] | None = None, gate: CaptureGate | None = None
     ) -> HostCopies[Publication]:
-        """Room for the weights of a run, or for some rows of them."""
+        """Allocates copies for the weights of a run, or for some of their rows."""
         single, threads = self._settings.blocking, self._settings.threads
-        return HostCopies(schema, rows=rows, single=single, threads=threads, dropped=_tell_dropped, gate=gate)
+        return HostCopies(schema, rows=rows, single=single, threads=threads, dropped=_finish_dropped, gate=gate)
 
-    def _check_mode(self, run: Run) -> None:
+    def _check_may_continue(self, run: Run) -> None:
+        """Checks that this publisher may continue the run: through this URL, and with its key."""
         if run.mode == "strict" and not self._bucket.strict:
             raise UnsafeBucket(
-                f"{self._bucket.url}: nothing can be created safely through this URL, and the run counts on it",
+                f"{self._bucket.url}: this URL has no atomic create, which the run requires",
                 hint="publish through the URL that the run was started with (for Hugging Face: its S3 gateway)",
+            )
+        if run.keys and self._signer is None:
+            raise Untrusted(
+                f"{self._bucket.url}: this run is signed, and this publisher has no key",
+                hint=f"pass its key: --key FILE, key= in Python, or {KEY_VARIABLE}",
+            )
+        if not run.keys and self._signer is not None:
+            raise Untrusted(
+                f"{self._bucket.url}: this run is not signed, so its history cannot be trusted",
+                hint="start a new run under another URL, or publish without a key",
+            )
+
+    async def _check_own(self, run: Run, signer: Signer) -> None:
+        """Checks run.json before the first signature, which vouches for it: a stranger may have put it there."""
+        if run.keys != (signer.key.public.hex,) or run.files != await self.upload_side_files():
+            raise Untrusted(
+                f"{self._bucket.url}: run.json names other keys or side files than this publisher",
+                hint="delete run.json if no publisher needs it, or publish under another URL",
             )
 
     async def _rebuild(self, chain: ChainReader, copies: HostCopies[Publication], head: Sealed[Commit]) -> UnclaimedRun:
-        """The published state: from the bucket, unless weights that were given are just that."""
+        """Rebuilds the published weights: from `published` or `base` if they match, otherwise from the bucket."""
         state = await self._given(copies, head.record.after)
         if state is not None:
             return UnclaimedRun(chain.run, copies, head, state, await plan(chain, head))
@@ -170,41 +182,53 @@ class Takeover:
     async def _given(self, copies: HostCopies[Publication], after: str) -> State | None:
         for given in (self._settings.published, self._settings.base):
             if given is not None and schema_of_weights(given) == schema_of_weights(copies.published):
-                state = await self._runtime.run_in_thread(digest, given, threads=self._settings.threads)
+                settings, total = self._settings, nbytes_of(given)
+                state = await self._runtime.run_in_thread(
+                    digest, given, threads=settings.threads, progress=settings.progress("verify", total)
+                )
                 if state.hex == after:
-                    await self._runtime.run_in_thread(copy_weights, given, copies.published)
+                    read = settings.progress("read", total)
+                    await self._runtime.run_in_thread(copy_weights, given, copies.published, read)
                     return state
         return None
 
     async def _restore(self, chain: ChainReader, copies: HostCopies[Publication], head: Sealed[Commit]) -> UnclaimedRun:
-        """From the bucket. Where that is damaged beyond repair, the next version must be an anchor, which heals it."""
+        """Restores from the bucket. If its data is lost, the next version is an anchor, which heals the run."""
         fetcher = Fetcher(self._bucket, self._runtime)
         base, threads = self._settings.base, self._settings.threads
 
         async def attempt() -> UnclaimedRun:
             path = await plan(chain, head, lost=fetcher.lost)
-            state = await restore_weights(path, fetcher, copies.published, self._runtime, base=base, threads=threads)
+            state = await restore_weights(
+                path,
+                fetcher,
+                copies.published,
+                self._runtime,
+                base=base,
+                threads=threads,
+                progress=self._settings.progress,
+            )
             return UnclaimedRun(chain.run, copies, head, state, path)
 
         try:
             return await around_lost_data(fetcher, attempt, self._warn)
         except LOST_FOR_GOOD as problem:
-            self._warn(f"{problem.message}; the next version will be an anchor, with all weights")
+            self._warn(f"{problem.message}; the next version will be an anchor with all weights")
             return UnclaimedRun(chain.run, copies, head)
 
     # --- a new run -----------------------------------------------------------------------------------------------
 
     async def begin_from_base(self, base: Weights) -> tuple[UnclaimedRun, Session]:
-        """Starts a run from weights that followers have already."""
+        """Starts a run from weights that followers already have."""
         schema = schema_of_weights(base)
         copies = await self._runtime.run_in_thread(self.allocate, schema)
-        await self._base_state(base)  # before anything is there: it takes a while
+        await self._base_state(base)  # before anything is created, because it takes a while
         writer = await self.start_run(schema, {})
         found = UnclaimedRun(writer.run, copies)
         return found, await self.resume(writer, found)
 
     async def start_run(self, schema: Schema, aliases: Mapping[str, str]) -> ChainWriter:
-        """Creates the run and claims it; or claims the one that another has started meanwhile."""
+        """Creates and claims the run. If another publisher created it meanwhile, claims that one."""
         run = Run(
             run=self._runtime.token(),
             time=self._runtime.time(),
@@ -212,6 +236,7 @@ class Takeover:
             tensors={name: (dtype.name, shape) for name, (dtype, shape) in schema.items()},
             aliases=dict(aliases),
             files=await self.upload_side_files(),
+            keys=(self._signer.key.public.hex,) if self._signer else (),
         )
         run = await begin_run(self._bucket, run, self._runtime, self._warn)
         self.check_schema(schema, run)
@@ -229,7 +254,7 @@ class Takeover:
         return self._base
 
     async def upload_side_files(self) -> tuple[SideFile, ...]:
-        """Once."""
+        """Uploads them once."""
         if self._side_files is None:
             self._side_files = await self._upload_side_files()
         return self._side_files
@@ -242,23 +267,21 @@ class Takeover:
             try:
                 uploaded.append(SideFile(name, side_path(name, sha256), len(data), sha256))
             except ValueError as problem:
-                raise CheckpointError(f"side file {problem}", hint="rename it, or leave it out") from problem
+                raise CheckpointError(f"side file {problem}", hint="rename it or leave it out") from problem
             await self._bucket.put(uploaded[-1].path, data)
         return tuple(uploaded)
 
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except OSError as problem:
         raise CheckpointError(f"side file {path}: cannot be read ({problem})", hint="check the side files") from problem
 
 
-def _tell_dropped(publication: Publication, by: Publication | None) -> None:
-    """Of a capture that was never taken."""
+def _finish_dropped(publication: Publication, by: Publication | None) -> None:
+    """Finishes the publication of a capture that was never taken."""
     if by is not None:
         publication.supersede(by)
     else:
-        publication.fail(
-            WeightwireError(f"step {publication.step}: a later capture failed half way and spoilt this one")
-        )
+        publication.fail(NotPublished(f"{publication.name}: a later capture failed halfway and overwrote it"))

@@ -1,7 +1,4 @@
-"""How a publisher brings data into the bucket: trying again where it fails, and under names that say what it is.
-
-Knows deltas as bytes; no records but those that name a file.
-"""
+"""Uploads deltas and anchors, with retries."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from weightwire.chain import DataFile, Warn, backoff, data_path
 from weightwire.delta import Delta
 from weightwire.errors import BucketError, NotFound, PermissionDenied
 from weightwire.system import Runtime
+from weightwire.telemetry import StartProgress
 
 __all__ = ["Uploader"]
 
@@ -28,18 +26,21 @@ def _never() -> bool:
 
 
 class Uploader:
-    """What fails is tried again for `retry_seconds`."""
+    """Retries failed requests for `retry_seconds`."""
 
-    def __init__(self, bucket: Bucket, runtime: Runtime, retry_seconds: float, warn: Warn) -> None:
+    def __init__(
+        self, bucket: Bucket, runtime: Runtime, retry_seconds: float, warn_of_retry: Warn, progress: StartProgress
+    ) -> None:
         self._bucket = bucket
         self._runtime = runtime
         self._retry_seconds = retry_seconds
-        self._warn = warn
+        self._warn_of_retry = warn_of_retry
+        self._progress = progress
 
     async def retry(
         self, work: Callable[[], Awaitable[Result]], is_newer_waiting: Callable[[], bool] = _never
     ) -> Result:
-        """Tries again until it works, until the time for that is over, or until something newer is waiting."""
+        """Retries until it succeeds, the time is over, or something newer is waiting."""
         began, tries = self._runtime.clock(), 0
         while True:
             try:
@@ -50,20 +51,21 @@ class Uploader:
                 tries += 1
                 if is_newer_waiting() or self._runtime.clock() - began > self._retry_seconds:
                     raise
-                self._warn(f"{problem.message}; trying again")
+                self._warn_of_retry(problem.message)
             await asyncio.sleep(backoff(self._runtime, tries))
 
     async def name(self, kind: str, version: int, epoch: int, made: Delta, rank: int = 0) -> DataFile:
-        """Where a delta or anchor goes. Once for all tries: all of it is hashed for that."""
-        sha256 = await self._runtime.run_in_thread(_hash, made)
+        """The path of a delta or anchor. Call it once for all retries: it hashes the whole file."""
+        sha256 = await self._runtime.run_in_thread(_hash, made, self._progress("hash", made.nbytes))
         return DataFile(data_path(kind, version, epoch, rank, sha256), made.nbytes, sha256, rank)
 
     async def put(self, file: DataFile, made: Delta) -> None:
         await self._bucket.put(file.path, made.chunks(_CHUNK), made.nbytes)
 
 
-def _hash(made: Delta) -> str:
+def _hash(made: Delta, progress: Callable[[int], None]) -> str:
     whole = hashlib.sha256()
     for chunk in made.chunks(_CHUNK):
         whole.update(chunk)
+        progress(len(chunk))
     return whole.hexdigest()

@@ -1,7 +1,8 @@
-"""Hold: a follower's local checkpoint, which is of exactly one version whatever happens."""
+"""Hold: a follower's local checkpoint, which holds exactly one version at any time."""
 
 from weightwire.replica.checkpoint_about import CheckpointAbout
 from weightwire.replica.replica import Replica
+from weightwire.replica.seen_run import SeenRun
 from weightwire.replica.workdir import Position
 
-__all__ = ["CheckpointAbout", "Position", "Replica"]
+__all__ = ["CheckpointAbout", "Position", "Replica", "SeenRun"]

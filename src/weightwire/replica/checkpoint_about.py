@@ -1,4 +1,4 @@
-"""weightwire.json: what a checkpoint that weightwire made says of itself."""
+"""weightwire.json: which version a checkpoint made by weightwire holds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from weightwire.replica.workdir import to_json
+from weightwire.system import read_regular
 from weightwire.weights import ABOUT_FILE
 
 __all__ = ["CheckpointAbout"]
@@ -15,7 +16,7 @@ __all__ = ["CheckpointAbout"]
 
 @dataclass(frozen=True)
 class CheckpointAbout:
-    """Which version of which run a checkpoint holds; of one in a replica, whether it shares blocks with its work."""
+    """The run and version that a checkpoint holds. `shares_blocks`: in a replica, whether it shares disk blocks."""
 
     run: str
     version: int
@@ -25,12 +26,13 @@ class CheckpointAbout:
 
     @classmethod
     def read(cls, checkpoint: Path) -> Self:
-        """Raises OSError or ValueError if the checkpoint does not say."""
-        value = json.loads((checkpoint / ABOUT_FILE).read_bytes())
+        """Raises OSError or ValueError if the file is missing or malformed."""
+        value = json.loads(read_regular(checkpoint / ABOUT_FILE))
         try:
             return cls(value["run"], value["version"], value["commit"], value["state"], value.get("shares_blocks"))
         except (LookupError, TypeError, AttributeError) as problem:
-            raise ValueError(f"{checkpoint / ABOUT_FILE}: does not say which version of a run this is") from problem
+            raise ValueError(f"{checkpoint / ABOUT_FILE}: does not name a run and version") from problem
 
-    def to_json(self) -> bytes:
-        return to_json({key: value for key, value in asdict(self).items() if value is not None})
+    def to_json(self, **more: int | None) -> bytes:
+        """`more` are entries for other programs, which `read` ignores."""
+        return to_json({key: value for key, value in asdict(self).items() if value is not None} | more)

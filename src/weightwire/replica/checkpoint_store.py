@@ -1,6 +1,6 @@
-"""The checkpoints that a replica makes: `current`, and older ones for as long as somebody loads them.
+"""The checkpoints of a replica: `current`, and older ones while engines load them.
 
-There are at most `current`, the one handed out last, those that are lent, and one that is being made.
+There are at most `current`, the last one handed out, the lent ones, and one in the making.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ from weightwire.weights import ABOUT_FILE, MODEL_FILE
 
 __all__ = ["FILES", "CheckpointStore"]
 
-FILES = "files"  # of a work directory: what else a checkpoint holds
+FILES = "files"  # the side files in a work directory
 
 
 class CheckpointStore:
-    """`make` the newest, `hand_out` or `lend` it. Not one of them is ever changed."""
+    """`make` the newest, then `hand_out` or `lend` it. Checkpoints are never changed."""
 
     def __init__(self, directory: Path) -> None:
         self._current = LinkedFolder(directory / "current", "checkpoints")
-        self._handed_out: str | None = None  # the name of the one handed out last
-        self._lent: Counter[str] = Counter()  # names, and how many have borrowed each
+        self._handed_out: str | None = None  # the name of the last one handed out
+        self._lent: Counter[str] = Counter()  # borrowers by name
 
     def recover(self) -> None:
-        """Removes all but `current`: whoever had another one is gone, or loads again."""
+        """Removes all but `current`: other checkpoints belong to a process that has ended."""
         self._current.recover()
+        if self._current.link.is_symlink() and self._current.target is None:  # nobody has verified what is there
+            durable_files.remove(self._current.link)
 
     @property
     def shares_blocks(self) -> bool:
-        """Whether `current` shares blocks with what it was made from."""
+        """Whether `current` shares disk blocks with the work directory."""
         about = self._read()
         return about is not None and bool(about.shares_blocks)
 
     def make(self, work: Workdir) -> Path:
-        """Makes `current` lead to a checkpoint of what is held, which is on disk; returns where it is now."""
+        """Makes `current` a checkpoint of the synced work directory, and returns its path."""
         folder = self._current.folder
         made = folder / f"{work.position.version}-{secrets.token_hex(4)}"
         durable_files.make_directory(folder)
@@ -58,16 +60,16 @@ class CheckpointStore:
 
     @property
     def path(self) -> Path:
-        """Where `current` leads."""
+        """The directory that `current` points to."""
         return Path(os.path.realpath(self._current.link))
 
     def is_of(self, work: Workdir) -> bool:
-        """Whether `current` is a checkpoint of what is held."""
+        """Whether `current` holds the same version as `work`."""
         about = self._read()
         return about is not None and replace(about, shares_blocks=None) == _describe(work)
 
     def _read(self) -> CheckpointAbout | None:
-        """What `current` says of itself; None if it is not one of ours."""
+        """The metadata of `current`, or None if it was not made by weightwire."""
         try:
             about = CheckpointAbout.read(self._current.link)
         except (OSError, ValueError):
@@ -75,7 +77,7 @@ class CheckpointStore:
         return about if (self._current.link / MODEL_FILE).is_file() else None
 
     def hand_out(self) -> Path:
-        """`current`, which stays until the next one is handed out."""
+        """Returns `current`, which stays until the next `hand_out`."""
         path = self.path
         if path.name != self._handed_out:
             self._handed_out = path.name
@@ -83,14 +85,14 @@ class CheckpointStore:
         return path
 
     def lend(self) -> Path:
-        """`current`, which stays until it is given back."""
+        """Returns `current`, which stays until `give_back`."""
         path = self.path
         self._lent[path.name] += 1
         return path
 
     def give_back(self, path: Path) -> None:
         self._lent[path.name] -= 1
-        self._lent = +self._lent  # without those that nobody has any more
+        self._lent = +self._lent  # drops zero counts
         self._tidy()
 
     def _tidy(self) -> None:

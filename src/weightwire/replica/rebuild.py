@@ -1,4 +1,4 @@
-"""New weights for a replica, filled in beside those it has, and then put in their place at once."""
+"""New weights for a replica, filled in beside the old ones, which they then replace at once."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from weightwire.replica.checkpoint_store import FILES
 from weightwire.replica.disk_errors import explained
 from weightwire.replica.linked_folder import LinkedFolder
 from weightwire.replica.workdir import Position, Workdir, different
-from weightwire.system import durable_files
+from weightwire.system import durable_files, read_regular
 from weightwire.weights import ABOUT_FILE, CheckpointWriter, Schema, Tensor, is_side_file_name, is_weights_file
 
 __all__ = ["Rebuild", "SideFiles"]
 
 SideFiles = Mapping[str, bytes | Path]
-"""What a checkpoint holds besides weights: names relative to it, and the bytes or where to find them."""
+"""Side files by name: relative to the checkpoint, with their bytes or a path to them."""
 
 
 class Rebuild(Mapping[str, Tensor]):
     """New weights for a replica: `with replica.rebuild(...) as new:`, fill in `new[name].bits`, then `new.finish(...)`.
 
-    All zeros at first, with room on disk for all of them. Until `finish` has returned the replica is as it was, and it
-    stays so if the block ends without it.
+    The weights start as zeros, with disk space allocated. The replica does not change before `finish`.
     """
 
     def __init__(
@@ -38,12 +37,12 @@ class Rebuild(Mapping[str, Tensor]):
         adopt: Callable[[Path], None],
         threads: int | None,
     ) -> None:
-        """Not to be called: see `Replica.rebuild`."""
+        """Use `Replica.rebuild`."""
         for name in side_files:
             _check_side_file(name)
         self._works = works
         self._directory = works.folder.parent
-        self._adopt = adopt  # makes a complete directory the replica's
+        self._adopt = adopt  # makes a complete directory the replica's own
         self._names = tuple(schema)
         self._side_files = side_files
         self._threads = threads
@@ -70,13 +69,13 @@ class Rebuild(Mapping[str, Tensor]):
             self._open = False
 
     def finish(self, position: Position, state: State) -> None:
-        """Checks that the weights have this state, brings them to disk, and then makes them the replica's, at once."""
+        """Checks that the weights have this state, syncs them to disk, and makes them the replica's."""
         if not self._open:
             raise ValueError("a rebuild can be finished once, inside its block")
         if name := different(digest(self._tensors, threads=self._threads), state):
             raise ReplicaError(
-                f"{self._directory}: tensor {name!r} was not filled in as it should be",
-                hint="rebuild it once more",
+                f"{self._directory}: tensor {name!r} does not have the expected digest",
+                hint="rebuild the replica again",
             )
         self._open = False
         self._tensors = {}
@@ -95,7 +94,7 @@ class Rebuild(Mapping[str, Tensor]):
         for name, content in self._side_files.items():
             if not _is_ours(name):
                 (files / name).parent.mkdir(parents=True, exist_ok=True)
-                durable_files.write_file(files / name, content if isinstance(content, bytes) else content.read_bytes())
+                durable_files.write_file(files / name, content if isinstance(content, bytes) else read_regular(content))
         durable_files.sync_tree(files)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -116,11 +115,13 @@ class _Unfinished(Exception):
 
 
 def _check_side_file(name: str) -> None:
-    """They come from a bucket: none may lead out of the checkpoint."""
+    """Rejects names that lead out of the checkpoint: they come from a bucket."""
     if not is_side_file_name(name):
-        raise ReplicaError(f"{name!r} cannot be the name of a side file", hint="it must stay inside the checkpoint")
+        raise ReplicaError(
+            f"{name!r}: not a valid name for a side file", hint="use a relative path inside the checkpoint"
+        )
 
 
 def _is_ours(name: str) -> bool:
-    """Files that would contradict the one that holds the weights, as those of a checkpoint that once was in shards."""
+    """Whether a side file would conflict with a file that weightwire writes, such as an index of shards."""
     return name == ABOUT_FILE or is_weights_file(name)

@@ -1,14 +1,14 @@
-"""A follower's local checkpoint, which is of exactly one version whatever happens.
+"""A follower's local checkpoint. It holds exactly one version at any time, also after a crash.
 
     DIR/current -> checkpoints/<version>-<token>/   a Hugging Face checkpoint of one version, never changed
     DIR/work -> works/<token>/                      the follower's own state, changed in place: see `workdir`
-        files/...                                     what else a checkpoint holds: config, tokenizer
+        files/...                                     side files: config, tokenizer
     DIR/lock                                        held while the replica is open
 
-Both links change at once, and what they lead to is complete by then. Engines that map files must load `current`: all
-its weights are in one file, so that whoever has it open never sees two versions. Beside the work there are at most
-`current`, the checkpoint handed out last, those that are lent, and one that is being made; opening a replica removes
-all but `current`. Knows files, weights and deltas; no bucket, no commit record and no event loop. One call at a time.
+Both links change atomically, and only to complete directories. Engines that map files must load `current`: all its
+weights are in one file, so a process that has it open never sees two versions. Beside the work directory there are at
+most `current`, the last checkpoint handed out, the lent ones, and one in the making. Opening a replica removes all but
+`current`. Not thread-safe: one call at a time.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ _PAGE = 4096
 
 
 class Replica(Closeable):
-    """`with Replica.open(directory) as replica:`; where `position` is None it holds nothing and must be rebuilt.
+    """`with Replica.open(directory) as replica:`. If `position` is None, it holds nothing and must be rebuilt.
 
-    `trouble` then says in words why it holds nothing any more, if it did. A call that fails leaves the replica at the
-    version it had, unless `position` is None afterwards.
+    `trouble` is then the reason, if it held something before. A failed call leaves the version unchanged, unless
+    `position` is None afterwards.
     """
 
     def __init__(self, directory: Path, lock: int, threads: int | None) -> None:
-        """Not to be called: see `open`."""
+        """Use `open`."""
         self.directory = directory
         self._lock: int | None = lock
         self._threads = threads
         self._work: Workdir | None = None
         self._trouble: str | None = None
-        self._shares_blocks = False  # that a page of the work may move when it is written to
+        self._shares_blocks = False  # a write may need a new disk block (copy on write)
         self._works = LinkedFolder(directory / "work", "works")
         self._checkpoints = CheckpointStore(directory)
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str], *, threads: int | None = None) -> Self:
-        """Locks and repairs what is there, and reads all weights once. Makes the directory if there is none."""
+        """Locks the directory, repairs it after a crash, and verifies all weights. Creates it if needed."""
         path = Path(directory).absolute()
         with explained(path):
             replica = cls(path, _lock(path), threads)
@@ -68,7 +68,7 @@ class Replica(Closeable):
         return replica
 
     def close(self) -> None:
-        """Lets go of the directory. Nothing is synced: the journal has it all."""
+        """Unlocks the directory. Needs no sync: all changes are in the journal."""
         self._work = None
         if self._lock is not None:
             os.close(self._lock)
@@ -86,7 +86,7 @@ class Replica(Closeable):
 
     @property
     def weights(self) -> Weights:
-        """Read-only views, which show later versions too, also half of one: for nobody who keeps them."""
+        """Read-only views of the live memory, which `advance` changes. Do not keep them."""
         work = self._good()
         return work.weights if work else {}
 
@@ -102,47 +102,48 @@ class Replica(Closeable):
     # --- forward -------------------------------------------------------------------------------------------------
 
     def advance(self, deltas: Sequence[Delta], position: Position, after: str) -> Delta:
-        """Goes on to a later version, by all of its files: one, several of as many ranks, or none if nothing changed.
+        """Advances to a later version. `deltas` are the parts of its ranks, or empty if nothing changed.
 
-        Everything is decoded and proven to lead to the state `after` before anything is written. Returns what changed
-        in absolute values, as entries that are `coo` or, where much changed, `fresh`.
+        Decodes all of them and checks that they give the state `after` before it writes anything. Returns the changes
+        as absolute values, in `coo` entries, or `fresh` ones where much changed.
         """
         work = self._held()
         if position.run != work.position.run:
             raise ForeignRun(f"{self.directory}: holds run {work.position.run}, not {position.run}", hint="rebuild it")
-        if position.version <= work.position.version:
+        held = work.position.version
+        if position.version <= held:
             raise ReplicaError(
-                f"{self.directory}: is at version {work.position.version}, and {position.version} is not after it",
-                hint="a replica never goes back: rebuild it",
+                f"{self.directory}: already at version {held}, so version {position.version} cannot be applied",
+                hint="rebuild the replica",
             )
         patch = make_absolute(work.weights, deltas, work.state, after, threads=self._threads)
         patch = replace(patch, where=f"version {position.version}")
         if self._shares_blocks:
             check_room(self.directory, min(work.nbytes, _PAGE * patch.changed))
-        # An interrupt comes out only afterwards: what is in the journal has happened.
+        # Interrupts are raised afterwards: a version in the journal counts as applied.
         to_the_end(lambda stop: work.advance(patch, position))
         return patch
 
     def merge(self, patches: Sequence[Delta]) -> Delta:
-        """One patch in place of several that `advance` returned one after the other, the last of them just now."""
+        """Merges consecutive patches that `advance` returned, up to the current version."""
         work = self._held()
         return merge_absolute(work.weights, patches, work.state, threads=self._threads)
 
     # --- to disk -------------------------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Brings all changes to disk, and so does away with the journal."""
+        """Writes all changes to disk and empties the journal."""
         with explained(self.directory):
             self._held().sync()
 
     def verify(self) -> None:
-        """Reads all weights once more; a replica that no longer holds what it should is lost."""
+        """Reads and checks all weights. A replica with a wrong digest is lost."""
         self._held().verify()
 
     def make_current(self) -> Path:
-        """Makes `current` lead to a checkpoint of this version, if it does not yet; returns where that is now.
+        """Makes `current` a checkpoint of this version, if it is not yet, and returns its directory.
 
-        It may be gone at the next call: whoever loads it has it from `checkpoint` or `lend`.
+        The next call may remove the directory. To load it, use `checkpoint` or `lend`.
         """
         work = self._held()
         if self._checkpoints.is_of(work):
@@ -155,35 +156,35 @@ class Replica(Closeable):
             self._shares_blocks = self._checkpoints.shares_blocks
 
     def checkpoint(self) -> Path:
-        """Makes `current` this version, and hands it out: the directory stays until the next one is handed out."""
+        """Makes `current` this version and returns its directory, which stays until the next `checkpoint`."""
         self.make_current()
         return self._checkpoints.hand_out()
 
     def lend(self) -> Path:
-        """Makes `current` this version, and lends it: the directory stays until it is given back."""
+        """Makes `current` this version and returns its directory, which stays until `give_back`."""
         self.make_current()
         return self._checkpoints.lend()
 
     def give_back(self, path: Path) -> None:
-        """A directory that was lent is no longer needed."""
+        """Returns a directory from `lend`, which may then be removed."""
         self._checkpoints.give_back(path)
 
     # --- from nothing --------------------------------------------------------------------------------------------
 
     def rebuild(self, schema: Schema, side_files: SideFiles | None = None) -> Rebuild:
-        """Weights to be filled in, in place of what is held: see there."""
+        """New weights to fill in, which then replace those held. See `Rebuild`."""
         if self._lock is None:
             raise ReplicaError(f"{self.directory}: the replica is closed", hint="open it again")
         return Rebuild(self._works, schema, side_files or {}, self._adopt, self._threads)
 
     def _adopt(self, path: Path) -> None:
-        """Takes on a complete work directory, in place of the one that is held."""
+        """Replaces the work directory with another complete one."""
         work = Workdir.map(path, self._threads)
         try:
             self._works.point(path)
         except BaseException:
             if self._works.target == path.name and self._work:
-                self._work.lost = "another state may have taken its place on disk"
+                self._work.lost = "another version may have replaced it on disk"
             raise
         self._work, self._trouble, self._shares_blocks = work, None, False
 
@@ -192,15 +193,17 @@ class Replica(Closeable):
     def _recover(self) -> None:
         self._checkpoints.recover()
         self._works.recover()
-        link = self._works.link
+        link, target = self._works.link, self._works.target
         if not link.is_symlink():
             return
         try:
-            self._work = Workdir.open(link.resolve(), self._threads)
+            if target is None:
+                raise ReplicaError(f"{link}: leads out of the replica", hint="rebuild the replica")
+            self._work = Workdir.open(self._works.folder / target, self._threads)
             self._shares_blocks = self._checkpoints.shares_blocks
-        except (WeightwireError, ValueError, LookupError, TypeError, AttributeError, FileNotFoundError) as problem:
+        except (WeightwireError, ValueError, FileNotFoundError) as problem:
             reason = problem.message if isinstance(problem, WeightwireError) else f"{type(problem).__name__} {problem}"
-            self._trouble = f"the replica is damaged, and was dropped: {reason}"
+            self._trouble = f"the replica was damaged and has been dropped: {reason}"
             durable_files.remove(link)
             self._works.tidy()
 
@@ -222,23 +225,26 @@ class Replica(Closeable):
 
 
 def _lock(directory: Path) -> int:
-    """Makes a directory ours, for as long as the lock is held. One that holds something else is left alone."""
+    """Locks a directory for this replica. Refuses one that holds other files."""
     directory.mkdir(parents=True, exist_ok=True)
     found = {path.name for path in directory.iterdir() if not path.name.startswith(".")} - {"lost+found"}
     if found and _LOCK not in found:
-        raise ReplicaError(f"{directory}: holds other files already", hint="name a new directory for the replica")
+        raise ReplicaError(f"{directory}: already holds other files", hint="use a new directory for the replica")
     lock = durable_files.lock_file(directory / _LOCK)
     if lock is None:
         raise ReplicaError(
-            f"{directory}: is in use by another follower", hint="stop that one, or name another directory"
+            f"{directory}: in use by another follower", hint="stop that follower, or use another directory"
         )
     mark = os.pread(lock, len(_MARK), 0)
-    if mark != _MARK and (found - {_LOCK} or not _MARK.startswith(mark)):
+    begun = mark.rstrip(b"\0")  # after a power cut the end may be missing, or zero
+    if mark != _MARK and (found - {_LOCK} or not _MARK.startswith(begun)):
         os.close(lock)
-        raise ReplicaError(f"{directory}: is no replica", hint="name a new directory for the replica")
+        raise ReplicaError(f"{directory}: not a replica", hint="use a new directory for the replica")
     try:
         os.pwrite(lock, _MARK, 0)
         os.fsync(lock)
+        if mark != _MARK:
+            durable_files.sync_directory(directory)  # without the lock, other files would look like somebody else's
     except BaseException:
         os.close(lock)
         raise

@@ -1,38 +1,42 @@
-"""A state on disk that is changed in place, and is of exactly one version after any crash.
+"""The replica's state on disk, changed in place. It recovers to exactly one version after any crash.
 
     model.safetensors                        memory-mapped
-    state.json                               what it held when it was last synced
-    journal/<version>-<commit>.safetensors   what has been written to it since, in absolute values
+    state.json                               version and digests at the last sync
+    journal/<version>-<commit>.safetensors   changes since then, as absolute values
 
-A record is on disk before anything of it is written to the model. So whichever pages of the model were lost, it is
-repaired by writing all records again. Knows files, weights and deltas; not what else is held, nor for whom.
+A journal record is on disk before its changes go to the model. So replaying all records repairs lost pages.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Annotated, Any, NoReturn, Self
+
+import msgspec
 
 from weightwire.delta import Delta, State, TensorState, add_digests, digest, write_absolute
 from weightwire.errors import ReplicaError
-from weightwire.system import durable_files
+from weightwire.system import durable_files, open_regular, read_regular
 from weightwire.weights import MODEL_FILE, Tensor, Weights, read_header
 
 __all__ = ["Position", "Workdir", "different", "to_json"]
 
 _STATE, _JOURNAL = "state.json", "journal"
-_RECORD = re.compile(r"(\d{20})-([0-9a-f]{64})\.safetensors")
+_RECORD = re.compile(r"([0-9]{20})-([0-9a-f]{64})\.safetensors")
+
+_Sum = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]  # half of a digest
 
 
 @dataclass(frozen=True)
 class Position:
-    """Which version of which run this is. `commit` is the SHA-256 of the version's commit record, in hex."""
+    """A run and version. `commit` is the SHA-256 of the commit record, in hex."""
 
     run: str
     version: int
@@ -40,19 +44,19 @@ class Position:
 
     def __post_init__(self) -> None:
         if not _RECORD.fullmatch(self.record):
-            raise ValueError(f"{self} is no position: the commit must be 64 hex digits")
+            raise ValueError(f"{self} is not a valid position: the commit must be 64 hex digits")
 
     @property
     def record(self) -> str:
-        """The name of the journal record that leads here."""
+        """The name of the journal record of this version."""
         return f"{self.version:020}-{self.commit}.safetensors"
 
 
 class Workdir:
-    """A mapped directory. `weights` may be read; `lost` says why what is in memory cannot be relied on any more."""
+    """A mapped directory. `weights` are read-only. `lost` is the reason why the memory can no longer be trusted."""
 
     def __init__(self, path: Path, position: Position, state: State, memory: mmap.mmap, threads: int | None) -> None:
-        """Not to be called: see `open`."""
+        """Use `open` or `map`."""
         self.path = path
         self.position = position
         self.state = state
@@ -71,16 +75,17 @@ class Workdir:
 
     @staticmethod
     def complete(path: Path, position: Position, state: State) -> None:
-        """Makes a directory that holds a model, which is on disk, one that can be opened."""
+        """Completes a directory with a synced model, so that it can be opened."""
         durable_files.make_directory(path / _JOURNAL)
         durable_files.write_file(path / _STATE, _describe(position, state))
 
     @classmethod
     def open(cls, path: Path, threads: int | None = None) -> Self:
-        """Repairs what a crash left, and reads all weights to be sure of it.
+        """Repairs the directory after a crash and verifies all weights.
 
-        Raises WeightwireError, ValueError, LookupError, TypeError or FileNotFoundError where that is not possible.
+        Raises WeightwireError, FileNotFoundError, or ValueError for an empty model, if that is not possible.
         """
+        _check_links(path)
         for partial in [*path.glob("*.partial"), *(path / _JOURNAL).glob(".*.partial")]:
             durable_files.remove(partial)
         work = cls.map(path, threads)
@@ -90,10 +95,10 @@ class Workdir:
 
     @classmethod
     def map(cls, path: Path, threads: int | None = None) -> Self:
-        """One that was completed just now, and needs no repair."""
-        with (path / MODEL_FILE).open("r+b") as file:
+        """Maps a directory that was just completed and needs no repair."""
+        with open(open_regular(path / MODEL_FILE, os.O_RDWR), "r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
-        position, state = _read_state((path / _STATE).read_bytes(), _tensors(memory, str(path / MODEL_FILE)))
+        position, state = _read_state(path / _STATE, _tensors(memory, str(path / MODEL_FILE)))
         return cls(path, position, state, memory, threads)
 
     def _replay(self) -> None:
@@ -102,20 +107,20 @@ class Workdir:
             if not match:
                 continue
             position = Position(self.position.run, int(match[1]), match[2])
-            if position.version <= self.position.version:  # it was synced, and then there was no time to remove it
+            if position.version <= self.position.version:  # synced, but not removed before the crash
                 durable_files.remove(record)
                 continue
             patch = Delta.open(record)
             after = patch.advance(self.state)
             if after.hex != patch.after:
-                patch.corrupt("its state is not that of its tensors")
+                patch.corrupt("its state does not match its tensors")
             write_absolute(self._weights, patch, threads=self._threads)
             self.position, self.state, self.journal[record] = position, after, patch.nbytes
 
     # --- forward -------------------------------------------------------------------------------------------------
 
     def advance(self, patch: Delta, position: Position) -> None:
-        """Goes on to a later version by a patch of absolute values, which is known to fit. Not to be interrupted."""
+        """Applies a patch of absolute values that was checked before. Must not be interrupted."""
         record = self.path / _JOURNAL / position.record
         try:
             patch.write(record)
@@ -127,41 +132,47 @@ class Workdir:
         try:
             added = write_absolute(self._weights, patch, threads=self._threads)
         except BaseException as problem:
-            self._lose(f"writing version {position.version} ended half-way ({problem})", problem)
+            self._lose(f"writing version {position.version} failed halfway ({problem})", problem)
         for name, entry in patch.entries.items():
             if add_digests(self.state.tensors[name].digest, added[name]) != entry.digest:
-                self._lose(f"tensor {name!r} did not hold what it should")
+                self._lose(f"tensor {name!r} did not have the expected digest")
         self.position, self.state = position, patch.advance(self.state)
 
     def sync(self) -> None:
-        """Brings all changes to disk, and so does away with the journal."""
+        """Writes all changes to disk and empties the journal."""
         if not self.journal:
             return
         try:
             durable_files.flush(self._memory, self.path / MODEL_FILE)
         except OSError as problem:
-            # The system may have dropped what it could not write, and will not say so again.
-            self._lose(f"its changes could not be brought to disk ({problem.strerror})", problem)
+            # The system may have dropped the dirty pages, and reports that only once.
+            self._lose(f"its changes could not be written to disk ({problem.strerror})", problem)
         durable_files.write_file(self.path / _STATE, _describe(self.position, self.state))
         for record in self.journal:
             durable_files.remove(record)
         self.journal = {}
 
     def verify(self) -> None:
-        """Reads all weights once more."""
+        """Reads and checks all weights."""
         found = digest(self._weights, threads=self._threads)
         if name := different(found, self.state):
-            self._lose(f"tensor {name!r} is not what it was in version {self.position.version}")
+            self._lose(f"tensor {name!r} does not have its digest of version {self.position.version}")
 
     def _lose(self, why: str, cause: BaseException | None = None) -> NoReturn:
         self.lost = why
-        raise ReplicaError(
-            f"{self.path}: {why}", hint="open the replica again, which repairs it if it can be, or rebuild it"
-        ) from cause
+        raise ReplicaError(f"{self.path}: {why}", hint="open the replica again to repair it, or rebuild it") from cause
+
+
+def _check_links(path: Path) -> None:
+    """Weights are written in place, so a link could lead to a file of somebody else."""
+    for parent, folders, names in os.walk(path):
+        for one in (Path(parent, name) for name in (*folders, *names)):
+            if one.is_symlink():
+                raise ReplicaError(f"{one}: a symbolic link", hint="rebuild the replica")
 
 
 def different(found: State, wanted: State) -> str | None:
-    """The first tensor in which two states differ."""
+    """The name of the first tensor that differs, or None."""
     names = sorted({**found.tensors, **wanted.tensors})
     return next((name for name in names if found.tensors.get(name) != wanted.tensors.get(name)), None)
 
@@ -189,14 +200,29 @@ def _describe(position: Position, state: State) -> bytes:
     return to_json(asdict(position) | {"state": state.hex, "tensors": digests})
 
 
-def _read_state(data: bytes, weights: Weights) -> tuple[Position, State]:
-    value = json.loads(data)
-    state = State(
-        {
-            name: TensorState(weights[name].dtype, weights[name].shape, (int(a, 16), int(b, 16)))
-            for name, (a, b) in value["tensors"].items()
-        }
-    )
-    if state.hex != value["state"] or len(state.tensors) != len(weights):
-        raise ValueError(f"{_STATE} is not that of {MODEL_FILE}")
-    return Position(value["run"], value["version"], value["commit"]), state
+class _StateFile(msgspec.Struct, frozen=True):
+    """state.json: a position, and the digests of all tensors."""
+
+    run: str
+    version: int
+    commit: str
+    state: str
+    tensors: dict[str, tuple[_Sum, _Sum]]
+
+
+def _read_state(path: Path, weights: Weights) -> tuple[Position, State]:
+    try:
+        found = msgspec.json.decode(read_regular(path), type=_StateFile)
+        if found.tensors.keys() != weights.keys():
+            raise ValueError(f"it does not match {MODEL_FILE}")
+        state = State(
+            {
+                name: TensorState(weights[name].dtype, weights[name].shape, (int(a, 16), int(b, 16)))
+                for name, (a, b) in found.tensors.items()
+            }
+        )
+        if state.hex != found.state:
+            raise ValueError("its state does not match its tensors")
+        return Position(found.run, found.version, found.commit), state
+    except (msgspec.MsgspecError, ValueError, RecursionError) as problem:  # a UnicodeDecodeError is a ValueError
+        raise ReplicaError(f"{path}: cannot be read ({problem!s:.200})", hint="rebuild the replica") from problem

@@ -1,7 +1,4 @@
-"""The thread that generates: takes in what waits at every step, and hands out what has finished.
-
-Knows sequences, queues and futures; no HTTP, and nothing of what happens inside a step.
-"""
+"""The thread that generates: at every step it admits waiting sequences and returns finished ones."""
 
 from __future__ import annotations
 
@@ -13,18 +10,18 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from weightwire.errors import EngineError
+from weightwire.errors import EngineError, first_line
 from weightwire.server.generation import Generation, Running, Task
 
 __all__ = ["Batcher", "FairLock"]
 
 _MOST_RUNNING = 256  # sequences
-_MOST_WAITING = 16_384  # sequences: who comes then would wait for long, and is better told so
-_MOST_READ = 1024  # tokens of prompts, padding and all, in one step: the others, and a new version, wait for it
+_MOST_WAITING = 16_384  # sequences; more would wait too long, so they are rejected
+_MOST_READ = 1024  # prompt tokens per step, with padding; other sequences and new versions wait for a step
 
 
 class FairLock:
-    """A lock that nobody gets twice in a row while another waits: a new version is not kept out by a busy server."""
+    """A lock in order of arrival, so that a busy server cannot keep a new version out."""
 
     def __init__(self) -> None:
         self._next = threading.Lock()
@@ -42,7 +39,7 @@ class FairLock:
 
 
 class Batcher:
-    """`submit` tasks from any thread. Started at once; `close` leaves nobody waiting."""
+    """Call `submit` from any thread. Starts at construction. `close` fails all pending futures."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -55,27 +52,28 @@ class Batcher:
 
     @property
     def running(self) -> int:
-        """How many sequences are being generated."""
+        """The number of sequences being generated."""
         return len(self._generation.running)
 
     @property
     def waiting(self) -> int:
-        """How many have not been begun."""
+        """The number of sequences that have not started."""
         return len(self._waiting)
 
     def submit(self, tasks: Iterable[Task]) -> Future[list[Running]]:
-        """What becomes of the tasks, once all of them have finished. Cancel it, and they are dropped.
+        """Returns a future for all of the tasks. Cancelling it drops them.
 
-        Raises an EngineError if too many wait already.
+        Raises an EngineError if too many sequences wait.
         """
         future: Future[list[Running]] = Future()
         sequences = [Running(task) for task in tasks]
         with self._changed:
             if self._closed:
-                raise EngineError("the server is stopping", hint="ask another one")
+                raise EngineError("the server is stopping", hint="use another server")
             if len(self._waiting) + len(sequences) > _MOST_WAITING:
                 raise EngineError(
-                    f"the server is busy: {len(self._waiting)} sequences wait already", hint="ask later, or another one"
+                    f"{len(sequences)} sequences do not fit: {len(self._waiting)} of {_MOST_WAITING} places are taken",
+                    hint="try later, or use another server",
                 )
             self._jobs[future] = sequences
             self._waiting.extend(sequences)
@@ -83,12 +81,12 @@ class Batcher:
         return future
 
     def close(self) -> None:
-        """What still runs is cut off."""
+        """Stops the thread. Running sequences fail."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._thread.join()
-        self._fail(EngineError("the server is stopping", hint="ask another one"))
+        self._fail(EngineError("the server is stopping", hint="use another server"))
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -103,18 +101,20 @@ class Batcher:
                 self._hand_out()
             except EngineError as problem:
                 self._fail(problem)
-            except Exception as problem:  # out of memory, most likely: no reason to serve nobody any more
-                reason = str(problem).partition("\n")[0]
-                self._fail(EngineError(f"the model failed ({type(problem).__name__}: {reason})"))
+            except Exception as problem:  # mostly out of memory: keep serving the next requests
+                hint = "retry; if it fails again, see the server's log"
+                self._fail(
+                    EngineError(f"the model failed ({type(problem).__name__}: {first_line(problem)})", hint=hint)
+                )
 
     def _has_work(self) -> bool:
-        """Waits for some; False when it is over."""
+        """Waits for work. Returns False once closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._jobs)
             return not self._closed
 
     def _next_batch(self) -> list[Running]:
-        """Some that may be begun now: who has waited longest, and whose prompts are about as long, to pad little."""
+        """The sequences to start now: the one that waited longest, and others with prompts of similar length."""
         with self._changed:
             free = _MOST_RUNNING - len(self._generation.running)
             if not self._waiting or free <= 0:
@@ -139,11 +139,11 @@ class Batcher:
             done = [future for future, sequences in self._jobs.items() if all(one.reason for one in sequences)]
             finished = [(future, self._jobs.pop(future)) for future in done]
         for future, sequences in finished:
-            with suppress(InvalidStateError):  # cancelled just now
+            with suppress(InvalidStateError):  # cancelled meanwhile
                 future.set_result(sequences)
 
     def _fail(self, problem: EngineError) -> None:
-        """Nobody waits for what will not come."""
+        """Fails all pending futures."""
         with self._changed:
             jobs, self._jobs = self._jobs, {}
             self._waiting.clear()
@@ -154,7 +154,7 @@ class Batcher:
 
 
 def _fitting(sequences: list[Running]) -> Iterator[Running]:
-    """The first of them, and as many more as can be read in one step. The same prompt is read once."""
+    """The first sequence, and as many more as fit into one step. Equal prompts are read once."""
     prompts: set[tuple[int, ...]] = set()
     width = 0
     for one in sequences:

@@ -1,7 +1,6 @@
-"""What clients ask and are answered: OpenAI's completions, with what vLLM adds to them.
+"""OpenAI's completions with vLLM's additions: parsing and checking requests, building answers.
 
-Knows the shape of requests and answers, and what is wrong with a request; no model, no HTTP. Fields that are not known
-are ignored, as `model` is: there is one.
+Ignores unknown fields, and also `model`, because the server has only one.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ __all__ = [
 
 _MOST_CHOICES = 4096  # in one answer
 _MOST_TOPS = 20  # as vLLM
-_MOST_STOPS, _LONGEST_STOP = 16, 1000  # each is looked for after every token
+_MOST_STOPS, _LONGEST_STOP = 16, 1000  # limited because each is searched after every token
 
 
 class Refusal(WeightwireError):
-    """A request that is not answered, and the HTTP status that says so."""
+    """A rejected request, with its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -42,7 +41,7 @@ class Refusal(WeightwireError):
 
 
 class CompletionRequest(msgspec.Struct, frozen=True):
-    """A request for completions. What is null counts as not given."""
+    """A request for completions. null is the same as absent."""
 
     prompt: str | list[str | int | list[int]]
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -58,7 +57,7 @@ class CompletionRequest(msgspec.Struct, frozen=True):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One or several, each as text or as tokens."""
+        """The prompts, each as text or as tokens."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         tokens = [one for one in self.prompt if isinstance(one, int)]
@@ -75,12 +74,12 @@ _DECODER = msgspec.json.Decoder(CompletionRequest)
 
 
 def parse_request(data: bytes) -> CompletionRequest:
-    """Raises a Refusal that says what is wrong."""
+    """Raises a Refusal if the request is invalid."""
     try:
         ask = _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
         raise Refusal(400, f"the request is malformed: {problem}") from problem
-    except RecursionError as problem:  # also from within a field that is ignored
+    except RecursionError as problem:  # also in ignored fields
         raise Refusal(400, "the request is malformed: it is nested too deeply") from problem
     for field in ("stream", "echo"):
         if getattr(ask, field):
@@ -89,19 +88,19 @@ def parse_request(data: bytes) -> CompletionRequest:
     if len(kinds) != 1:
         raise Refusal(400, "prompt must be text, tokens, or a list of either, and not empty")
     if len(ask.prompts) * (ask.n or 1) > _MOST_CHOICES:
-        raise Refusal(400, f"more than {_MOST_CHOICES} choices in one request: ask several times")
+        raise Refusal(400, f"more than {_MOST_CHOICES} choices in one request: split it")
     if not math.isfinite(ask.temperature or 0.0):
-        raise Refusal(400, "temperature must be a number")
+        raise Refusal(400, "temperature must be finite")
     if not all(ask.stops):
-        raise Refusal(400, "stop must not be empty text")
+        raise Refusal(400, "stop must not be empty")
     if len(ask.stops) > _MOST_STOPS or any(len(stop) > _LONGEST_STOP for stop in ask.stops):
-        raise Refusal(400, f"stop must be at most {_MOST_STOPS} texts of at most {_LONGEST_STOP} characters each")
+        raise Refusal(400, f"stop takes at most {_MOST_STOPS} texts of at most {_LONGEST_STOP} characters each")
     return ask
 
 
 @dataclass(frozen=True)
 class FinishedChoice:
-    """A choice, as far as the answer tells of it. `versions` has one entry for every token."""
+    """A choice of an answer. `versions` has one entry per token."""
 
     text: str
     tokens: Sequence[int]
@@ -114,7 +113,7 @@ class FinishedChoice:
 def completion_body(
     ask: CompletionRequest, model: str, choices: Sequence[FinishedChoice], prompt_tokens: int, token_texts: Any
 ) -> dict[str, Any]:
-    """`token_texts` tells the text of a token."""
+    """Builds an answer. `token_texts` returns the text of a token."""
     generated = sum(len(choice.tokens) for choice in choices)
     return {
         "id": f"cmpl-{uuid.uuid4().hex}",
@@ -131,7 +130,7 @@ def completion_body(
 
 
 def _choice(ask: CompletionRequest, index: int, choice: FinishedChoice, token_texts: Any) -> dict[str, Any]:
-    told = {
+    body = {
         "index": index,
         "text": choice.text,
         "finish_reason": choice.reason,
@@ -139,8 +138,8 @@ def _choice(ask: CompletionRequest, index: int, choice: FinishedChoice, token_te
         "weight_versions": list(_spans(choice.versions)),
     }
     if ask.return_token_ids:
-        told["token_ids"] = list(choice.tokens)
-    return told
+        body["token_ids"] = list(choice.tokens)
+    return body
 
 
 def _logprobs(choice: FinishedChoice, token_texts: Any) -> dict[str, Any]:
@@ -165,11 +164,11 @@ def _spans(versions: Sequence[int | None]) -> Iterator[dict[str, Any]]:
 
 
 def version_name(version: int | None) -> str:
-    """As vLLM writes it; "default" of weights that are of no version."""
+    """The version as vLLM writes it: "default" if the weights have no version."""
     return "default" if version is None else str(version)
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """OpenAI's shape."""
+    """An error in OpenAI's shape."""
     kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}

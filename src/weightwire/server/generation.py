@@ -1,11 +1,8 @@
-"""Sequences that are generated together, token by token, and may come and go at every step.
+"""Generates sequences together, token by token. Sequences join and leave at every step.
 
-Prompts are padded on the left to the same width. Each step takes the weights as they are then: `serving` keeps a new
-version out only while one step of the model runs, so a sequence may span versions, and every token knows its own. What
-the keys and values in the cache were computed with stays as it is: after a swap they are those of the versions before,
-as is usual in asynchronous training, and the token is of the version that chose it.
-
-Knows torch and transformers' caches; not who asked, nor how the weights come there.
+Prompts are padded on the left to the same width. Each step uses the current weights: `serving` holds off a new version
+only during one step of the model. So a sequence may span versions, and every token records the version that chose it.
+The KV cache is kept across a swap, as is usual in asynchronous training.
 """
 
 from __future__ import annotations
@@ -20,16 +17,16 @@ import torch
 
 __all__ = ["Generation", "Running", "Task"]
 
-_GREEDY = 1e-5  # a temperature below is none
-_SLACK = 8  # tokens more than a stop text can have: some have no text of their own
+_GREEDY = 1e-5  # a lower temperature means greedy decoding
+_SLACK = 8  # extra tokens to search for a stop text: some tokens have no text
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to make of a prompt, once.
+    """One completion of a prompt.
 
-    - `seed`, `index`: the same two give the same random numbers, whatever else is generated at the time.
-    - `tops`: of how many of the likeliest tokens to tell the log-probability at each step.
+    - `seed`, `index`: determine the random numbers, independent of other sequences.
+    - `tops`: the number of most likely tokens whose log-probabilities are reported at each step.
     """
 
     prompt: tuple[int, ...]
@@ -44,7 +41,7 @@ class Task:
 
 @dataclass(eq=False)
 class Running:
-    """A sequence as far as it is. `reason` is there once it is finished, and `text` with it."""
+    """A sequence in progress. `reason` and `text` are set when it finishes."""
 
     task: Task
     tokens: list[int] = field(default_factory=list)
@@ -56,16 +53,16 @@ class Running:
     random: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        key = np.array([self.task.seed % 2**64, self.task.index], np.uint64)  # a list would be rounded to floats
+        key = np.array([self.task.seed % 2**64, self.task.index], np.uint64)  # NumPy would round a list to floats
         self.random = np.random.Generator(np.random.Philox(key=key))
 
 
 class Generation:
-    """The sequences that run. `join` and `advance` add a token to each that they are for, and drop those that finish.
+    """The running sequences. `join` and `advance` add one token to each sequence and drop finished ones.
 
-    - `serving`: in which the weights stay; yields their version.
+    - `serving`: a context in which the weights do not change. Yields their version.
     - `ends`: tokens that end a text.
-    - `decode`: tokens to text.
+    - `decode`: converts tokens to text.
     """
 
     def __init__(
@@ -86,12 +83,12 @@ class Generation:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def join(self, newcomers: list[Running]) -> None:
-        """Takes sequences in. Prompts that are the same are read once."""
+        """Adds sequences. Equal prompts are read once."""
         from transformers import DynamicCache
 
         rows = {prompt: row for row, prompt in enumerate(dict.fromkeys(one.task.prompt for one in newcomers))}
         tokens, mask = _padded(list(rows))
-        # Whole layers, also where the model looks at a window only: those could not be put side by side.
+        # Full layers, also for sliding windows: window layers cannot be concatenated.
         cache = DynamicCache()
         logits, version = self._run(tokens, mask, cache)
         picked = torch.tensor([rows[one.task.prompt] for one in newcomers])
@@ -105,7 +102,7 @@ class Generation:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def advance(self) -> None:
-        """One token more for all that run."""
+        """Adds one token to every running sequence."""
         self._mask = torch.cat([self._mask, self._mask.new_ones((len(self.running), 1))], dim=1)
         tokens = torch.tensor([[one.tokens[-1]] for one in self.running])
         logits, version = self._run(tokens, self._mask, self._cache)
@@ -115,7 +112,7 @@ class Generation:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def keep(self, wanted: list[bool]) -> None:
-        """Drops the sequences that are not wanted any more, and the padding that only they needed."""
+        """Drops unwanted sequences, and the padding that only they needed."""
         kept = [index for index, one in enumerate(wanted) if one]
         self.running = [self.running[index] for index in kept]
         if not kept:
@@ -128,7 +125,7 @@ class Generation:
         _each(self._cache, lambda old: old[:, :, first:].index_select(0, rows))
 
     def _run(self, tokens: Any, mask: Any, cache: Any) -> tuple[Any, int | None]:
-        """The logits after the last token, in float32, and the version that they are of."""
+        """The logits after the last token, in float32, and their version."""
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         with self._serving() as version:
             output = self._model(
@@ -142,7 +139,7 @@ class Generation:
         return output.logits[:, -1].float(), version
 
     def _absorb(self, cache: Any, mask: Any, newcomers: list[Running]) -> None:
-        """Puts others beside those that run; whichever are narrower are padded."""
+        """Adds newcomers to the running batch. Pads the narrower cache."""
         if not self.running:
             self._cache, self._mask, self.running = cache, mask, newcomers
             return
@@ -159,10 +156,10 @@ class Generation:
     def _add_tokens(self, sequences: list[Running], logits: Any, version: int | None) -> None:
         logprobs = logits.log_softmax(1)
         chosen = _choose(sequences, logits)
-        told = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
+        chosen_logprobs = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
         most = max(one.task.tops for one in sequences)
         tops = logprobs.topk(most) if most else None
-        for row, (one, token, logprob) in enumerate(zip(sequences, chosen.tolist(), told, strict=True)):
+        for row, (one, token, logprob) in enumerate(zip(sequences, chosen.tolist(), chosen_logprobs, strict=True)):
             one.tokens.append(token)
             one.logprobs.append(logprob)
             one.versions.append(version)
@@ -174,7 +171,7 @@ class Generation:
             self._finish(one)
 
     def _finish(self, one: Running) -> None:
-        """If that was its last token."""
+        """Finishes the sequence if that was its last token."""
         if one.tokens[-1] in self._ends or self._has_stop(one):
             one.reason = "stop"
         elif len(one.tokens) >= one.task.most:
@@ -192,7 +189,7 @@ class Generation:
 
 
 def _choose(sequences: list[Running], logits: Any) -> Any:
-    """A token for each: the likeliest, or by its own random number and the distribution it asked for."""
+    """Chooses a token for each: the most likely, or a sample with its own random number, temperature and top_p."""
     chosen = logits.argmax(1)
     rows = [row for row, one in enumerate(sequences) if one.task.temperature >= _GREEDY]
     if not rows:
@@ -206,13 +203,13 @@ def _choose(sequences: list[Running], logits: Any) -> Any:
         limits = torch.tensor([[tasks[row].top_p] for row in cut], dtype=torch.float64)
         weights[cut] = _top(weights[cut], limits)
     sums = weights.cumsum(1)
-    # The first whose sum is larger: never one whose own share is nothing.
+    # The first with a larger sum: never a token with probability zero.
     chosen[rows] = torch.searchsorted(sums, drawn * sums[:, -1:] * (1 - 1e-12), right=True)[:, 0]
     return chosen
 
 
 def _top(weights: Any, limits: Any) -> Any:
-    """The likeliest that together make up the limit; nothing of the others."""
+    """Keeps the most likely tokens up to the limit, and sets the others to zero."""
     ordered, order = weights.sort(1, descending=True)
     before = ordered.cumsum(1) - ordered
     return torch.zeros_like(weights).scatter_(1, order, ordered.where(before < limits, 0.0))
@@ -223,7 +220,7 @@ def _top(weights: Any, limits: Any) -> Any:
 
 def _padded(prompts: list[tuple[int, ...]]) -> tuple[Any, Any]:
     width = max(map(len, prompts))
-    # What stands in the padding is never looked at.
+    # The padding is masked.
     tokens = torch.tensor([(0,) * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([(0,) * (width - len(prompt)) + (1,) * len(prompt) for prompt in prompts])
     return tokens, mask

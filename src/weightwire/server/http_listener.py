@@ -1,10 +1,8 @@
-"""A socket, and uvicorn behind it in a thread of its own.
-
-Knows addresses, the names that it may be asked by, and how to stop in time; not what is served.
-"""
+"""A socket with uvicorn behind it, in its own thread. Connections, headers and their time are limited."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from typing import Any
@@ -14,29 +12,33 @@ import uvicorn
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from weightwire.server.completion_api import error_body
-from weightwire.system import Closeable, cannot_listen, format_address, is_local_request, is_loopback, resolve
+from weightwire.system import Access, Closeable, Guard, cannot_listen, format_address, resolve
 
 __all__ = ["HttpListener"]
 
-_PATIENCE = 2  # seconds for answers that are on their way, once it is to stop
-_IDLE = 60  # seconds that a connection may rest: clients that think for long use theirs again
-_BACKLOG = 2048  # connections that may come at once
+_PATIENCE = 2  # seconds for running requests at shutdown
+_IDLE = 60  # seconds that an idle connection stays open
+_HEAD = 10  # seconds until the headers of the first request must be there
+_MOST_HEAD = 1 << 15  # bytes of them
+_MOST_CONNECTIONS = 1024
+_BACKLOG = 2048  # pending connections
+_OPEN = {"/health"}  # paths without a token, for load balancers
 
 
 class HttpListener(Closeable):
-    """Open from the start until `close`. `url` is where it really listens: port 0 takes any that is free.
+    """Listens from construction until `close`. `url` is the actual address: port 0 means any free port."""
 
-    At an address of this machine only, it answers to this machine's own names only.
-    """
-
-    def __init__(self, app: Any, host: str, port: int) -> None:
-        self._socket = _listen(host, port)
+    def __init__(self, app: Any, host: str, port: int, *, access: Access | None = None) -> None:
+        self._socket, guard = _listen(host, port, access or Access())
         place, port = self._socket.getsockname()[:2]
         self.url = f"http://{format_address(place, port)}"
         config = uvicorn.Config(
-            _Local(app, host) if is_loopback(place) else app,
+            _Guarded(app, guard),
+            http=_BoundedProtocol,
+            h11_max_incomplete_event_size=_MOST_HEAD,
             access_log=False,
             log_config=None,
             log_level="critical",
@@ -53,32 +55,72 @@ class HttpListener(Closeable):
         self._thread.start()
 
     def close(self) -> None:
-        """Takes no more requests; those that run are answered, or cut off in the end."""
+        """Stops accepting requests. Running ones get a short time to finish."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
 
 
-class _Local:
-    """An app that is asked by names of this machine, and by the one that it was started with."""
+class _BoundedProtocol(H11Protocol):
+    """Disconnects clients beyond the limit, and those that do not send a whole head in time."""
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > _MOST_CONNECTIONS:
+            transport.abort()
+        else:
+            self._expect_head(_HEAD)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        # uvicorn's own timer ends with the first byte, also with one of a body that nobody reads.
+        self._expect_head(_IDLE)
+        super().on_response_complete()
+        if not self.cycle.response_complete:  # the next request was there already
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _expect_head(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._late = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self._late = None
+
+
+class _Guarded:
+    """An app that answers only the requests that the guard lets through."""
+
+    def __init__(self, app: ASGIApp, guard: Guard) -> None:
         self._app = app
-        self._host = host
+        self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        hosts = Headers(scope=scope).getlist("host")
-        if is_local_request(hosts, self._host):
+        turned = self._guard.turned(Headers(scope=scope).getlist)
+        if turned is None or (turned.status == 401 and scope.get("path") in _OPEN):
             await self._app(scope, receive, send)
             return
-        told = error_body(403, "this server is for this machine only: ask it as 127.0.0.1 or localhost")
-        await Response(msgspec.json.encode(told), 403, media_type="application/json")(scope, receive, send)
+        body = msgspec.json.encode(error_body(turned.status, turned.reason))
+        response = Response(body, turned.status, dict(turned.headers), media_type="application/json")
+        await response(scope, receive, send)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, access: Access) -> tuple[socket.socket, Guard]:
     try:
         family, place = resolve(host, port)
+        guard = Guard(access, host, place[0])
         # Listen at once: two programs could bind the same port, but only one can listen on it.
-        return socket.create_server(place, family=family, backlog=_BACKLOG)
+        return socket.create_server(place, family=family, backlog=_BACKLOG), guard
     except OSError as problem:
         raise cannot_listen(host, port, problem) from problem

@@ -1,7 +1,6 @@
 """A checkpoint directory -> a module that generates, and its tokenizer.
 
-Knows transformers, and what must be right before anybody is served; nothing of runs. Importing transformers' models
-takes seconds: it is done here, when one is loaded.
+Imports transformers only when a model is loaded, because that takes seconds.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import Any
 
 import torch
 
-from weightwire.errors import CheckpointError, WeightwireError
+from weightwire.errors import CheckpointError, WeightwireError, first_line
 from weightwire.server.generation import Generation, Running, Task
-from weightwire.weights import Checkpoint
+from weightwire.weights import DEFAULT_DTYPE, Checkpoint
 
 __all__ = ["Model", "load_model"]
 
-# Positions up to which attention is computed the plain way: a third quicker in small batches on a CPU, but its memory
-# grows with the square of the length.
+# Positions up to which eager attention is used. It is a third faster for small batches on a CPU, but its memory grows
+# with the square of the length.
 _SHORT = 2048
 
 
@@ -36,13 +35,13 @@ class Model:
 
     @cached_property
     def positions(self) -> int:
-        """How many tokens a prompt and what is made of it may have together."""
+        """The maximum number of tokens of a prompt and its completion together."""
         config = self.module.config.get_text_config()
         return int(getattr(config, "max_position_embeddings", None) or 1 << 20)
 
     @cached_property
     def characters(self) -> int:
-        """How many a text may have to fit into the positions at all: all of it in the longest of tokens."""
+        """The maximum length of a text that can fit into the positions, if every token were the longest one."""
         return self.positions * max(map(len, self.tokenizer.get_vocab()))
 
     @cached_property
@@ -60,34 +59,35 @@ class Model:
         return [int(token) for token in self.tokenizer(text)["input_ids"]]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Without tokens that are no text."""
+        """The text, without special tokens."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def token_text(self, token: int) -> str:
         return str(self.tokenizer.decode([token]))
 
 
-def load_model(path: Path, threads: int | None = None) -> Model:
-    """In bfloat16, as runs are. Raises a CheckpointError where it is no model that can be served here.
+def load_model(path: Path, threads: int | None = None, dtype: str = DEFAULT_DTYPE) -> Model:
+    """Loads a model. Raises a CheckpointError if it cannot be served.
 
-    - `threads`: that torch computes with, here and everywhere in this process.
+    - `threads`: the number of torch threads in this process.
+    - `dtype`: the dtype of the run. Engines change weights in place, so both must be the same.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     if not (path / "config.json").is_file():
         raise CheckpointError(
-            f"{path}: is no model (it has no config.json)",
-            hint="give a checkpoint directory with config, tokenizer and weights",
+            f"{path}: not a model: config.json is missing",
+            hint="use a checkpoint directory with config, tokenizer and weights",
         )
     names = tuple(Checkpoint(path))
     try:
-        model = Model(_module(path), _tokenizer(path), names)
+        model = Model(_module(path, getattr(torch, dtype)), _tokenizer(path), names)
     except WeightwireError:
         raise
-    except Exception as problem:  # transformers has no error of its own for what it cannot load
+    except Exception as problem:  # transformers raises errors of many types
         raise CheckpointError(
-            f"{path}: cannot be loaded ({_first_line(problem)})",
-            hint="it must be a language model that this release of transformers knows, with its tokenizer",
+            f"{path}: cannot be loaded ({first_line(problem)})",
+            hint="use a language model that this release of transformers supports, with its tokenizer",
         ) from problem
     if model.positions <= _SHORT:
         model.module.set_attn_implementation("eager")
@@ -95,22 +95,22 @@ def load_model(path: Path, threads: int | None = None) -> Model:
     return model
 
 
-def _module(path: Path) -> Any:
+def _module(path: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     module, found = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.bfloat16, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
+        path, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
     )
-    # In the place of both, something has been made up.
+    # transformers fills these with random values.
     for name in sorted(found["missing_keys"]):
-        raise CheckpointError(f"{path}: tensor {name!r} is missing", hint="give a checkpoint that is whole")
+        raise CheckpointError(f"{path}: tensor {name!r} is missing", hint="use a complete checkpoint")
     for name, held, wanted in sorted(found["mismatched_keys"]):
         raise CheckpointError(
-            f"{path}: tensor {name!r} is {list(held)}, and {list(wanted)} by its config",
-            hint="give weights and config of the same model",
+            f"{path}: tensor {name!r} has shape {list(held)}, but the config says {list(wanted)}",
+            hint="use weights and config of the same model",
         )
     return module.requires_grad_(False).eval()
 
@@ -119,23 +119,21 @@ def _tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    # The first use drops settings that came with it (truncation, padding), which must not happen while threads use it.
-    tokenizer("a")
+    # The first use resets truncation and padding, which is not thread-safe. If there are no files, transformers may
+    # return a tokenizer without a vocabulary.
+    if not tokenizer("a")["input_ids"]:
+        raise CheckpointError(f"{path}: has no tokenizer", hint="save it there: tokenizer.save_pretrained(DIR)")
     return tokenizer
 
 
 def _try(model: Model, path: Path) -> None:
-    """Two prompts of different lengths, some tokens: what is not made for that must not fail on the first request."""
+    """Generates a few tokens for two prompts, so that an unsupported model fails now and not at the first request."""
     generation = Generation(model.module, lambda: nullcontext(None), ends=(), decode=model.decode)
     try:
         generation.join([Running(Task(prompt, 2, 0.0, 1.0, (), 0, 0, 0)) for prompt in ((0,), (0, 0))])
         generation.advance()
     except Exception as problem:
         raise CheckpointError(
-            f"{path}: this kind of model cannot be served here ({_first_line(problem)})",
+            f"{path}: this kind of model cannot be served here ({first_line(problem)})",
             hint="serve it with vLLM: weightwire follow --engine vllm=URL",
         ) from problem
-
-
-def _first_line(problem: Exception) -> str:
-    return str(problem).strip().partition("\n")[0] or type(problem).__name__

@@ -1,14 +1,12 @@
-"""The routes: completions, health, and what the weights are just now.
+"""The HTTP routes: completions, health and the current weights.
 
-    POST /v1/completions    OpenAI's, every choice with the versions that its tokens came from
-    GET /v1/models          the one that is served
-    GET /health             200 once it serves, 503 before
-    GET /weights            run, version, and the digest of the live weights, computed when asked
-    GET /weight_info        the version, as vLLM tells it
-    GET /metrics            Prometheus' text format
-    POST /wake              looks for a new version now; answers 202
-
-Knows HTTP and whom to ask; what a request means is in `completion_api`.
+POST /v1/completions    OpenAI's completions; every choice lists the versions of its tokens
+GET /v1/models          the served model
+GET /health             200 once it serves, 503 before
+GET /weights            run, version and digest of the live weights, computed on request
+GET /weight_info        the version, in vLLM's format
+GET /metrics            Prometheus' text format
+POST /wake              looks for a new version now; answers 202
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from weightwire.errors import EngineError, WeightwireError
 from weightwire.server.completion_api import Refusal, completion_body, error_body, parse_request, version_name
 from weightwire.telemetry import Metrics
 
-if TYPE_CHECKING:  # it brings torch, and this is to answer before that is there
+if TYPE_CHECKING:  # imports torch, which takes seconds; /health must answer before that
     from weightwire.server.service import CompletionService
 
 __all__ = ["Routes"]
@@ -38,10 +36,11 @@ __all__ = ["Routes"]
 Result = TypeVar("Result")
 
 _MOST_BYTES = 16 << 20  # of a request
+_BODY_SECONDS = 60.0  # until all of it must be there
 
 
 class Routes:
-    """What the network sees: `app`, which says that it is not ready until `open` is called."""
+    """`app` is the ASGI application. It answers 503 until `open` is called."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._service: CompletionService | None = None
@@ -49,9 +48,10 @@ class Routes:
         registry = metrics.registry
         self._requests = Counter("weightwire_requests", "Requests answered.", ["status"], registry=registry)
         self._tokens = Counter("weightwire_tokens", "Tokens generated.", registry=registry)
-        self._running = Gauge("weightwire_running", "Sequences that are being generated.", registry=registry)
-        self._waiting = Gauge("weightwire_waiting", "Sequences that have not been begun.", registry=registry)
-        self._served = Gauge("weightwire_served", "The version that is served; -1 if none.", registry=registry)
+        self._running = Gauge("weightwire_running", "Sequences being generated.", registry=registry)
+        self._waiting = Gauge("weightwire_waiting", "Sequences waiting to start.", registry=registry)
+        self._served = Gauge("weightwire_served", "Version served; -1 if none.", registry=registry)
+        self._hashing = asyncio.Lock()  # /weights reads all weights: one request at a time
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", self._completions, methods=["POST"]),
@@ -71,7 +71,7 @@ class Routes:
     @property
     def _ready(self) -> CompletionService:
         if self._service is None:
-            raise Refusal(503, "the server is starting: it has no weights to serve yet")
+            raise Refusal(503, "the server is starting: it has no weights yet")
         return self._service
 
     async def _completions(self, request: Request) -> Response:
@@ -101,7 +101,9 @@ class Routes:
         return _json({"status": "ok", "version": self._ready.version})
 
     async def _weights(self, request: Request) -> Response:
-        return _json(await run_in_threadpool(self._ready.weights))
+        service = self._ready
+        async with self._hashing:
+            return _json(await run_in_threadpool(service.weights))
 
     async def _weight_info(self, request: Request) -> Response:
         return _json({"weight_version": version_name(self._ready.version)})
@@ -120,6 +122,14 @@ class Routes:
 
 
 async def _body(request: Request) -> bytes:
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            return await _all_parts(request)
+    except TimeoutError as problem:
+        raise Refusal(408, f"the request did not arrive within {_BODY_SECONDS:.0f} seconds") from problem
+
+
+async def _all_parts(request: Request) -> bytes:
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
@@ -130,13 +140,13 @@ async def _body(request: Request) -> bytes:
 
 
 async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """What was asked for; given up if the one who asked hangs up meanwhile."""
+    """The result of `work`, which is cancelled if the client disconnects."""
     wanted = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_hang_up(request.receive))
     try:
         await asyncio.wait({wanted, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not wanted.done():
-            raise Refusal(499, "the one who asked has hung up")
+            raise Refusal(499, "the client disconnected")
         return await wanted
     finally:
         gone.cancel()
@@ -148,7 +158,7 @@ async def _hang_up(receive: Callable[[], Awaitable[Any]]) -> None:
         pass
 
 
-# --- what goes wrong ---------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------
 
 
 def _status(problem: WeightwireError) -> int:
@@ -163,8 +173,10 @@ async def _problem(request: Request, problem: Exception) -> Response:
 async def _http_problem(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
     where = f"{request.method} {request.url.path}"
-    told = {404: f"there is no {request.url.path}", 405: f"there is no {where}"}
-    return _json(error_body(problem.status_code, told.get(problem.status_code, problem.detail)), problem.status_code)
+    messages = {404: f"not found: {request.url.path}", 405: f"method not allowed: {where}"}
+    return _json(
+        error_body(problem.status_code, messages.get(problem.status_code, problem.detail)), problem.status_code
+    )
 
 
 async def _bug(request: Request, problem: Exception) -> Response:

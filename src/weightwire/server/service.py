@@ -1,7 +1,4 @@
-"""What the server can be asked: completions, and what the weights are.
-
-Knows the model, the engine that keeps its weights, and how a request becomes tasks; no HTTP.
-"""
+"""The server's operations, without HTTP: completions, and the digest of the weights."""
 
 from __future__ import annotations
 
@@ -20,17 +17,18 @@ from weightwire.server.batcher import Batcher, FairLock
 from weightwire.server.completion_api import CompletionRequest, FinishedChoice, Refusal
 from weightwire.server.generation import Generation, Running, Task
 from weightwire.server.model_loader import Model, load_model
+from weightwire.weights import DEFAULT_DTYPE
 
 __all__ = ["CompletionService", "serving"]
 
-_TOKENS = 16  # that are generated where a request does not say, as OpenAI does
+_TOKENS = 16  # the default of max_tokens, as in OpenAI's API
 
 
 class CompletionService:
-    """What there is to ask once everything is loaded.
+    """Available once the model is loaded.
 
-    - `name`: the model's, in answers.
-    - `names_of_run`: the tensors that the run has.
+    - `name`: the model's name in answers.
+    - `names_of_run`: returns the names of the run's tensors.
     """
 
     def __init__(
@@ -51,8 +49,8 @@ class CompletionService:
         self._names_of_run = names_of_run
 
     async def complete(self, ask: CompletionRequest) -> tuple[list[FinishedChoice], int]:
-        """The choices, and how many tokens the prompts had. Raises a Refusal."""
-        # In a thread: long prompts take their time, and the others are to be answered meanwhile.
+        """Returns the choices and the number of prompt tokens. Raises a Refusal if the request does not fit."""
+        # In a thread: long prompts must not block other requests.
         asked = await asyncio.to_thread(self._tasks, ask)
         sequences = await asyncio.wrap_future(self.batcher.submit(task for tasks in asked for task in tasks))
         return [_finished(one) for one in sequences], sum(len(tasks[0].prompt) for tasks in asked)
@@ -63,7 +61,7 @@ class CompletionService:
         return holding.version if holding else None
 
     def _tasks(self, ask: CompletionRequest) -> list[list[Task]]:
-        """For each prompt as many as choices were asked for."""
+        """The tasks of each prompt: one per choice."""
         seed = secrets.randbits(64) if ask.seed is None else ask.seed
         count = ask.n or 1
         return [
@@ -75,17 +73,17 @@ class CompletionService:
         if isinstance(prompt, str) and len(prompt) > self.model.characters:
             raise Refusal(
                 400,
-                f"the prompt has {len(prompt)} characters, and the {self.model.positions} positions of the model "
+                f"the prompt has {len(prompt)} characters, but the model's {self.model.positions} positions "
                 f"hold at most {self.model.characters}",
             )
         tokens = self.model.encode(prompt) if isinstance(prompt, str) else prompt
         if not tokens:
             raise Refusal(400, "the prompt is empty")
         if not all(0 <= token < self.model.vocabulary for token in tokens):
-            raise Refusal(400, f"the prompt has a token that is none of the {self.model.vocabulary} of this model")
+            raise Refusal(400, f"the prompt has a token outside the model's vocabulary of {self.model.vocabulary}")
         if len(tokens) >= self.model.positions:
             raise Refusal(
-                400, f"the prompt has {len(tokens)} tokens, and the model has {self.model.positions} positions"
+                400, f"the prompt has {len(tokens)} tokens, but the model has {self.model.positions} positions"
             )
         return tuple(tokens)
 
@@ -102,7 +100,7 @@ class CompletionService:
         )
 
     def weights(self) -> dict[str, Any]:
-        """What the module holds now, proven by reading all of it."""
+        """The run, version and digest of the live weights. Reads all of them."""
         with self.engine.serving():
             holding = self.engine.holding
             held = self.model.module.state_dict(keep_vars=True)
@@ -113,9 +111,11 @@ class CompletionService:
 
 
 @contextmanager
-def serving(path: Path, follower: Follower, threads: int | None = None) -> Iterator[CompletionService]:
-    """A model with all that it takes to generate; its `engine` is for who keeps the weights up to date."""
-    model = load_model(path, threads)
+def serving(
+    path: Path, follower: Follower, threads: int | None = None, dtype: str = DEFAULT_DTYPE
+) -> Iterator[CompletionService]:
+    """Loads a model and everything that generates with it. A Keeper updates its `engine`."""
+    model = load_model(path, threads, dtype)
     engine = TorchEngine(model.module, lock=FairLock(), threads=threads)
     generation = Generation(model.module, engine.serving, ends=model.ends, decode=model.decode)
     with closing(Batcher(generation)) as batcher:

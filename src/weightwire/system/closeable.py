@@ -1,4 +1,4 @@
-"""`with` for whatever has to be closed. Knows nothing else."""
+"""A base class that gives `with` to objects with a `close` method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Closeable"]
 
 
 class Closeable(ABC):
-    """Is closed when its block is left, however that is."""
+    """Is closed at the end of its `with` block."""
 
     @abstractmethod
     def close(self) -> None: ...

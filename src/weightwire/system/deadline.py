@@ -1,4 +1,4 @@
-"""How long a call that waits in several places may still wait."""
+"""A deadline for a call that waits in several places."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["Deadline"]
 
 
 class Deadline:
-    """So many seconds from now on; None never ends."""
+    """`timeout` seconds from now. None means no deadline."""
 
     def __init__(self, timeout: float | None) -> None:
         self._until = None if timeout is None else time.monotonic() + timeout
 
     @property
     def left(self) -> float | None:
-        """In seconds, and never negative: for calls that take a timeout."""
+        """The seconds left, never negative: a timeout for the next call."""
         return None if self._until is None else max(0.0, self._until - time.monotonic())

@@ -1,7 +1,6 @@
-"""Files that are whole after a power cut, or not there at all.
+"""Files that are complete or absent after a power cut.
 
-Knows files, directories and links, and in which order they must reach the disk; nothing of what is in them. What one of
-these functions has done when it returns is done for good. Errors are the system's own.
+When one of these functions returns, its change is on disk. Errors are plain OSErrors.
 """
 
 from __future__ import annotations
@@ -15,16 +14,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["clone_file", "flush", "lock_file", "make_directory", "point", "remove", "sync_tree", "write_file"]
+from weightwire.system.regular_files import open_regular
+
+__all__ = [
+    "clone_file",
+    "flush",
+    "lock_file",
+    "make_directory",
+    "point",
+    "remove",
+    "sync_directory",
+    "sync_tree",
+    "write_file",
+]
 
 _PARTIAL = ".partial"
-_FICLONE = 0x40049409  # Linux: let two files share their blocks until one of them is written to
+_FICLONE = 0x40049409  # Linux: two files share their blocks until one of them is written
 _CHUNK = 1 << 26
 
 
 def lock_file(path: Path) -> int | None:
-    """Takes a lock that the system drops when the process ends, however it does; None where another holds it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    """Takes a lock that the system releases when the process ends. None if another process holds it.
+
+    Does not follow a link: the file may be created and written to.
+    """
+    fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -37,17 +51,19 @@ def lock_file(path: Path) -> int | None:
 
 
 def make_directory(path: Path) -> None:
-    """That a directory exists, and that it still does after a power cut."""
+    """Creates a directory that survives a power cut."""
     if not path.is_dir():
         os.mkdir(path)
         _sync(path.parent)
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """A file with these bytes, in place of what was there."""
+    """Writes or replaces a file atomically."""
     partial = path.with_name(path.name + _PARTIAL)
     try:
-        with _opened(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+        # Not O_TRUNC: a leftover of a crash is replaced, and nothing else at this name is written to.
+        remove(partial)
+        with _opened(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
             _write(fd, data)
             os.fsync(fd)
         os.replace(partial, path)
@@ -59,7 +75,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def point(link: Path, target: str) -> None:
-    """A symbolic link to `target`, in place of one to something else: whoever follows it finds one or the other."""
+    """Points a symbolic link to `target`. Readers see the old or the new target."""
     partial = link.with_name(link.name + _PARTIAL)
     with suppress(FileNotFoundError):
         os.unlink(partial)
@@ -69,14 +85,14 @@ def point(link: Path, target: str) -> None:
 
 
 def clone_file(source: Path, copy: Path) -> bool:
-    """Copies a file. True where the copy shares its blocks with the source, and so took no space (yet)."""
+    """Copies a file. True if the copy shares its blocks with the source and takes no space yet."""
     with (
-        _opened(source, os.O_RDONLY) as old,
+        open(open_regular(source), "rb", buffering=0) as file,
         _opened(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as new,
     ):
-        shared = _share(old, new)
+        shared = _share(file.fileno(), new)
         if not shared:
-            _copy(old, new)
+            _copy(file.fileno(), new)
         os.fsync(new)
     return shared
 
@@ -92,10 +108,10 @@ def _share(old: int, new: int) -> bool:
 
 
 def _copy(old: int, new: int) -> None:
-    """Within the kernel where it can."""
+    """Copies inside the kernel if the file systems allow it."""
     size, done = os.fstat(old).st_size, 0
     if hasattr(os, "copy_file_range"):
-        with suppress(OSError):  # not between these file systems: whatever else is wrong shows below
+        with suppress(OSError):  # not supported between these file systems; other errors show up below
             while done < size and (more := os.copy_file_range(old, new, min(_CHUNK, size - done), done, done)):
                 done += more
     os.lseek(new, done, os.SEEK_SET)
@@ -105,7 +121,7 @@ def _copy(old: int, new: int) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """A directory with all that is in it."""
+    """Syncs a directory and everything in it."""
     for parent, _, names in os.walk(path):
         for name in names:
             _sync(Path(parent, name))
@@ -113,14 +129,20 @@ def sync_tree(path: Path) -> None:
     _sync(path.parent)
 
 
+def sync_directory(path: Path) -> None:
+    """Syncs the names of the files in a directory, and its own name."""
+    _sync(path)
+    _sync(path.parent)
+
+
 def flush(memory: mmap.mmap, path: Path) -> None:
-    """What was written to a file through a memory map."""
+    """Syncs a file that was written through a memory map."""
     memory.flush()
     _sync(path)
 
 
 def remove(path: Path) -> None:
-    """A file, a link, or a directory with all that is in it; nothing where there is nothing."""
+    """Removes a file, a link or a directory tree, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
         return
@@ -135,7 +157,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _sync(path: Path) -> None:
-    with _opened(path, os.O_RDONLY) as fd:
+    with _opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:  # never waits for the other end of a FIFO
         os.fsync(fd)
 
 

@@ -1,24 +1,27 @@
-"""A small HTTP server in threads of its own, and the rules for any server: Host headers, addresses that are taken.
+"""A small threaded HTTP server, and the addresses of every server, with their errors.
 
-Knows HTTP and addresses; what is asked for is answered by a function that it is given.
+The server calls a function that it is given to answer each request. `access` decides which requests it answers. What a
+stranger can cost is bounded: bytes and seconds per request, and connections.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import re
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from typing import Any
 
 from weightwire.errors import CannotListen
+from weightwire.system.access import Access, Guard
 from weightwire.system.closeable import Closeable
 
 __all__ = [
@@ -27,57 +30,31 @@ __all__ = [
     "HttpServer",
     "cannot_listen",
     "format_address",
-    "is_local_request",
-    "is_loopback",
-    "name_in",
     "parse_address",
     "resolve",
 ]
 
-_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+))(?::[0-9]*)?")  # a name and maybe a port
-_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%a-z]+)\]:|([^\s:\[\]/@]*):)?([0-9]{1,5})")  # maybe a host, and a port
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%a-z]+)\]:|([^\s:\[\]/@]*):)?([0-9]{1,5})")  # optionally a host, and a port
 _HERE = "127.0.0.1"
-_MOST = 1 << 16  # bytes of a body that are read, to be thrown away
-
-
-def name_in(host: str) -> str:
-    """The name in a Host header, without the port; empty if it is none."""
-    found = _HOST.fullmatch(host)
-    return (found[1] or found[2]).lower() if found else ""
-
-
-def is_loopback(name: str) -> bool:
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:  # not an IP address
-        return False
-
-
-def is_local_request(hosts: Sequence[str], host: str) -> bool:
-    """Whether a request names this machine, or the `host` that the server was started with.
-
-    `hosts` are its Host headers: exactly one is allowed, so that a proxy cannot check another one than the server. A
-    server on a loopback address must reject other names: otherwise the scripts of a web site whose DNS name points to
-    127.0.0.1 can read what it serves.
-    """
-    name = name_in(hosts[0]) if len(hosts) == 1 else ""
-    return bool(name) and (name in ("localhost", host.lower()) or is_loopback(name))
+_MOST = 1 << 16  # bytes of a request body that are read and discarded
+_MOST_HEAD = 1 << 15  # bytes of the request line and the headers
+_MOST_CONNECTIONS = 64
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, or PORT on this machine alone."""
+    """Parses HOST:PORT, or PORT alone for this machine only."""
     found = _ADDRESS.fullmatch(text.strip())
     if found is None or int(found[3]) > 65535:
         raise CannotListen(
-            f"{text!r} is no address to listen on", hint="write HOST:PORT, or PORT alone for this machine only"
+            f"{text!r} is not an address to listen on", hint="use HOST:PORT, or PORT alone for this machine only"
         )
     return found[1] or found[2] or _HERE, int(found[3])
 
 
 def resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
-    """The address family and the address to bind to. Raises OSError, also for text that cannot be a host name."""
+    """The address family and the address to bind to. Raises OSError, also for an invalid host name."""
     if not 0 <= port <= 65535:
-        raise OSError(errno.EINVAL, "ports are from 0 to 65535")
+        raise OSError(errno.EINVAL, "a port must be from 0 to 65535")
     try:
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except UnicodeError as problem:
@@ -86,25 +63,25 @@ def resolve(host: str, port: int) -> tuple[int, tuple[str, int]]:
 
 
 def format_address(host: str, port: int) -> str:
-    """HOST:PORT as it is written in URLs: an IPv6 address is in brackets."""
+    """HOST:PORT as in URLs: an IPv6 address is in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def cannot_listen(host: str, port: int, problem: OSError, *, options: str = "--") -> CannotListen:
-    """The error for an address that cannot be listened on; `options` is how host and port are asked for."""
+    """The error for an address that cannot be used. `options` is the prefix of the host and port options."""
     where = format_address(host, port)
     if problem.errno == errno.EADDRINUSE:
         hint = f"choose another {options}port, or 0 for any"
-        return CannotListen(f"{where}: another program listens there already", hint=hint)
+        return CannotListen(f"{where}: the port is in use by another program", hint=hint)
     reason = problem.strerror or str(problem)
     below = problem.errno == errno.EACCES
-    hint = "ports below 1024 are for root: choose another" if below else f"check {options}host and {options}port"
-    return CannotListen(f"{where}: cannot be listened on ({reason})", hint=hint)
+    hint = "choose a port from 1024 on: lower ones need root" if below else f"check {options}host and {options}port"
+    return CannotListen(f"{where}: cannot listen ({reason})", hint=hint)
 
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """What was asked for. The path is without the query; a body is never looked at."""
+    """A request. The path has no query. Bodies are ignored."""
 
     method: str
     path: str
@@ -113,7 +90,7 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class HttpReply:
-    """What is sent back. A 304 has no body."""
+    """A reply. A 304 has no body."""
 
     status: int
     kind: str
@@ -123,28 +100,28 @@ class HttpReply:
 
 @dataclass(frozen=True)
 class _Service:
-    """What a server does with requests."""
+    """How a server answers requests."""
 
     answer: Callable[[HttpRequest], HttpReply]
     methods: tuple[str, ...]
     headers: Mapping[str, str]  # of every reply
     timeout: float
-    only_host: str | None  # rejects requests that name another host than this one, or this machine
+    guard: Guard
 
     def reply_to(self, request: HttpRequest) -> HttpReply:
-        hosts = request.headers.get_all("Host", [])
-        if self.only_host is not None and not is_local_request(hosts, self.only_host):
-            return HttpReply(403, "text/plain", b"this server is for this machine only\n")
+        turned = self.guard.turned(lambda name: request.headers.get_all(name, []))
+        if turned is not None:
+            return HttpReply(turned.status, "text/plain", turned.reason.encode() + b"\n", turned.headers)
         try:
             return self.answer(request)
-        except Exception:  # a failed reply must not end the program around the server, which may just be closing
-            return HttpReply(500, "text/plain", b"no answer is available right now\n")
+        except Exception:  # a failed reply must not end the program, which may just be closing
+            return HttpReply(500, "text/plain", b"temporarily unavailable\n")
 
 
 class HttpServer(Closeable):
-    """Listens from the start, answers from `start` until `close`, in threads that end with the program.
+    """Listens at once, and answers from `start` until `close`, in daemon threads.
 
-    It takes the first free one of `ports`. `address` is where it really listens: port 0 takes any that is free.
+    Uses the first free port of `ports`; 0 means any free port. `address` is the actual address.
     """
 
     def __init__(
@@ -157,15 +134,17 @@ class HttpServer(Closeable):
         methods: tuple[str, ...],
         timeout: float,
         headers: Mapping[str, str] | None = None,
-        check_host: bool = False,
+        access: Access | None = None,
+        browser: bool = False,
         options: str = "--",
     ) -> None:
-        """`check_host` rejects foreign Host headers where it listens on a loopback address."""
-        self._server = _listen(host, list(ports), options)
+        """`timeout` is for reading a request, and again for sending the reply. See `Guard` for `browser`."""
+        self._server, guard = _listen(
+            host, list(ports), options, lambda place: Guard(access or Access(), host, place, browser=browser)
+        )
         place, self.port = str(self._server.server_address[0]), int(self._server.server_address[1])
         self.address = format_address(place, self.port)
-        only_host = host if check_host and is_loopback(place) else None
-        self._server.service = _Service(answer, methods, headers or {}, timeout, only_host)
+        self._server.service = _Service(answer, methods, headers or {}, timeout, guard)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name=name, daemon=True)
 
     def start(self) -> None:
@@ -181,19 +160,72 @@ class HttpServer(Closeable):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 2 * _MOST_CONNECTIONS
     service: _Service
 
     def __init__(self, family: int, place: tuple[str, int]) -> None:
         self.address_family = family
+        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         super().__init__(place, _Handler)
 
     def server_bind(self) -> None:
-        # Without asking the network for the full name of this machine, which nobody needs and may take long.
+        # The base class looks up the full name of this machine, which may take long.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Disconnects clients beyond the limit at once: each connection has a thread."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that disconnected, or did not send HTTP: not worth a traceback."""
+        """Ignores clients that disconnect or do not send HTTP."""
+
+
+class _HeadTooLarge(Exception):
+    """The request line and the headers are larger than the server reads."""
+
+
+class _RequestStream(io.RawIOBase):
+    """The bytes of a request, up to a time and a size: a client that sends one byte now and then is cut off, too."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        super().__init__()
+        self._connection = connection
+        self._until = time.monotonic() + seconds
+        self._left: int | None = _MOST_HEAD
+
+    def end_head(self) -> None:
+        """Lifts the limit of size: the reader limits the body."""
+        self._left = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        seconds = self._until - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        if self._left == 0:
+            raise _HeadTooLarge
+        self._connection.settimeout(seconds)
+        with memoryview(buffer) as view:
+            count = self._connection.recv_into(view if self._left is None else view[: self._left])
+        if self._left is not None:
+            self._left -= count
+        return count
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -202,21 +234,33 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.connection.settimeout(self.server.service.timeout)
+        self.requestline, self.request_version, self.command = "", "HTTP/1.0", ""  # for replies to half a request
+        self._stream = _RequestStream(self.connection, self.server.service.timeout)
+        self.rfile.close()
+        self.rfile = io.BufferedReader(self._stream)
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except _HeadTooLarge:
+            self.close_connection = True
+            self.send_error(431)
 
     def do_GET(self) -> None:
+        self._stream.end_head()
         if self.command not in self.server.service.methods:
             self.send_error(501, f"Unsupported method ({self.command!r})")
             return
         self._drain()
+        self.connection.settimeout(self.server.service.timeout)
         self._send(self.server.service.reply_to(HttpRequest(self.command, self.path.partition("?")[0], self.headers)))
 
     do_HEAD = do_POST = do_GET
 
     def _drain(self) -> None:
-        """Reads some of the body: closing the connection before would make the reply an error at the other end."""
+        """Reads some of the body: if the connection closes before, the client sees an error instead of the reply."""
         length = self.headers.get("Content-Length", "")
-        with suppress(OSError, ValueError):  # Python reads no number of more than 4,300 digits
+        with suppress(OSError, ValueError):  # Python rejects numbers with more than 4,300 digits
             self.rfile.read(min(int(length), _MOST) if length.isascii() and length.isdecimal() else 0)
 
     def _send(self, reply: HttpReply) -> None:
@@ -231,14 +275,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(reply.body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: clients that ask every second would fill the log."""
+        """Logs nothing: clients poll every second."""
 
 
-def _listen(host: str, ports: list[int], options: str) -> _Server:
+def _listen(host: str, ports: list[int], options: str, guarded: Callable[[str], Guard]) -> tuple[_Server, Guard]:
     for port in ports:
         try:
-            return _Server(*resolve(host, port))
+            family, place = resolve(host, port)
+            guard = guarded(place[0])  # before anyone can connect
+            return _Server(family, place), guard
         except OSError as problem:
             if problem.errno != errno.EADDRINUSE or port == ports[-1]:
                 raise cannot_listen(host, port, problem, options=options) from problem
-    raise AssertionError("there is always a port to try")
+    raise AssertionError("no ports given")

@@ -1,4 +1,4 @@
-"""A thread with an event loop: the synchronous face of coroutines."""
+"""A thread with an event loop, for synchronous callers of coroutines."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """Runs coroutines beside the program. Started at once; `stop` ends it and whatever still runs in it."""
+    """Runs coroutines in a background thread. `stop` ends the thread and cancels what still runs in it.
 
-    def __init__(self, name: str) -> None:
+    `owner` is a noun for errors and the name of the thread: "publisher".
+    """
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
         self._process = os.getpid()
         self._stopped = False
-        self._posting = threading.Lock()  # nothing is posted after `stop`: it would never be answered
+        self._posting = threading.Lock()  # nothing may be posted after `stop`: it would never finish
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"weightwire-{owner}", daemon=True)
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, Result], timeout: float | None = None) -> Result:
-        """Runs a coroutine to its end, and returns what it returns. An interrupt, or the timeout, cancels it."""
+        """Runs a coroutine and returns its result. An interrupt or the timeout cancels it."""
         future = self.start(coroutine)
         try:
             return future.result(timeout)
@@ -43,8 +47,8 @@ class LoopThread:
                 raise self._gone()
             return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def tell(self, function: Callable[[], object]) -> None:
-        """Calls a function in the loop's thread, and does not wait for it."""
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Calls a function in the loop's thread without waiting for it."""
         with self._posting:
             if not self.is_running:
                 raise self._gone()
@@ -52,16 +56,18 @@ class LoopThread:
 
     @property
     def is_running(self) -> bool:
-        """That there is someone to do the work: a forked child has only a copy of it."""
+        """False after `stop`, and in a forked child, which does not have the thread."""
         return not self._stopped and os.getpid() == self._process
 
     def _gone(self) -> WeightwireError:
         if os.getpid() != self._process:
-            return WeightwireError("this was made in another process", hint="make one of its own after the fork")
-        return Closed("this is closed", hint="make a new one")
+            return Closed(
+                f"this {self._owner} was created in another process", hint=f"create a new {self._owner} after the fork"
+            )
+        return Closed(f"this {self._owner} is closed", hint=f"create a new {self._owner}")
 
     def stop(self, timeout: float | None = None) -> None:
-        """Ends it; what cannot be stopped within the timeout is left behind."""
+        """Ends the thread. If that takes longer than the timeout, the thread is left running."""
         with self._posting:
             if not self.is_running:
                 return

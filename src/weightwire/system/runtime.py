@@ -1,7 +1,6 @@
-"""Time, chance and threads, for every coroutine of catchup, publisher, follower, upkeep, inspection and page.
+"""Time, randomness and threads, for the coroutines of catchup, publisher, follower, upkeep, inspection and page.
 
-They take these from here and from nowhere else, so that a simulation can put a runtime of its own in place of this one
-and replay a run from its seed. Knows nothing of weights or buckets.
+They use nothing else for these, so a simulation can replace the runtime and replay a run from its seed.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ Result = TypeVar("Result")
 
 
 class Runtime:
-    """The real one. `asyncio.sleep` and the tasks of the running loop are part of any runtime."""
+    """The real runtime. Every runtime also uses `asyncio.sleep` and the tasks of the running loop."""
 
     def __init__(self) -> None:
         self.random: random.Random = random.SystemRandom()
 
     def time(self) -> float:
-        """Seconds since 1970, for people: machines disagree about it, so nothing is decided by it."""
+        """Seconds since 1970, for display only: clocks of machines differ, so no decision may depend on it."""
         return time.time()
 
     def clock(self) -> float:
-        """Seconds since some moment, to measure how long something takes."""
+        """A monotonic clock in seconds, to measure durations."""
         return time.perf_counter()
 
     async def run_in_thread(self, function: Callable[..., Result], *args: object, **kwargs: object) -> Result:
-        """Runs what computes, or reads and writes files, in a thread.
+        """Runs a function that computes or does file I/O in a thread.
 
-        A thread cannot be cancelled: whoever cancels this waits for it, or it would go on behind their back.
+        A thread cannot be cancelled. Cancelling this waits for the thread to end.
         """
         thread = asyncio.ensure_future(asyncio.to_thread(partial(function, *args, **kwargs)))
         try:
@@ -45,5 +44,5 @@ class Runtime:
             raise
 
     def token(self) -> str:
-        """A name that nobody else has: 128 random bits."""
+        """A unique name: 128 random bits."""
         return f"{self.random.getrandbits(128):032x}"

@@ -1,4 +1,4 @@
-"""Work in threads, results in order. The kernel releases the interpreter, so threads really run side by side."""
+"""Parallel work with results in order. The C kernel releases the GIL, so threads run in parallel."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import TypeVar
 __all__ = ["Progress", "Stopped", "default_threads", "in_order", "to_the_end"]
 
 Progress = Callable[[int], None]
-"""Told how many bytes of weights have been dealt with since it was last told."""
+"""Called with the bytes of weights that were processed since the last call."""
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
 def default_threads() -> int:
-    """As many as this process may use, up to eight: by then the memory is the limit."""
+    """One per core that this process may use, up to eight: with more, memory bandwidth is the limit."""
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def in_order(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int | None = None) -> Iterator[Result]:
-    """`work(job)` for every job, in the order of jobs; a few jobs ahead at the most, so that memory stays bounded."""
+    """`work(job)` for every job, in the order of the jobs. Runs only a few jobs ahead, to bound memory."""
     threads = default_threads() if threads is None else threads
     if threads <= 1:
         yield from map(work, jobs)
@@ -44,17 +44,17 @@ def in_order(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int | 
 
 
 class Stopped(Exception):
-    """Raised by work that was asked to stop, once it has put everything back."""
+    """Raised by work that was asked to stop, after it has undone its changes."""
 
 
 def to_the_end(work: Callable[[threading.Event], Result]) -> Result:
-    """Runs work that must not be torn apart, in a thread of its own.
+    """Runs work that must not be interrupted halfway, in a new thread.
 
-    Ctrl-C and whatever else a signal handler raises reach only the main thread. They are held back until the work has
-    ended, which is asked to stop by the event that it is given.
+    Ctrl-C and other exceptions of signal handlers reach only the main thread. They set the event that the work gets
+    and are raised again when the work has ended.
     """
     stop, go, done = threading.Event(), threading.Event(), threading.Event()
-    certain: list[bool] = []  # that it will be waited for
+    certain: list[bool] = []  # not empty once the caller is sure to wait for the work
     outcome: list[Result] = []
     failure: list[BaseException] = []
 

@@ -1,7 +1,23 @@
-"""Tell: the list of stages, one event per stage of a version, and both as Prometheus metrics."""
+"""Tell: the list of stages, an event for each stage of a version, progress, and Prometheus metrics."""
 
 from weightwire.telemetry.events import Event, Listener, careful, log_event, warning
 from weightwire.telemetry.metrics import Metrics
+from weightwire.telemetry.progress import ProgressCallback, StartProgress, ignore_progress, start_progress
 from weightwire.telemetry.stages import STAGES, Side, Stage, stage_names
 
-__all__ = ["STAGES", "Event", "Listener", "Metrics", "Side", "Stage", "careful", "log_event", "stage_names", "warning"]
+__all__ = [
+    "STAGES",
+    "Event",
+    "Listener",
+    "Metrics",
+    "ProgressCallback",
+    "Side",
+    "Stage",
+    "StartProgress",
+    "careful",
+    "ignore_progress",
+    "log_event",
+    "stage_names",
+    "start_progress",
+    "warning",
+]

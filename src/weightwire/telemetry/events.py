@@ -1,13 +1,12 @@
-"""What happened: one event per stage of a version's way. The log, the metrics and the page read the same events.
-
-Knows only the shape of an event; whoever does the work tells of it.
-"""
+"""Events: one for each stage that a version passes. Logs, metrics and commands read the same events."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from weightwire.errors import printable, without_secrets
 
 __all__ = ["Event", "Listener", "careful", "log_event", "warning"]
 
@@ -16,40 +15,46 @@ _log = logging.getLogger("weightwire")
 
 @dataclass(frozen=True)
 class Event:
-    """A stage that ended; or a warning (`stage` is "warning"), or the end of one ("recovered")."""
+    """A stage that ended; or a warning (`stage` is "warning"), the end of one ("recovered"), or "resumed"."""
 
     stage: str
     version: int | None = None
     nbytes: int = 0
     seconds: float = 0.0
-    at: float = 0.0  # wall clock when it ended, for people
+    at: float = 0.0  # seconds since 1970 when it ended
     message: str = ""
 
 
 def warning(message: str, version: int | None = None, *, at: float) -> Event:
-    """Something went wrong that the program survives."""
-    return Event("warning", version, at=at, message=message)
+    """A problem that the program handles."""
+    return Event("warning", version, at=at, message=without_secrets(message))
 
 
 Listener = Callable[[Event], None]
 
 
 def careful(listener: Listener) -> Listener:
-    """The same listener, whose own faults are logged: they are no reason to lose a version."""
+    """Wraps a listener: its exceptions are logged and do not stop publishing."""
 
     def listen(event: Event) -> None:
         try:
             listener(event)
         except Exception:
-            _log.exception("a listener failed")
+            _log.exception("an event listener failed")
 
     return listen
 
 
 def log_event(event: Event) -> None:
-    """The default listener: warnings as warnings, stages as debug lines."""
+    """The default listener: logs warnings as warnings, and stages as debug lines."""
+    # A hint has its own line.
+    text = "\nhint: ".join(map(printable, event.message.split("\nhint: ", 1)))
     if event.stage == "warning":
-        _log.warning("%s", event.message)
+        # Without any handler, logging prints only the text.
+        _log.warning("%s%s", "" if _log.hasHandlers() else "weightwire: ", text)
+        return
+    if event.stage in ("resumed", "recovered"):
+        _log.info("%s", text)
         return
     version = "" if event.version is None else f" version {event.version}"
-    _log.debug("%s%s: %d bytes, %.3f s %s", event.stage, version, event.nbytes, event.seconds, event.message)
+    _log.debug("%s%s: %d bytes, %.3f s %s", event.stage, version, event.nbytes, event.seconds, text)

@@ -1,6 +1,6 @@
-"""Events as Prometheus metrics. One listener serves a publisher or a follower; the label `role` says which.
+"""Events as Prometheus metrics. The label `role` is "publisher" or "follower".
 
-Knows events and the Prometheus text format. `WakeupServer` serves the metrics, or any server of your own.
+`WakeupServer` serves them, or your own server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from weightwire.telemetry.stages import STAGES
 
 __all__ = ["Metrics"]
 
-# Seconds: from a delta applied in place to an anchor of a large model over a slow line.
+# Seconds: from a delta that is applied in place to the anchor of a large model on a slow connection.
 _BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
@@ -20,30 +20,34 @@ _STAGES = frozenset(stage.name for stage in STAGES)
 
 
 class Metrics:
-    """A listener: `Publisher(..., on_event=metrics)`, and `render` for whoever asks.
+    """An event listener: `Publisher(..., on_event=metrics)`. `render` returns the metrics as text.
 
-    What has not been seen yet is left out, but for warnings: to count from nothing needs a nothing to count from.
+    A metric appears with its first event. Warnings start at 0, so that a rate can be computed from the first one on.
     """
 
     def __init__(self, role: Literal["publisher", "follower"]) -> None:
-        # Here, since most who import weightwire do not ask for metrics.
+        # Imported here, because most programs do not use metrics.
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-        # Of its own: the program around it may have metrics, and be a publisher and a follower at once.
+        # A separate registry: the program may have other metrics, or both a publisher and a follower.
         self.registry = registry = CollectorRegistry()
         self._role = role
         self._seconds = Histogram(
             "weightwire_stage_seconds",
-            "How long a stage of a version's way took.",
+            "Duration of a stage.",
             ["role", "stage"],
             buckets=_BUCKETS,
             registry=registry,
         )
-        self._bytes = Counter("weightwire_bytes", "What went through a stage.", ["role", "stage"], registry=registry)
-        self._version = Gauge("weightwire_version", "The version published last, or held.", ["role"], registry=registry)
-        self._head = Gauge("weightwire_head", "The newest version seen.", ["role"], registry=registry)
-        self._behind = Gauge("weightwire_behind", "Versions between the two.", ["role"], registry=registry)
-        self._warnings = Counter("weightwire_warnings", "Things that went wrong.", ["role"], registry=registry)
+        self._bytes = Counter(
+            "weightwire_bytes", "Bytes that went through a stage.", ["role", "stage"], registry=registry
+        )
+        self._version = Gauge(
+            "weightwire_version", "Version published last (publisher) or held (follower).", ["role"], registry=registry
+        )
+        self._head = Gauge("weightwire_head", "Newest version seen in the run.", ["role"], registry=registry)
+        self._behind = Gauge("weightwire_behind", "Versions behind the newest.", ["role"], registry=registry)
+        self._warnings = Counter("weightwire_warnings", "Warnings since the start.", ["role"], registry=registry)
         self._warnings.labels(role)
         self._reached: int | None = None
         self._newest: int | None = None
@@ -61,7 +65,7 @@ class Metrics:
             self.see(event.version, event.version)
 
     def see(self, version: int | None, head: int | None) -> None:
-        """What is known without any event: a follower that starts where it should be has none to tell."""
+        """Sets the versions without an event: a follower that starts up to date emits none."""
         if version is not None:
             self._reached = version
             self._version.labels(self._role).set(version)
@@ -72,7 +76,7 @@ class Metrics:
             self._behind.labels(self._role).set(max(0, self._newest - self._reached))
 
     def render(self) -> bytes:
-        """All of it, in the text format."""
+        """All metrics in the Prometheus text format."""
         from prometheus_client import generate_latest
 
         return generate_latest(self.registry)

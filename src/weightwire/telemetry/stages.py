@@ -1,6 +1,6 @@
-"""The stages that a version passes on its way from the trainer to an engine: THE list, in that order.
+"""The stages that a version passes on its way from the trainer to an engine, in order.
 
-Events, metrics, the page and the benchmarks take their stages from here. To add one, add a line.
+Events, metrics, the page and the benchmarks use this list. To add a stage, add a line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Side = Literal["publisher", "follower", "engine"]
 
 @dataclass(frozen=True)
 class Stage:
-    """One of them: where it happens, and what people read in a legend."""
+    """A stage: where it happens, and its label in a legend."""
 
     name: str
     side: Side

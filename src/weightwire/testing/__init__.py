@@ -1,6 +1,6 @@
-"""Try: what a bucket of your own must do, as tests to inherit from. Needs pytest."""
+"""Try: the tests that your own bucket must pass, as a class to inherit from. Needs pytest."""
 
-import weightwire.testing.pytest_setup  # noqa: F401  before the asserts that it is for
+import weightwire.testing.pytest_setup  # noqa: F401  must run before the import below
 
 # isort: split
 from weightwire.testing.bucket_contract import BucketContract, Opener, in_loop

@@ -1,4 +1,4 @@
-"""Paths that every bucket must refuse, and odd names that every bucket must keep apart."""
+"""Paths that every bucket must reject, and odd names that every bucket must support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes pytest explain the asserts of this package as it explains those of a test file. Says so where it is missing."""
+"""Makes pytest explain failed asserts of this package as it does for test files."""
 
 from __future__ import annotations
 

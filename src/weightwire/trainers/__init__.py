@@ -1,1 +1,1 @@
-"""Train: one module per framework, each imported only by its users. They know publishers; nobody knows them."""
+"""Train: one module per framework. Import only the one you use: each needs its framework."""

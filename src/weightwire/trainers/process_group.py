@@ -1,7 +1,6 @@
-"""The ranks of a torch job, as a publisher needs them: a gloo group of our own, beside whatever trains.
+"""The ranks of a torch job: a separate gloo process group for the publisher.
 
-Knows torch.distributed and bytes; nothing of weights. What is said here never gets into the way of the trainer's own
-collectives, and does not need the accelerators.
+It exchanges bytes on the CPU and never interferes with the trainer's own collectives.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from weightwire.errors import RankFailed, WeightwireError
+from weightwire.errors import RankFailed
 
 __all__ = ["Ranks"]
 
-_SMALL = 4096  # bytes that are always sent; more only where someone has more to say
-_COUNT = 8  # bytes that say how many follow
-_PAUSE, _LONG_PAUSE = 0.0005, 0.02  # seconds between two looks at what others say
-_LEAVING = 1.0  # seconds in which a group that nobody uses any more is closed
-_LOST = "one of the processes has ended, or hangs: see its log, and restart all of them"
+_SMALL = 4096  # bytes that are always sent; longer messages take a second round
+_COUNT = 8  # bytes of the length prefix
+_PAUSE, _LONG_PAUSE = 0.0005, 0.02  # seconds between two polls
+_LEAVING = 1.0  # seconds to wait for the group to close
+_LOST = "one of the processes has ended or hangs: check its log, then restart all of them"
 
 _Exchange = tuple[bytes, asyncio.AbstractEventLoop, "asyncio.Future[list[bytes]]"]
 
 
 class Ranks:
-    """All processes of a `group`, or of the job: `Publisher(url, ranks=Ranks())`, in each of them.
+    """All processes of a `group`, or of the job. Pass `Publisher(url, ranks=Ranks())` in each of them.
 
-    Made by all of them at the same point, as any process group is; it belongs to the publisher, which closes it. Who
-    says nothing for `timeout` seconds counts as gone.
+    All processes must create it at the same point, like any process group. The publisher closes it. A rank that does
+    not answer for `timeout` seconds counts as lost.
     """
 
     rank: int
@@ -43,15 +42,15 @@ class Ranks:
 
     def __init__(self, group: Any = None, *, timeout: float = 300.0) -> None:
         if not dist.is_available() or not dist.is_initialized():
-            raise WeightwireError(
-                "this process is not one of several ranks",
-                hint="call torch.distributed.init_process_group() first; a single process needs no ranks",
+            raise RankFailed(
+                "torch.distributed is not initialized in this process",
+                hint="call torch.distributed.init_process_group() first, or leave out ranks= for a single process",
             )
         ours = _new_group(group, timedelta(seconds=timeout))
         self.rank, self.size = dist.get_rank(ours), dist.get_world_size(ours)
         self._jobs: queue.SimpleQueue[_Exchange | None] = queue.SimpleQueue()
-        # Only the thread holds the group, which ends when nobody does. It may wait for very long, and must not keep
-        # the process from ending: so it is none of a pool.
+        # Only this thread holds the group, so that the group ends with it. It may wait very long and must not keep the
+        # process alive: a daemon thread, not one of a pool.
         arguments = (ours, self.rank, self.size, self._jobs)
         self._thread = threading.Thread(target=_serve, args=arguments, name="weightwire-ranks", daemon=True)
         self._thread.start()
@@ -60,13 +59,13 @@ class Ranks:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[bytes]] = loop.create_future()
         if not self._thread.is_alive():
-            raise RankFailed(f"rank {self.rank} has left the others", hint=_LOST)
+            raise RankFailed(f"rank {self.rank} has left its group", hint=_LOST)
         self._jobs.put((data, loop, future))
         return await future
 
     def close(self) -> None:
         self._jobs.put(None)
-        # Whoever trains may close its own group next, which this one is part of.
+        # The trainer may destroy the default group next, which this group depends on.
         self._thread.join(_LEAVING)
 
 
@@ -74,29 +73,29 @@ def _new_group(group: Any, timeout: timedelta) -> Any:
     if group is None:
         return dist.new_group(backend="gloo", timeout=timeout, group_desc="weightwire")
     members = dist.get_process_group_ranks(group)
-    # Processes outside of the group know nothing of this.
+    # Processes outside of the group do not call this.
     return dist.new_group(
         members, backend="gloo", timeout=timeout, group_desc="weightwire", use_local_synchronization=True
     )
 
 
 def _serve(group: Any, rank: int, size: int, jobs: queue.SimpleQueue[_Exchange | None]) -> None:
-    """One after the other, until it is closed or a rank is lost: then the others are to lose this one, too."""
+    """Serves exchanges in order until it is closed or a rank is lost. Ending makes the other ranks fail."""
     while (job := jobs.get()) is not None:
         data, loop, future = job
         try:
             everyone = _gather(data, size, group)
         except Exception as problem:
-            what = f"rank {rank} of {size} has lost the others ({_reason(problem)})"
-            _answer(loop, future, RankFailed(what, hint=_LOST))
+            message = f"rank {rank} of {size} lost its connection to the others ({_reason(problem)})"
+            _answer(loop, future, RankFailed(message, hint=_LOST))
             break
         _answer(loop, future, everyone)
-    with suppress(Exception):  # if the whole job has been closed, this is too
+    with suppress(Exception):  # closed with the default group
         dist.destroy_process_group(group)
 
 
 def _reason(problem: Exception) -> str:
-    """What happened, without where in gloo's sources, and what one might do about it."""
+    """The first sentence of gloo's message, without its source location."""
     text = str(problem) or type(problem).__name__
     return re.sub(r"^\[[^]]*\] *", "", text.splitlines()[0]).split(". ")[0]
 
@@ -104,8 +103,8 @@ def _reason(problem: Exception) -> str:
 def _answer(
     loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[bytes]], answer: list[bytes] | RankFailed
 ) -> None:
-    def tell() -> None:
-        if future.done():  # nobody waits for it any more
+    def finish() -> None:
+        if future.done():  # cancelled
             return
         if isinstance(answer, RankFailed):
             future.set_exception(answer)
@@ -113,7 +112,7 @@ def _answer(
             future.set_result(answer)
 
     with suppress(RuntimeError):  # the loop has ended
-        loop.call_soon_threadsafe(tell)
+        loop.call_soon_threadsafe(finish)
 
 
 def _gather(data: bytes, size: int, group: Any) -> list[bytes]:
@@ -126,11 +125,11 @@ def _gather(data: bytes, size: int, group: Any) -> list[bytes]:
 
 
 def _all(data: bytes, length: int, size: int, group: Any) -> list[bytes]:
-    """So many bytes of every rank."""
+    """Gathers `length` bytes of every rank."""
     mine = torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8)
     everyone = [torch.empty(length, dtype=torch.uint8, device="cpu") for _ in range(size)]
     work = dist.all_gather(everyone, mine, group=group, async_op=True)
-    # Not by waiting for it: a thread that is still inside of torch when the process ends takes it down.
+    # Poll instead of work.wait(): a thread inside torch at exit crashes the process.
     pause = _PAUSE
     while not work.is_completed():
         time.sleep(pause)

@@ -1,7 +1,4 @@
-"""Plain torch: publishes a model whenever its optimizer has taken a step.
-
-Knows optimizers and the processes of a training job; how weights are read and published is the `Publisher`'s.
-"""
+"""Plain torch: publishes a model after each step of its optimizer."""
 
 from __future__ import annotations
 
@@ -29,17 +26,27 @@ def attach(
     merge: bool = False,
     **options: Any,
 ) -> Attached:
-    """Publishes the weights that a model has now, and after `every` so many steps of its optimizer.
+    """Publishes a model's weights now, and after every `every` steps of its optimizer.
 
-    Of several optimizers, give all in the order in which they step: a step is over when the last of them has made it.
+    Put `with attach(optimizer, model, "s3://bucket/run"):` around the training loop. If there are several optimizers,
+    pass all of them in the order in which they step: a step counts when the last of them has run.
 
-    `with attach(optimizer, model, "s3://bucket/run"):` around the training loop is all it takes. `step` is where to
-    count from, after a restart; `merge` publishes the weights of a PEFT model with its adapters merged into them. All
-    other options are the `Publisher`'s. Where several processes train, call it in all of them: if they hold the same
-    model (DDP) then the first one publishes, and if each holds some rows of it (FSDP2) then all of them do.
+    After a restart, load the newest weights before you attach, and continue the step count from there. Otherwise the
+    model's initial weights become the newest version, with a warning.
+
+        # weightwire restore s3://bucket/run -o resumed      (prints the version and its step)
+        model = AutoModelForCausalLM.from_pretrained("resumed", dtype=torch.float32)
+        with attach(optimizer, model, "s3://bucket/run", step=41):
+            ...
+
+    The run holds only the published weights. Save float32 master weights and optimizer state yourself, and load your
+    own training checkpoint instead if you have one.
+
+    `merge` publishes a PEFT model with its adapters merged in. All other options are passed to `Publisher`. If several
+    processes train, call this in all of them: with DDP the first one publishes, with FSDP2 all of them do.
     """
     if every < 1:
-        raise ValueError(f"every {every} steps is never: every is 1 or more")
+        raise ValueError(f"every={every}: must be 1 or more")
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
     _check(optimizers, model)
     publisher = publisher_for(model, url, **options)
@@ -54,9 +61,9 @@ def attach(
 
 
 class Attached:
-    """A model that is published as it is trained. To close it publishes the last step, and lets go of the optimizer.
+    """A model that is published while it is trained. Closing it publishes the last step and removes the hook.
 
-    `publisher` is None in a process for which another one publishes. `last` is what was published last.
+    `publisher` is None if another process publishes the same model. `last` is the latest publication.
     """
 
     def __init__(
@@ -69,26 +76,26 @@ class Attached:
         self._every = every
         self._merge = merge
         self._hook: Any = None
-        self._published: int | None = None  # the step that was published last
+        self._published: int | None = None  # the latest published step
 
     def listen(self, optimizer: torch.optim.Optimizer) -> None:
-        # A wrapper (accelerate's is one) hands on what it is told to its optimizer, but not who listens.
+        # Wrappers such as accelerate's forward step() to the inner optimizer, but not hooks.
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner
         self._hook = optimizer.register_step_post_hook(self._stepped)
 
     def publish(self) -> Publication | None:
-        """The weights as they are now, whether or not it is time."""
+        """Publishes the current weights, whatever the step."""
         if self.publisher is not None:
             self.last = self.publisher.publish(self._model, step=self.step, merge=self._merge)
         self._published = self.step
         return self.last
 
     def close(self) -> None:
-        """Publishes the weights after the last step, if they were not, and waits until all is committed."""
+        """Publishes the weights after the last step, unless that was done, and waits until they are committed."""
         if self._hook is None:
             return
-        self._let_go()
+        self._remove_hook()
         try:
             if self._published != self.step:
                 self.publish()
@@ -99,8 +106,8 @@ class Attached:
             self.publisher.close()
 
     def abandon(self) -> None:
-        """Ends as after a failure: publishes nothing more, and does not wait for long."""
-        self._let_go()
+        """Ends after a failure: publishes nothing more, and does not wait long for what is in progress."""
+        self._remove_hook()
         if self.publisher is not None:
             self.publisher.__exit__(RuntimeError, None, None)
 
@@ -120,33 +127,33 @@ class Attached:
         if self.step % self._every == 0:
             self.publish()
 
-    def _let_go(self) -> None:
+    def _remove_hook(self) -> None:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
 
 
 def _check(optimizers: Sequence[torch.optim.Optimizer], model: torch.nn.Module) -> None:
-    """What is easily mixed up."""
+    """Catches arguments in the wrong order."""
     for one in optimizers:
         if not hasattr(one, "register_step_post_hook") and not hasattr(one, "optimizer"):
-            raise TypeError(f"a {type(one).__name__} is no optimizer: write attach(optimizer, model, url)")
+            raise TypeError(f"{type(one).__name__} is not an optimizer: call attach(optimizer, model, url)")
     if not optimizers or not isinstance(model, torch.nn.Module):
-        raise TypeError(f"a {type(model).__name__} is no module: write attach(optimizer, model, url)")
+        raise TypeError(f"{type(model).__name__} is not a torch module: call attach(optimizer, model, url)")
 
 
 def publisher_for(model: torch.nn.Module, url: str | os.PathLike[str] | Bucket, **options: Any) -> Publisher | None:
-    """This process's publisher; None where another one publishes, since it holds the same model."""
+    """The publisher of this process; None if another process holds the same model and publishes it."""
     if options.get("ranks") is None and _is_sharded(model):
         options["ranks"] = Ranks()
     return Publisher(url, **options) if options.get("ranks") is not None or _is_main() else None
 
 
 def _is_main() -> bool:
-    """That this process is the first of the training job, or the only one."""
+    """Whether this process is the first or only one of the training job."""
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
 def _is_sharded(model: torch.nn.Module) -> bool:
-    """That the ranks of the job hold different rows of it (FSDP2)."""
+    """Whether each rank of the job holds different rows of the model (FSDP2)."""
     return any(hasattr(one, "device_mesh") and one.device_mesh.size() > 1 for one in model.parameters())

@@ -1,8 +1,4 @@
-"""Hugging Face Trainers: a callback that publishes the model as it is trained, and tells the log how that goes.
-
-Knows what callbacks are given, and which files make weights a whole model. Works with whatever is a `Trainer`, TRL's
-included.
-"""
+"""Hugging Face Trainers, including TRL's: a callback that publishes the model while it is trained."""
 
 from __future__ import annotations
 
@@ -20,37 +16,54 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from weightwire.bucket import Bucket
 from weightwire.chain import DELTA
+from weightwire.errors import WeightwireError
 from weightwire.publisher import Publication, Publisher
 from weightwire.trainers.torch import publisher_for
 from weightwire.weights import DEFAULT_DTYPE, unwrapped
 
 __all__ = ["WeightwireCallback", "model_files"]
 
+_FINAL = "train_runtime"  # a key of the last record that a Trainer logs
+
 
 class WeightwireCallback(TrainerCallback):  # type: ignore[misc]
-    """`Trainer(..., callbacks=[WeightwireCallback("s3://bucket/run")])` publishes the first weights, and every step.
+    """Publishes the initial weights and every step: `Trainer(..., callbacks=[WeightwireCallback("s3://bucket/run")])`.
 
-    `every` is in optimizer steps; the last one is published in any case. `merge` publishes the weights of a PEFT model
-    with its adapters merged into them. All other options are the `Publisher`'s; without `files` or a `base` directory,
-    the model's config and its tokenizer go along. Where several processes hold the same model (DDP), the first one
-    publishes; where each holds some rows of it (FSDP2), all of them do.
+    `every` counts optimizer steps; the last step is always published. `merge` publishes a PEFT model with its adapters
+    merged in. All other options are passed to `Publisher`. Unless `files` or a `base` directory is given, the model's
+    config and tokenizer are published with the weights. With DDP the first process publishes, with FSDP2 all of them.
 
-    What is logged gets, under `sync/`: the newest `version` and its `bytes`, the `changed` fraction of the weights, how
-    many steps it is `behind`, the `seconds` that training has waited for it since the last time, and how many versions
-    were `superseded` by newer ones or `failed` so far.
+    After a restart, resume from the Trainer's own checkpoint, which also holds masters and optimizer state:
+    `trainer.train(resume_from_checkpoint=True)`. Without one, load the newest published weights. Otherwise the initial
+    weights become the newest version, with a warning.
+
+        # weightwire restore s3://bucket/run -o resumed
+        model = AutoModelForCausalLM.from_pretrained("resumed", dtype=torch.float32)
+        Trainer(model, ..., callbacks=[WeightwireCallback("s3://bucket/run")]).train()
+
+    Every log record gets these keys:
+
+    - `sync/version`: the newest committed version of this training. In the last record, the last version.
+    - `sync/bytes`: the size of that version in the bucket.
+    - `sync/changed`: the fraction of weights that it changed, 0 to 1. Missing for an anchor, which holds all weights.
+    - `sync/behind_steps`: optimizer steps between that version and this record.
+    - `sync/seconds`: seconds that training spent in `publish` since the last record.
+    - `sync/superseded`: how many captured steps were replaced by newer ones before their upload began, so far.
+    - `sync/failed`: how many publishes failed so far. The next version includes their changes.
     """
 
     def __init__(
         self, url: str | os.PathLike[str] | Bucket, every: int = 1, *, merge: bool = False, **options: Any
     ) -> None:
         if every < 1:
-            raise ValueError(f"every {every} steps is never: every is 1 or more")
+            raise ValueError(f"every={every}: must be 1 or more")
         self.publisher: Publisher | None = None
         self._url = url
         self._every = every
         self._merge = merge
         self._options = options
         self._progress = _VersionTally()
+        self._last: Publication | None = None  # of the final weights
 
     # --- events --------------------------------------------------------------------------------------------------
 
@@ -62,7 +75,7 @@ class WeightwireCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self._go_first(sys._getframe(1).f_locals.get("self"))
         self._abandon()
-        self._progress = _VersionTally()
+        self._progress, self._last = _VersionTally(), None
         options = dict(self._options)
         if "files" not in options and not isinstance(options.get("base"), str | os.PathLike):
             options["files"] = model_files(given["model"], given.get("processing_class"), options)
@@ -83,21 +96,39 @@ class WeightwireCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         if self.publisher is None or logs is None:
             return
+        if _FINAL in logs:
+            self._publish_last(args, given["model"], state)
         metrics = self._progress.metrics(state.global_step, self.publisher.parameters)
         logs.update(metrics)
-        if state.log_history:  # written before any callback hears of it
+        if state.log_history:  # the Trainer adds the record before it calls any callback
             state.log_history[-1].update(metrics)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         if self.publisher is None:
             return
-        # The best model may have been loaded in place of the last one.
-        if self._progress.last_step != state.global_step or args.load_best_model_at_end:
-            self._publish(given["model"], state)
-        self.publisher.close()
-        self.publisher = None
+        last = self._publish_last(args, given["model"], state)
+        publisher, self.publisher = self.publisher, None
+        publisher.close()
+        if last.error is not None:
+            raise last.error
 
-    # --- what they do --------------------------------------------------------------------------------------------
+    # --- publishing ----------------------------------------------------------------------------------------------
+
+    def _publish_last(self, args: TrainingArguments, model: Any, state: TrainerState) -> Publication:
+        """Publishes the final weights, once, and waits until that succeeds or fails."""
+        if self._last is None:
+            # load_best_model_at_end may have replaced the weights of the last step.
+            if (
+                self._progress.last is None
+                or self._progress.last.step != state.global_step
+                or args.load_best_model_at_end
+            ):
+                self._publish(model, state)
+            self._last = self._progress.last
+        assert self._last is not None
+        with suppress(WeightwireError):  # on_train_end raises it
+            self._last.wait()
+        return self._last
 
     def _publish(self, model: Any, state: TrainerState) -> None:
         if self.publisher is None:
@@ -107,15 +138,15 @@ class WeightwireCallback(TrainerCallback):  # type: ignore[misc]
         self._progress.add(published, time.perf_counter() - began)
 
     def _abandon(self) -> None:
-        """Of a training that ended by an error no callback ever hears the end."""
+        """Closes the publisher of a training that failed: on_train_end is not called then."""
         if self.publisher is not None:
             self.publisher.__exit__(RuntimeError, None, None)
             self.publisher = None
 
     def _go_first(self, handler: Any) -> None:
-        """Before those that send logs away (TensorBoard, wandb): they come before everything that a user adds.
+        """Moves this callback before the reporting ones (TensorBoard, wandb), so that they log the sync keys.
 
-        Nobody tells a callback whose it is, but for the one that calls it.
+        A callback gets no reference to its handler: `handler` is found on the caller's stack.
         """
         callbacks = getattr(handler, "callbacks", None)
         if isinstance(callbacks, list) and self in callbacks:
@@ -124,10 +155,10 @@ class WeightwireCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class _VersionTally:
-    """What has become of the versions so far."""
+    """Counts the outcomes of all publishes so far."""
 
     def __init__(self) -> None:
-        self.last_step: int | None = None
+        self.last: Publication | None = None
         self._open: list[Publication] = []
         self._newest: Publication | None = None
         self._seconds = 0.0
@@ -135,7 +166,7 @@ class _VersionTally:
         self._failed = 0
 
     def add(self, publication: Publication, seconds: float) -> None:
-        self.last_step = publication.step
+        self.last = publication
         self._open.append(publication)
         self._seconds += seconds
 
@@ -150,7 +181,7 @@ class _VersionTally:
         newest = self._newest
         if newest is not None and newest.commit is not None:
             found |= {"sync/version": newest.commit.version, "sync/bytes": newest.commit.nbytes}
-            found["sync/behind"] = step - (newest.step or 0)
+            found["sync/behind_steps"] = step - (newest.step or 0)
             if newest.commit.kind == DELTA and weights:
                 found["sync/changed"] = newest.commit.changed / weights
         return found
@@ -169,7 +200,7 @@ class _VersionTally:
 
 
 def model_files(model: Any, processing_class: Any, options: Mapping[str, Any]) -> dict[str, bytes]:
-    """What makes weights a whole model: its config, as of a checkpoint of what is published, and its tokenizer."""
+    """The files that turn weights into a loadable model: the config, with the published dtype, and the tokenizer."""
     model = unwrapped(model)
     with tempfile.TemporaryDirectory(prefix="weightwire-") as directory:
         parts: list[Any] = [getattr(model, "config", None), processing_class]
@@ -177,7 +208,7 @@ def model_files(model: Any, processing_class: Any, options: Mapping[str, Any]) -
             if hasattr(part, "save_pretrained"):
                 part.save_pretrained(directory)
         if (generation := getattr(model, "generation_config", None)) is not None:
-            with suppress(ValueError):  # settings that contradict each other; nobody needs them to load the weights
+            with suppress(ValueError):  # contradictory generation settings: not needed to load the weights
                 generation.save_pretrained(directory)
         paths = [path for path in Path(directory).rglob("*") if path.is_file()]
         files = {path.relative_to(directory).as_posix(): path.read_bytes() for path in sorted(paths)}
@@ -187,7 +218,7 @@ def model_files(model: Any, processing_class: Any, options: Mapping[str, Any]) -
 
 
 def _as_published(config: bytes, model: Any, options: Mapping[str, Any]) -> bytes:
-    """A trainer's config may say that weights are float32, and not whose they are: a checkpoint's says what is so."""
+    """Sets the dtype and architecture of the published weights: a trainer's config may say float32, or neither."""
     settings = json.loads(config)
     dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
     if dtype == "float32":

@@ -1,7 +1,6 @@
-"""TRL's asynchronous GRPO: what its trainer sends to vLLM goes through a bucket, while vLLM generates.
+"""TRL's asynchronous GRPO: weights travel from its trainer to vLLM through a bucket, while vLLM generates.
 
-Knows what TRL asks of a weight transfer and of a rollout worker, and how a server says what it serves; nothing of
-how a follower brings it there. Imports neither TRL nor torch.
+Implements TRL's weight transfer. Imports neither TRL nor torch.
 """
 
 from __future__ import annotations
@@ -27,31 +26,37 @@ from weightwire.weights import DEFAULT_DTYPE, Casting, Dtype, Tensor, as_mapping
 
 __all__ = ["BucketTransfer"]
 
-_TRLS_OWN = "vllm"  # the engine that TRL drives, where only a URL is given
-_LOOK = 0.05  # seconds between two looks at what the server serves
-_NOW_AND_THEN = 1.0  # seconds, where it serves what was sent last
-_PATIENCE = 10.0  # seconds of waiting for it, after which people are told
+_DEFAULT_ENGINE = "vllm"  # if `server` is only a URL
+_POLL = 0.05  # seconds between two requests for the served version
+_IDLE_POLL = 1.0  # seconds, while the engine serves the newest version
+_PATIENCE = 10.0  # seconds of waiting before a warning
 _log = logging.getLogger("weightwire")
 
 
 class BucketTransfer:
     """`AsyncGRPOTrainer(..., weight_transfer=BucketTransfer("s3://bucket/run", server="http://127.0.0.1:8000"))`.
 
-    Beside each vLLM runs `weightwire follow URL --into DIR --engine vllm=SERVER`. A transfer returns when the version
-    is committed, and the engine no more than `max_behind` versions behind: None lets it be any number, and with
-    `applied` it serves this very version. The first one it always does, since nobody knows what it had before. vLLM
-    generates all the time, but for the moment in which its follower swaps the weights.
+    Run `weightwire follow URL --into DIR --engine vllm=SERVER` beside each vLLM server. vLLM keeps generating, except
+    for the moment in which its follower swaps the weights.
 
-    - `server`: the URL of the vLLM that generates, or NAME=URL for another engine. Without it nothing is known of what
-      is served, and nothing waited for.
+    - `server`: the URL of the vLLM server, or NAME=URL for another engine. Without it, transfers do not wait for the
+      engine, and samples are stamped by TRL.
+    - `max_behind`: a transfer returns when its version is committed and the engine is at most this many versions
+      behind. None means no limit. The first transfer always waits until the engine serves it.
+    - `applied`: every transfer waits until the engine serves its version, like `max_behind=0`.
     - `timeout`: seconds for the server to start, and for a version to be served.
 
-    All other options are the `Publisher`'s; with `files`, the model's directory, a follower can start from nothing.
+    All other options are passed to `Publisher`. Pass the model's directory as `files`, so that a follower can start
+    without a checkpoint. After a restart, load the newest weights before you train, as `attach` in
+    `weightwire.trainers.torch` shows.
 
-    TRL drops samples that are too stale, by the version that they are stamped with. That is the one which the engine
-    says that it serves when they are begun, not the one that was sent last. What TRL logs gets, under `sync/`: the
-    `bytes` of a version, the `seconds` until it was committed, how many versions the engine was `behind` then, and the
-    seconds that were `waited` for it.
+    TRL drops stale samples by the version they are stamped with. With `server`, that is the version that the engine
+    served when the sample was started. TRL's log records get these keys:
+
+    - `sync/bytes`: the size of the version in the bucket.
+    - `sync/seconds`: seconds that training spent in `publish`, which here returns after the commit.
+    - `sync/behind`: versions that the engine was behind at that moment.
+    - `sync/waited`: seconds that the transfer then waited for the engine.
     """
 
     def __init__(
@@ -65,9 +70,9 @@ class BucketTransfer:
         **options: Any,
     ) -> None:
         if max_behind is not None and max_behind < 0:
-            raise ValueError(f"an engine cannot be {max_behind} versions behind: max_behind is 0 or more, or None")
+            raise ValueError(f"max_behind={max_behind}: must be 0 or more, or None")
         if applied and server is None:
-            raise ValueError("what is applied only a server can tell: pass server=")
+            raise ValueError("applied=True needs a server: pass server=")
         self.publisher: Publisher | None = None
         self._url = url
         self._options = options
@@ -79,42 +84,40 @@ class BucketTransfer:
         self._trainer: Any = None
         self._samples: _Samples | None = None
 
-    # --- what TRL calls, in the process that talks to vLLM -------------------------------------------------------
+    # --- called by TRL, in the process that sends weights --------------------------------------------------------
 
     def init_weight_transfer(self) -> None:
-        """Looks at everything that could be wrong, before anything is trained."""
+        """Opens the run and checks the server before training starts."""
         self._open_publisher()
 
     def pause(self) -> None:
-        """Not yet: vLLM generates while the weights are on their way. Its follower pauses it, to swap them."""
+        """Does nothing: vLLM generates during the transfer, and its follower pauses it for the swap."""
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
-        """Publishes what the iterator yields. What goes wrong is raised, and TRL's version stays what it was."""
+        """Publishes the weights that the iterator yields. If it raises, TRL does not count a new version."""
         self._attach(_trainer_of(iterator))
         try:
-            publisher = self.publisher or self._open_publisher()  # for a second train(): TRL begins only once
+            publisher = self.publisher or self._open_publisher()  # TRL calls init_weight_transfer() only once
             weights = self._copy(iterator, publisher.dtypes)
         except BaseException:
-            for _ in iterator:  # the other ranks gather each tensor, and wait for this one to take part
+            for _ in iterator:  # every rank must take part in gathering each tensor
                 pass
             raise
         self._send(publisher, weights)
 
     def resume(self) -> None:
-        """It has been going on all the time."""
+        """Does nothing: vLLM was not paused."""
 
     def destroy(self) -> None:
         if self._samples is not None:
             self._samples.close()
         publisher, self.publisher, self._samples, self._trainer = self.publisher, None, None, None
         if publisher is not None:
-            publisher.__exit__(*sys.exc_info())  # in a hurry, if training has failed
-
-    # --- for people ----------------------------------------------------------------------------------------------
+            publisher.__exit__(*sys.exc_info())  # does not wait long if training failed
 
     @property
     def staleness(self) -> int | None:
-        """How many of the versions that were sent the engine does not serve yet; None if there is no telling."""
+        """How many sent versions the engine does not serve yet; None without `server`."""
         return None if self._engine is None else self._engine.behind()
 
     # --- one transfer --------------------------------------------------------------------------------------------
@@ -128,9 +131,9 @@ class BucketTransfer:
         return self.publisher
 
     def _copy(self, iterator: Iterator[tuple[str, Any]], dtypes: Mapping[str, Dtype]) -> dict[str, Tensor]:
-        """Into memory of our own, one by one: what a sharded trainer gathers for us would fill its device."""
+        """Copies to host memory one by one: all gathered tensors together would fill the trainer's device."""
         copies = [(name, self._copy_one(name, value, dtypes)) for name, value in iterator]
-        return as_mapping(plain_names(copies))  # what is in all names only all of them tell
+        return as_mapping(plain_names(copies))  # a common prefix shows only in all names together
 
     def _copy_one(self, name: str, value: Any, dtypes: Mapping[str, Dtype]) -> Tensor:
         [tensor] = read_live([(name, value)], self._casting, dtypes)[0].values()
@@ -170,7 +173,7 @@ class BucketTransfer:
 
 
 def _trainer_of(iterator: Any) -> Any:
-    """Whose method yields the weights, since TRL does not say. Only stamps, metrics and steps depend on it."""
+    """Finds the trainer that made the iterator: TRL does not pass it. Only stamps, metrics and steps need it."""
     local = getattr(getattr(iterator, "gi_frame", None), "f_locals", {})
     trainer = local.get("self")
     return trainer if hasattr(getattr(trainer, "rollout_worker", None), "update_model_version") else None
@@ -184,67 +187,68 @@ def _size(publication: Publication) -> int:
 
 
 class _EngineLag:
-    """What a server says that it serves, compared with what was sent."""
+    """Compares the version that the engine serves with the versions that were sent."""
 
     def __init__(self, server: str) -> None:
-        self.name, self.url = split_engine(server.rstrip("/"), default=_TRLS_OWN)
+        self.name, self.url = split_engine(server.rstrip("/"), default=_DEFAULT_ENGINE)
         rollout = find_engine(self.name).rollout
         if rollout is None:
-            raise EngineError(f"engine {self.name!r} does not tell a trainer what it serves", hint="leave out server=")
+            raise EngineError(f"engine {self.name!r} cannot report its version to a trainer", hint="leave out server=")
         self._server = rollout(self.url)
-        self.sent: list[int] = []  # versions, which only rise
+        self.sent: list[int] = []  # versions, ascending
 
     def check(self, timeout: float) -> None:
-        """Whether it is there, and a follower can update it. One that is still starting is waited for."""
-        until, told = time.monotonic() + timeout, False
+        """Checks that the server is up and a follower can update it. Waits for a server that is starting."""
+        until, warned = time.monotonic() + timeout, False
         while True:
             try:
-                return self._server.check()
+                self._server.check()
+                return
             except EngineGone:
                 if time.monotonic() > until:
                     raise
-            if not told:
+            if not warned:
                 _log.warning("%s: cannot be reached yet; waiting for it", self.url)
-                told = True
-            time.sleep(10 * _LOOK)
+                warned = True
+            time.sleep(10 * _POLL)
 
     def forget_other_runs(self, newest: int | None) -> None:
-        """A version that this run has not reached is one of another run, and would be taken for one of ours."""
+        """Resets a version that is newer than this run: it belongs to another run."""
         served = self._server.served_version()
         if served is not None and served > (-1 if newest is None else newest):
             self._server.forget_version()
 
     def served(self) -> int | None:
-        """The version, if it can name one; None also while it cannot be reached, since it may come back."""
+        """The served version; None if the server reports none or cannot be reached for now."""
         with suppress(EngineGone):
             return self._server.served_version()
         return None
 
     def behind(self) -> int:
-        """How many of the versions that were sent it does not serve yet."""
+        """How many sent versions it does not serve yet."""
         served = self.served()
         return len(self.sent) if served is None else len(self.sent) - bisect_right(self.sent, served)
 
     def wait(self, allowed: int, timeout: float) -> None:
-        """Until it is at most so many versions behind."""
-        began, told = time.monotonic(), False
+        """Waits until it is at most `allowed` versions behind."""
+        began, warned = time.monotonic(), False
         while (behind := self.behind()) > allowed:
             waited = time.monotonic() - began
-            told = told or (waited > _PATIENCE and self._tell(behind))
+            warned = warned or (waited > _PATIENCE and self._warn(behind))
             if waited > timeout:
                 raise EngineError(
                     f"{self.url}: still {_versions(behind)} behind after {timeout:g} s",
-                    hint=f"see what `{self._follow}` says beside it",
+                    hint=f"check that `{self._follow}` runs beside it, and read its output",
                 )
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
 
-    def _tell(self, behind: int) -> bool:
+    def _warn(self, behind: int) -> bool:
         _log.warning("%s: %s behind; is `%s` running beside it?", self.url, _versions(behind), self._follow)
         return True
 
     @property
     def _follow(self) -> str:
-        """The command that should keep it up to date."""
+        """The command that updates this engine."""
         return f"weightwire follow URL --into DIR --engine {self.name}={self.url}"
 
 
@@ -256,16 +260,16 @@ def _versions(count: int) -> str:
 
 
 class _Samples:
-    """Stands between TRL's trainer and its rollout worker, so that this stamps samples with what the engine serves.
+    """Makes TRL's rollout worker stamp samples with the version that the engine serves.
 
-    TRL counts its transfers, and tells the worker how many there were.
+    TRL stamps with its count of transfers. This replaces the worker's update_model_version.
     """
 
     def __init__(self, worker: Any, engine: _EngineLag) -> None:
         self._worker = worker
         self._engine = engine
-        self._tell = worker.update_model_version
-        self._counts: list[tuple[int, int]] = []  # a version, and TRL's count of it; the first is served, or awaited
+        self._original = worker.update_model_version
+        self._counts: list[tuple[int, int]] = []  # versions with TRL's counts; the first is served or awaited
         self._lock = threading.Lock()
         self._closing = threading.Event()
         worker.update_model_version = self._update
@@ -273,21 +277,21 @@ class _Samples:
 
     def close(self) -> None:
         self._closing.set()
-        self._worker.update_model_version = self._tell
+        self._worker.update_model_version = self._original
 
     def _update(self, count: int) -> None:
-        """In place of the worker's own, when a transfer is over."""
+        """Called by TRL after each transfer."""
         with self._lock:
             self._counts.append((self._engine.sent[-1], count))
         self._stamp()
 
     def _watch(self) -> None:
-        while not self._closing.wait(_LOOK if len(self._counts) > 1 else _NOW_AND_THEN):
+        while not self._closing.wait(_POLL if len(self._counts) > 1 else _IDLE_POLL):
             with suppress(EngineError):
                 self._stamp()
 
     def _stamp(self) -> None:
-        with self._lock:  # or what was read before would be told afterwards
+        with self._lock:  # so that an older version cannot overwrite a newer one
             served = self._engine.served()
             if served is None or self._closing.is_set():
                 return
@@ -295,4 +299,4 @@ class _Samples:
                 del self._counts[0]
             if self._counts:
                 version, count = self._counts[0]
-                self._tell(count if version <= served else count - 1)
+                self._original(count if version <= served else count - 1)

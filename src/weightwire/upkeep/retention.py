@@ -1,7 +1,4 @@
-"""The rules of retention: which data of a run may go, and which must stay.
-
-Pure: reads and writes nothing, and asks no clock. `upkeep` looks at a bucket and does what these say.
-"""
+"""The rules of retention: which data of a run can be deleted. Pure: `gc` applies them to a bucket."""
 
 from __future__ import annotations
 
@@ -29,6 +26,7 @@ __all__ = [
     "limits",
     "newest",
     "orphans",
+    "relied_on",
     "settled",
 ]
 
@@ -37,8 +35,10 @@ DAY = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Retention:
-    """What is kept: the newest anchors with all that follows them, what is younger than `window` seconds, and what has
-    not been announced as going for `grace` seconds."""
+    """What to keep: the newest `anchors` with everything after them, and data younger than `window` seconds.
+
+    Other data is deleted `grace` seconds after a gc record has announced it.
+    """
 
     anchors: int = 2
     window: float = DAY
@@ -46,24 +46,24 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.anchors < 1:
-            raise ValueError("at least one anchor must be kept")
+            raise ValueError("anchors must be 1 or more")
         if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (self.window, self.grace)):
-            raise ValueError("a time to keep data must be some number of seconds")
+            raise ValueError("window and grace must be finite numbers of seconds, 0 or more")
 
     @property
     def anchor_orphan(self) -> float:
-        """An anchor is uploaded behind the versions, and named only afterwards: that may take hours."""
+        """The age at which an unnamed anchor is an orphan. Uploading one in the background may take hours."""
         return max(self.grace, DAY)
 
     @property
     def forgotten(self) -> float:
-        """A replica that has not been heard of for so long is no longer listed."""
+        """The age at which the heartbeat of a replica is deleted."""
         return max(self.window, DAY)
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A replica and the version it holds. It needs what follows that version for as long as it is alive."""
+    """A replica and its version. While it is alive, the data after that version stays."""
 
     name: str
     version: int
@@ -75,7 +75,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Limit:
-    """Data from this version on must stay, and why."""
+    """A reason to keep data from this version on."""
 
     version: int
     why: str
@@ -83,7 +83,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Announced:
-    """A gc record: since when it has been said that data below a version may go."""
+    """A gc record: since when the deletion of data below a version has been announced."""
 
     below: int
     since: float
@@ -91,7 +91,7 @@ class Announced:
 
 @dataclass(frozen=True)
 class Removal:
-    """An object that goes; not before `due`, where there is such a time."""
+    """An object to delete, not before `due` if that is set."""
 
     path: str
     size: int
@@ -102,13 +102,13 @@ class Removal:
 def limits(
     retention: Retention, now: float, anchors: Collection[int], leases: Iterable[Lease], commits: Mapping[int, float]
 ) -> list[Limit]:
-    """What keeps data from going, the strictest first.
+    """What keeps data from being deleted, the strictest limit first.
 
-    `anchors` are versions from which the newest one can be reached, `commits` says when each version was committed.
+    `anchors` are versions from which the newest one can be reached. `commits` maps versions to their commit times.
     """
     if not anchors:
         return [Limit(0, "no anchor leads to the newest version")]
-    found = [Limit(min(newest(anchors, retention)), "the oldest anchor that is kept")]
+    found = [Limit(min(newest(anchors, retention)), "oldest anchor to keep")]
     found += [
         Limit(lease.version + 1, f"replica {lease.name} is at version {lease.version}")
         for lease in leases
@@ -116,37 +116,44 @@ def limits(
     ]
     young = first_young(retention, now, commits)
     if young is not None:
-        # Not the version alone: what leads to it must stay too.
+        # The data that leads to the version must stay as well.
         start = max((version for version in anchors if version <= young), default=0)
-        found.append(Limit(start, f"leads to versions committed less than {retention.window / 3600:g} h ago"))
+        found.append(Limit(start, f"needed for versions committed less than {retention.window / 3600:g} h ago"))
     return sorted(found, key=lambda limit: limit.version)
 
 
+def relied_on(retention: Retention, now: float, anchors: Collection[int], commits: Mapping[int, float]) -> set[int]:
+    """The anchors that justify a deletion: those to keep, and the one that leads to all young versions."""
+    young = first_young(retention, now, commits)
+    start = max((version for version in anchors if young is not None and version <= young), default=None)
+    return {*newest(anchors, retention)} | (set() if start is None else {start})
+
+
 def first_young(retention: Retention, now: float, commits: Mapping[int, float]) -> int | None:
-    """The first version that is younger than the window."""
+    """The first version younger than the window."""
     young = (version for version, committed in commits.items() if now - committed < retention.window)
     return min(young, default=None)
 
 
 def are_enough(anchors: Collection[int], retention: Retention, young: int | None) -> bool:
-    """That no older anchor matters: there are as many as are kept, and one leads to all young versions."""
+    """Whether older anchors are irrelevant: enough are kept, and one leads to all young versions."""
     return len(anchors) >= retention.anchors and (young is None or min(anchors) <= young)
 
 
 def below(
     retention: Retention, now: float, anchors: Collection[int], leases: Iterable[Lease], commits: Mapping[int, float]
 ) -> int:
-    """The version below which data may go."""
+    """The version below which data can be deleted."""
     return limits(retention, now, anchors, leases, commits)[0].version
 
 
 def settled(records: Iterable[Announced], now: float, grace: float) -> int:
-    """The version below which everyone has had time to hear that data may go."""
+    """The version below which the grace period is over."""
     return max((record.below for record in records if now - record.since >= grace), default=0)
 
 
 def due(records: Iterable[Announced], version: int, grace: float) -> float | None:
-    """When the data of a version may go, if nothing comes in between."""
+    """When the data of a version can be deleted, if no new limit appears."""
     return min((record.since + grace for record in records if record.below > version), default=None)
 
 
@@ -155,20 +162,20 @@ def is_there(files: Iterable[DataFile], sizes: Mapping[str, int]) -> bool:
 
 
 def holds_all(commit: Commit, shortcuts: Iterable[Shortcut], sizes: Mapping[str, int]) -> bool:
-    """Whether all weights of a version are there: by its own commit, or by an anchor beside the chain."""
+    """Whether a complete anchor of a version exists: its own commit, or a shortcut."""
     return any(is_there(anchor.files, sizes) for anchor in anchors_of(commit, shortcuts))
 
 
 def orphans(
     commit: Commit, shortcuts: Iterable[Shortcut], objects: Iterable[ObjectInfo], now: float, retention: Retention
 ) -> list[Removal]:
-    """Objects of a committed version that neither its commit nor a shortcut names, nor ever will."""
+    """Objects of a committed version that neither its commit nor a shortcut names."""
     named = {file.path for files in (commit.files, *(one.files for one in shortcuts)) for file in files}
     found = []
     for one in objects:
         patience = retention.grace if one.path.startswith(Folder.DELTAS) else retention.anchor_orphan
         if one.path not in named and now - one.modified >= patience:
-            found.append(Removal(one.path, one.size, f"an orphan: version {commit.version} does not name it"))
+            found.append(Removal(one.path, one.size, f"orphaned: version {commit.version} does not name it"))
     return found
 
 

@@ -5,16 +5,18 @@ from weightwire.weights.checkpoint_writer import CheckpointWriter, file_to_repla
 from weightwire.weights.dtypes import BY_CODE, DTYPES, Dtype
 from weightwire.weights.file_names import ABOUT_FILE, MODEL_FILE, is_side_file_name, is_weights_file
 from weightwire.weights.safetensors_file import (
+    INCOMPLETE,
     LENGTH_SIZE,
     MAX_DIMS,
     MAX_INT,
     Slot,
     build_header,
+    is_unicode,
     read_header,
     read_size,
 )
 from weightwire.weights.schema import Schema, check_schema, copy_weights, schema_of_weights
-from weightwire.weights.side_files import named_step, side_files
+from weightwire.weights.side_files import LARGEST_SIDE_FILE, named_step, side_files
 from weightwire.weights.source import mark_changed, present, read_weights
 from weightwire.weights.tensor import Bits, Rows, Tensor, Weights, nbytes_of
 from weightwire.weights.torch_source import DEFAULT_DTYPE, Casting, as_mapping, plain_names, read_live, untie, unwrapped
@@ -25,6 +27,8 @@ __all__ = [
     "BY_CODE",
     "DEFAULT_DTYPE",
     "DTYPES",
+    "INCOMPLETE",
+    "LARGEST_SIDE_FILE",
     "LENGTH_SIZE",
     "MAX_DIMS",
     "MAX_INT",
@@ -46,6 +50,7 @@ __all__ = [
     "copy_weights",
     "file_to_replace",
     "is_side_file_name",
+    "is_unicode",
     "is_weights_file",
     "mark_changed",
     "named_step",

@@ -1,4 +1,4 @@
-"""Weights in safetensors files, or in a Hugging Face checkpoint directory: found, mapped read-only, never copied."""
+"""Checkpoints: safetensors files and Hugging Face checkpoint directories, mapped read-only and never copied."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from weightwire.errors import CheckpointError
+from weightwire.system import open_regular, read_regular
 from weightwire.weights.file_names import MODEL_FILE, is_weights_file
 from weightwire.weights.safetensors_file import Header, Slot, read_header
 from weightwire.weights.tensor import Tensor
@@ -20,7 +21,7 @@ __all__ = ["Checkpoint", "ShardFile"]
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-_CONVERT = "convert its pickles: load the model and save_pretrained() it, with safe_serialization=True"
+_CONVERT = "convert it: load the model and call save_pretrained(), which writes safetensors"
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class ShardFile:
 
     @property
     def head(self) -> bytes:
-        """The bytes before the data part, as they are in the file."""
+        """The bytes before the data part."""
         return self.data[: self.header.size]
 
     def tensor(self, slot: Slot) -> Tensor:
@@ -43,9 +44,11 @@ class ShardFile:
 class Checkpoint(Mapping[str, Tensor]):
     """The weights of a safetensors file or of a Hugging Face checkpoint directory, mapped read-only.
 
-    `files` are the safetensors files that hold the weights, by name; `index` is the file that lists them, if
-    there is one; `side_files` are all others of a directory, relative to it, but for hidden ones and weights
-    that are not part of this checkpoint. `metadata` is that of all `files` together.
+    - `files`: the safetensors files that hold the weights, sorted by name.
+    - `index`: the file that lists them, if there is one.
+    - `side_files`: all other files of the directory, as relative paths. Hidden files and weights that do not belong to
+      this checkpoint are left out.
+    - `metadata`: the merged metadata of all `files`.
     """
 
     path: Path
@@ -86,20 +89,20 @@ class Checkpoint(Mapping[str, Tensor]):
         for name, shard in listed.items():
             if name not in self._places or self._places[name][0].path.name != shard:
                 raise CheckpointError(
-                    f"{self.index}: tensor {name!r} is not in {shard}, where the index has it",
-                    hint="index and shards are of different checkpoints: download or save both again",
+                    f"{self.index}: tensor {name!r} is not in {shard}",
+                    hint="index and shards belong to different checkpoints: download or save both again",
                 )
 
 
 def _place(files: Sequence[ShardFile]) -> dict[str, tuple[ShardFile, Slot]]:
-    """Where every tensor is, in the order of the files and of their bytes."""
+    """The file and slot of every tensor, in file order."""
     places: dict[str, tuple[ShardFile, Slot]] = {}
     for file in files:
         for slot in file.header.slots:
             if slot.name in places:
                 raise CheckpointError(
                     f"{file.path}: tensor {slot.name!r} is also in {places[slot.name][0].path.name}",
-                    hint="keep the files of one checkpoint only, or pass one of them",
+                    hint="keep the files of one checkpoint in the directory, or pass a single file",
                 )
             places[slot.name] = file, slot
     return places
@@ -107,28 +110,30 @@ def _place(files: Sequence[ShardFile]) -> dict[str, tuple[ShardFile, Slot]]:
 
 def _open_shard(path: Path) -> ShardFile:
     if path.suffix in _PICKLES:
-        raise CheckpointError(f"{path}: is no safetensors file", hint=_CONVERT)
-    with _reading(path), path.open("rb") as file:
+        raise CheckpointError(f"{path}: not a safetensors file", hint=_CONVERT)
+    with _reading(path), open(open_regular(path), "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise CheckpointError(f"{path}: is empty", hint="copy or download it again")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     header = read_header(memoryview(data), str(path))
     if header.metadata.get("format", "").startswith("weightwire/"):
-        raise CheckpointError(f"{path}: is a weightwire delta, not weights", hint="patch its base with it first")
+        raise CheckpointError(
+            f"{path}: is a weightwire delta, not weights", hint="run `weightwire patch` to apply it to its base first"
+        )
     return ShardFile(path, header, data)
 
 
 def _find_index(directory: Path) -> Path | None:
-    """As transformers does: a single file goes before an index, an index before whatever else there is."""
+    """Same order as transformers: a single file first, then an index, then any safetensors files."""
     with _reading(directory):
         index = directory / _INDEX
         return index if index.is_file() and not (directory / MODEL_FILE).is_file() else None
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    """Which shard holds which tensor."""
+    """The shard name of each tensor."""
     with _reading(index):
-        raw = index.read_bytes()
+        raw = read_regular(index)
     try:
         listed = json.loads(raw)["weight_map"]
         if listed and all(_is_shard_name(shard) for shard in listed.values()):
@@ -136,13 +141,13 @@ def _read_index(index: Path) -> dict[str, str]:
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         pass
     raise CheckpointError(
-        f"{index}: has no weight_map from tensor names to file names",
-        hint="download or save it again, or delete it: all *.safetensors are read where there is no index",
+        f"{index}: no weight_map from tensor names to file names",
+        hint="download or save it again, or delete it to read all *.safetensors files",
     )
 
 
 def _is_shard_name(shard: Any) -> bool:
-    """A plain name: an index that came with a download must not lead out of its directory."""
+    """A plain file name. A downloaded index must not point outside its directory."""
     return isinstance(shard, str) and shard.endswith(".safetensors") and Path(shard).name == shard
 
 
@@ -157,14 +162,14 @@ def _find_shards(directory: Path, index: Path | None, listed: Mapping[str, str])
         )
     if not wanted:
         raise CheckpointError(
-            f"{directory}: holds no safetensors file",
+            f"{directory}: no safetensors file",
             hint=_CONVERT if pickles else "pass the directory that holds model.safetensors",
         )
     return [directory / name for name in sorted(wanted)]
 
 
 def _find_side_files(directory: Path) -> tuple[Path, ...]:
-    """Hidden files are left out: version control and download caches are no part of a checkpoint."""
+    """Hidden files are left out: they belong to version control or download caches."""
     found: list[Path] = []
     with _reading(directory):
         for parent, directories, names in os.walk(directory, onerror=_raise):
@@ -185,8 +190,10 @@ def _raise(problem: OSError) -> NoReturn:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
+    except RecursionError as problem:
+        raise CheckpointError(f"{path}: its folders are nested too deeply", hint="check the path") from problem
     except OSError as problem:
         raise CheckpointError(
             f"{problem.filename or path}: cannot be read ({problem.strerror})",
-            hint="check that the file exists and that you may read it",
+            hint="check that the file exists and is readable",
         ) from problem

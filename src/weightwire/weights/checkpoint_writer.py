@@ -1,8 +1,7 @@
-"""Writes a checkpoint: all of it, or nothing.
+"""Writes a checkpoint, completely or not at all.
 
-Knows how weights are laid out in files, after the model of another checkpoint, and how files appear in their
-place all at once. Does not know where the bits come from: they are filled in through a memory map, so that no
-more than a few pages of them need be in memory.
+Plans the files, either like those of another checkpoint or fresh, and moves them into place at once. Callers fill the
+weights in through a memory map, so only a few pages need to be in memory.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import math
 import mmap
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,19 +20,21 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from weightwire.errors import OutputError
+from weightwire.system import open_regular, read_regular
 from weightwire.weights.checkpoint import Checkpoint, ShardFile
 from weightwire.weights.file_names import MODEL_FILE, is_side_file_name, is_weights_file
 from weightwire.weights.safetensors_file import LENGTH_SIZE, Slot, build_header, lay_out
 from weightwire.weights.schema import Schema
+from weightwire.weights.staging import hold_staging, new_staging, release_staging, sweep_staging
 from weightwire.weights.tensor import Tensor
 
 __all__ = ["CheckpointWriter", "file_to_replace", "replacing"]
 
-# Without it transformers does not load a file.
+# transformers refuses files without it.
 _METADATA = {"format": "pt"}
 
 _HINTS = {
-    errno.ENOENT: "create the directory it goes into first",
+    errno.ENOENT: "create its directory first",
     errno.ENOSPC: "free some space, or write to another disk",
     errno.EDQUOT: "free some space, or write to another disk",
     errno.ENOTEMPTY: "write to a new directory",
@@ -42,16 +42,16 @@ _HINTS = {
 
 
 class CheckpointWriter:
-    """A checkpoint in the making.
+    """Writes one checkpoint.
 
-    `with CheckpointWriter(out, schema=..., like=base) as writer:` and then `writer[name].bits[:] = ...` for
-    every tensor of the schema. At the end of the block everything is synced to disk and appears at `out` at
-    once; after an exception nothing does. Tensors of the writer must not be written to after the block.
+    Use `with CheckpointWriter(out, schema=..., like=base) as writer:` and set `writer[name].bits[:] = ...` for every
+    tensor of the schema. When the block ends, everything is synced to disk and appears at `out` at once. After an
+    exception nothing appears. Do not write to the tensors after the block.
 
-    `out` becomes a file or a directory, whichever `like` is, with the same shards, metadata and side files;
-    where only bits differ, the files differ only there. Tensors that `like` does not have go to its last
-    shard. Without `like`, an `out` called *.safetensors becomes a file, any other a directory. `files` are side
-    files besides, or in place of those of `like`: names relative to the directory, and contents. A file has none.
+    With `like`, `out` becomes a file or a directory as `like` is, with the same shards, metadata and side files. Files
+    differ only where bits differ. Tensors that `like` does not have go to its last shard. Without `like`, an `out`
+    named *.safetensors becomes a file, any other a directory. `files` are more side files, as relative names and
+    contents; they replace those of `like`. A single file has no side files.
     """
 
     def __init__(
@@ -67,15 +67,16 @@ class CheckpointWriter:
         self._is_dir = like.path.is_dir() if like else self.out.suffix != ".safetensors"
         self._files = _check_names(self.out, files or {}) if self._is_dir else {}
         self._plans = _plan_like(like, schema) if like else [_plan_fresh(MODEL_FILE, schema, schema, _METADATA)]
-        # In the same directory, since a rename is atomic only within a file system.
         self._target = Path(os.path.realpath(out))
-        self._staging = self._target.parent / f".weightwire-{secrets.token_hex(8)}.partial"
+        self._staging = new_staging(self._target)
+        self._lock: int | None = None
         self._places: dict[str, tuple[mmap.mmap, int, Slot]] = {}
         self._untouched = {name for name, (_, shape) in schema.items() if math.prod(shape)}
 
     def __enter__(self) -> Self:
         with _writing(self.out):
             self._check_target()
+            sweep_staging(self._target)
             self._check_space()
             try:
                 self._create()
@@ -85,7 +86,7 @@ class CheckpointWriter:
         return self
 
     def __getitem__(self, name: str) -> Tensor:
-        """A writable tensor, of zeros at first."""
+        """A writable tensor, initially zero."""
         data, offset, slot = self._places[name]
         self._untouched.discard(name)
         return Tensor.at(data, offset + slot.start, slot.dtype, slot.shape)
@@ -106,21 +107,18 @@ class CheckpointWriter:
         if not self._is_dir:
             file_to_replace(self.out)
         elif self._target.exists() and not self._target.is_dir():
-            raise OutputError(f"{self.out}: is a file already", hint="name the directory to write")
+            raise OutputError(f"{self.out}: is a file, not a directory", hint="choose another directory")
         elif self._target.exists() and any(self._target.iterdir()):
-            raise OutputError(
-                f"{self.out}: exists and is not empty",
-                hint="write to a new directory: one that holds files cannot be replaced all at once",
-            )
+            raise OutputError(f"{self.out}: exists and is not empty", hint="write to a new or an empty directory")
 
     def _check_space(self) -> None:
-        """Early, since allocating most of a large checkpoint takes time."""
+        """Checked first: allocating a large checkpoint takes time."""
         needed = sum(plan.size for plan in self._plans)
         needed += sum(source.stat().st_size for source, _ in self._side_files())
         needed += sum(map(len, self._files.values()))
         free = shutil.disk_usage(self._target.parent).free
         if needed > free:
-            raise OutputError(f"{self.out}: {needed:,} bytes are needed, {free:,} are free", hint=_HINTS[errno.ENOSPC])
+            raise OutputError(f"{self.out}: needs {needed:,} bytes, {free:,} are free", hint=_HINTS[errno.ENOSPC])
 
     def _side_files(self) -> list[tuple[Path, Path]]:
         like = self._like
@@ -129,6 +127,9 @@ class CheckpointWriter:
     def _create(self) -> None:
         if self._is_dir:
             self._staging.mkdir()
+        else:
+            self._staging.touch(exist_ok=False)
+        self._lock = hold_staging(self._staging)
         for plan in self._plans:
             data = _map_new(self._staging / plan.name if self._is_dir else self._staging, plan.size)
             data[: len(plan.head)] = plan.head
@@ -145,7 +146,9 @@ class CheckpointWriter:
 
     def _finish(self) -> None:
         if self._untouched:
-            raise OutputError(f"{self.out}: tensor {min(self._untouched)!r} was never filled in")
+            raise OutputError(
+                f"{self.out}: tensor {min(self._untouched)!r} was not written", hint="write every tensor of the schema"
+            )
         with _writing(self.out):
             for data in {id(data): data for data, _, _ in self._places.values()}.values():
                 data.flush()
@@ -154,20 +157,22 @@ class CheckpointWriter:
             _sync([self._target.parent])
 
     def _discard(self) -> None:
-        """Whatever is left of the work: all of it after an error, only the memory maps after success."""
+        """Removes the memory maps and, after an error, the staged files."""
         self._places.clear()
         with suppress(OSError):
             if self._is_dir:
                 shutil.rmtree(self._staging)
             else:
                 self._staging.unlink()
+        release_staging(self._lock)
+        self._lock = None
 
 
 def _check_names(out: Path, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """That they stay in their directory, and out of the way of the weights: names may come from a bucket."""
+    """Names may come from a bucket: they must stay in the directory and not replace weights."""
     for name in files:
         if not is_side_file_name(name) or is_weights_file(name):
-            raise OutputError(f"{out}: {name!r} cannot be a file beside weights", hint="use plain relative names")
+            raise OutputError(f"{out}: {name!r} cannot be a side file", hint="use a plain relative name")
     return files
 
 
@@ -180,47 +185,49 @@ def file_to_replace(
     kind: str = "safetensors file",
     is_kind: Callable[[bytes], bool] = _begins_like_safetensors,
 ) -> Path:
-    """Where a file is to appear: a new one, or in place of an empty one or one of its kind, wherever a link leads.
+    """The path to write to, with links resolved. Refuses to replace a file of another kind.
 
-    `is_kind` tells the kind by a file's first bytes. Anything else that is there (a device, a config, notes) was
-    hardly meant.
+    A new file, an empty file or a file of the same kind is fine. `is_kind` recognizes the kind by the first bytes.
     """
     target = Path(os.path.realpath(out))
     if not target.parent.is_dir():
-        raise OutputError(f"{out}: there is no directory {target.parent}", hint="create it first")
+        raise OutputError(f"{out}: directory {target.parent} does not exist", hint="create it first")
     if not os.access(target.parent, os.W_OK):
-        raise OutputError(f"{out}: {target.parent} cannot be written to", hint="choose another place")
+        raise OutputError(f"{out}: no permission to write to {target.parent}", hint="choose another directory")
     if target.is_dir():
-        raise OutputError(f"{out}: is a directory already", hint="name the file to write")
+        raise OutputError(f"{out}: is a directory, not a file", hint="choose a file name")
     if target.exists():
         start = _start_of(target) if target.is_file() else None
         if start is None or (start and not is_kind(start)):
-            raise OutputError(f"{out}: exists, and is no {kind}", hint="name another file to write")
+            raise OutputError(f"{out}: exists and is not a {kind}", hint="choose another file name")
     return target
 
 
 def _start_of(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             return file.read(64)
     except OSError as problem:
-        raise OutputError(f"{path}: cannot be read ({problem.strerror})", hint="choose another place") from problem
+        raise OutputError(f"{path}: cannot be read ({problem.strerror})", hint="choose another file name") from problem
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file that appears at `path`, in place of what was there, when the block ends well; else nothing does."""
+    """Opens a new file that replaces `path` when the block ends without an exception."""
     with _writing(Path(path)):
         target = file_to_replace(path)
-        staging = target.parent / f".weightwire-{secrets.token_hex(8)}.partial"
+        sweep_staging(target)
+        staging, lock = new_staging(target), None
         try:
             with staging.open("xb") as file:
+                lock = hold_staging(staging)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(staging, target)
             _sync([target.parent])
         finally:
+            release_staging(lock)
             staging.unlink(missing_ok=True)
 
 
@@ -229,7 +236,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True)
 class _ShardPlan:
-    """A file to be: the bytes before its data part, and where its tensors go."""
+    """A file to write: its name, its header, and where its tensors go."""
 
     name: str
     head: bytes
@@ -244,7 +251,7 @@ def _plan_like(like: Checkpoint, schema: Schema) -> list[_ShardPlan]:
     shards = [[slot.name for slot in file.header.slots if slot.name in schema] for file in like.files]
     shards[-1] += [name for name in schema if name not in like]
     plans = [_plan_shard(file, names, schema) for file, names in zip(like.files, shards, strict=True)]
-    # A shard that has lost all its tensors goes too, but for the last.
+    # Drop shards without tensors, but keep at least one file.
     return [plan for plan in plans if plan.slots] or plans[-1:]
 
 
@@ -256,15 +263,15 @@ def _plan_shard(file: ShardFile, names: Sequence[str], schema: Schema) -> _Shard
 
 
 def _plan_fresh(name: str, names: Iterable[str], schema: Schema, metadata: Mapping[str, str]) -> _ShardPlan:
-    """Wide units first, as stock safetensors does: so that every tensor is aligned."""
+    """Wide dtypes first, as stock safetensors does, to keep every tensor aligned."""
     order = sorted(names, key=lambda name: (-schema[name][0].unit, name))
     slots = lay_out((name, *schema[name]) for name in order)
     return _ShardPlan(name, build_header(slots, metadata), slots)
 
 
 def _build_index(index_file: Path, files: Sequence[ShardFile], plans: Sequence[_ShardPlan]) -> bytes:
-    """The index as it is, or one of the same kind where the tensors are not the same."""
-    raw = index_file.read_bytes()
+    """The index of the original, updated if the tensors differ."""
+    raw = read_regular(index_file)
     if [plan.head for plan in plans] == [file.head for file in files]:
         return raw
     index: dict[str, Any] = json.loads(raw)
@@ -284,13 +291,13 @@ def _build_index(index_file: Path, files: Sequence[ShardFile], plans: Sequence[_
 
 
 def _map_new(path: Path, size: int) -> mmap.mmap:
-    with path.open("x+b") as file:
+    with path.open("a+b") as file:
         _allocate(file.fileno(), size)
         return mmap.mmap(file.fileno(), size)
 
 
 def _allocate(fd: int, size: int) -> None:
-    """Real blocks, not a sparse file: a disk that fills up must be an error here, not a SIGBUS later."""
+    """Allocates real blocks: on a full disk this raises here, where a sparse file would cause a SIGBUS later."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(fd, 0, size)
@@ -317,5 +324,5 @@ def _writing(out: Path) -> Iterator[None]:
     except OSError as problem:
         raise OutputError(
             f"{out}: cannot be written ({problem.strerror or problem})",
-            hint=_HINTS.get(problem.errno or 0, "check that you may write there, or choose another place"),
+            hint=_HINTS.get(problem.errno or 0, "check the permissions, or choose another place"),
         ) from problem

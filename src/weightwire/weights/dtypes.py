@@ -1,7 +1,7 @@
-"""The table of dtypes: those of safetensors, how wide they are, and what NumPy and torch call them.
+"""The table of dtypes: safetensors names, widths, and the names in NumPy and torch.
 
-To add a dtype, add a line to `DTYPES`. Imports no array library and reads no file. A tensor's *units* are what the
-codec handles: its elements, or the bytes of a packed sub-byte dtype.
+To add a dtype, add a line to `DTYPES`. A tensor's *units* are what the codec handles: its elements, or the bytes of a
+packed sub-byte dtype.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ __all__ = ["BY_ARRAY_NAME", "BY_CODE", "DTYPES", "Dtype"]
 class Dtype:
     """One safetensors dtype.
 
-    `code` stands for it in packed metadata and never changes. `bits` is what one element takes in a file.
-    Floats have `exponent` bits above `mantissa` bits, and a sign on top; all else has none. `array_name` is what NumPy
-    (with ml_dtypes) and torch call it, empty where neither has it.
+    `code` identifies it in packed metadata and never changes. `bits` is the width of an element in a file. Floats have
+    a sign, `exponent` bits and `mantissa` bits. `array_name` is the name in NumPy (with ml_dtypes) and torch, or empty.
     """
 
     name: str
@@ -40,16 +39,16 @@ class Dtype:
 
     @property
     def is_castable(self) -> bool:
-        """True for floats that training uses, of 16 bits or more: casting to narrower ones is quantization."""
+        """True for floats of 16 bits or more. Casting to narrower ones would be quantization."""
         return self.is_float and self.bits >= 16
 
     @property
     def packed(self) -> int:
-        """Whole elements in one unit. Where there are two, torch counts the units and safetensors the elements."""
+        """Elements per unit. For 2, shapes count units in torch and elements in safetensors."""
         return 8 // self.bits if self.bits < 8 else 1
 
     def nbytes(self, shape: Sequence[int]) -> int | None:
-        """Bytes of a tensor of this shape; None where a packed dtype would end inside a byte."""
+        """Size of a tensor of this shape in bytes, or None if a packed dtype would end inside a byte."""
         total = math.prod(shape) * self.bits
         return total // 8 if total % 8 == 0 else None
 

@@ -1,7 +1,6 @@
-"""PEFT: which models carry adapters, and what their weights are with the adapters merged into them.
+"""PEFT models: detects adapters and merges them into the weights.
 
-Knows the names that PEFT gives and the few calls that its layers have; never imports it. The model stays as it is: each
-layer is merged in a copy of it. Knows nothing of bits.
+Never imports PEFT. The model is not changed: each layer is merged in a copy.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _MARKS = (".base_layer.", ".lora_A.", ".lora_B.", ".lora_embedding_A.", ".module
 
 
 def names_of_adapters(names: Iterable[str]) -> list[str]:
-    """Those among the names of weights that PEFT gave: no inference server knows them."""
+    """The names that PEFT made. No inference server knows them."""
     return [name for name in names if name.startswith(_PREFIX) or any(mark in f".{name}" for mark in _MARKS)]
 
 
@@ -30,15 +29,15 @@ def has_adapters(model: Any) -> bool:
 
 
 def merged(model: Any) -> Iterator[tuple[str, Any]]:
-    """The weights that the model computes with, under the names it has without adapters.
+    """The weights with adapters merged, under the names of the model without adapters.
 
-    They are held all at once, as copies of the layers that have an adapter.
+    Holds copies of all layers that have an adapter at the same time.
     """
     for config in _configs(model):
         if getattr(config, "is_prompt_learning", False):
             raise CheckpointError(
                 f"this model's adapter ({config.peft_type}) cannot be merged into its weights",
-                hint="publish the base model, and give the adapter to the inference server",
+                hint="publish the base model, and load the adapter in the inference server",
             )
     layers, outside = dict(_outermost(model)), _outside(model)
     for name, value in model.state_dict(keep_vars=True).items():
@@ -50,7 +49,7 @@ def merged(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _kinds() -> tuple[type, ...]:
-    """Layers that hold something beside the weights of a model: they can be told to merge, and what is left then."""
+    """The classes of PEFT layers that can be merged or replaced by their base layer."""
     tuners, others = sys.modules.get("peft.tuners.tuners_utils"), sys.modules.get("peft.utils.other")
     found = [(tuners, "BaseTunerLayer"), (others, "AuxiliaryTrainingWrapper"), (others, "ModulesToSaveWrapper")]
     return tuple(getattr(module, kind) for module, kind in found if hasattr(module, kind))
@@ -64,7 +63,7 @@ def _configs(model: Any) -> Iterator[Any]:
 
 
 def _outermost(model: Any) -> Iterator[tuple[str, Any]]:
-    """Layers with adapters, under all of their names, but for those inside of another one."""
+    """Layers with adapters, under all of their names, without layers nested in another one."""
     kinds, last = _kinds(), "."
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, kinds) and not name.startswith(last):
@@ -73,7 +72,7 @@ def _outermost(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _outside(model: Any) -> tuple[str, str]:
-    """What names begin with where PEFT is around the model, and without it. An adapter may be inside of it only."""
+    """The prefix that PEFT adds around the model, and its replacement. Both empty if PEFT wraps only inner layers."""
     for name, module in model.named_modules():
         if hasattr(module, "get_base_model") and hasattr(module, "peft_config"):
             before = f"{name}." if name else ""
@@ -82,7 +81,7 @@ def _outside(model: Any) -> tuple[str, str]:
 
 
 def _above(name: str) -> Iterator[str]:
-    """The names of the modules that a weight is in."""
+    """The names of the modules that contain a weight, from the innermost."""
     while "." in name:
         name = name.rpartition(".")[0]
         yield name
@@ -90,7 +89,7 @@ def _above(name: str) -> Iterator[str]:
 
 def _merge(layer: Any) -> Any:
     if getattr(layer, "disable_adapters", False):
-        if getattr(layer, "merged", False):  # which does not count while they are disabled
+        if getattr(layer, "merged", False):  # merged weights do not count while adapters are disabled
             layer = copy.deepcopy(layer)
             layer.unmerge()
         return layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer.original_module

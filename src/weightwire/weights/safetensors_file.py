@@ -1,7 +1,6 @@
-"""The safetensors container: a JSON header that says which bytes are which tensor, then the bytes.
+"""The safetensors container: a JSON header that places the tensors, followed by their bytes.
 
-Knows the layout of such a file and refuses every file that departs from it. Opens no file, holds no weights,
-and does not know what a delta is.
+Parses headers and builds them. Rejects every file that does not follow the format. Opens no files.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from weightwire.errors import CheckpointError, OutputError, WeightwireError
 from weightwire.weights.dtypes import DTYPES, Dtype
 
 __all__ = [
+    "INCOMPLETE",
     "LENGTH_SIZE",
     "MAX_DIMS",
     "MAX_INT",
@@ -30,22 +30,23 @@ __all__ = [
 ]
 
 LENGTH_SIZE = 8  # bytes of the little-endian length in front of the JSON
-METADATA = "__metadata__"  # the one key of the JSON that is no tensor
+METADATA = "__metadata__"  # the only key of the JSON that does not name a tensor
 
-# What stock safetensors accepts, so that nobody can make us parse more than it would.
+# The limit of stock safetensors.
 _MAX_JSON = 100_000_000
-# NumPy's limit. It also keeps the product of a hostile shape from growing without end.
+# NumPy's limit. It also bounds the product of a hostile shape.
 MAX_DIMS = 64
 MAX_INT = 2**63 - 1
 _ALIGNMENT = 8
 
-_AGAIN = "the file is damaged or incomplete: copy, download or write it again"
-_NOT_SAFETENSORS = "is this a safetensors file? Pickle checkpoints (.bin, .pt) must be converted first"
+# The hint of errors that a file has while it is being written.
+INCOMPLETE = "the file is damaged or incomplete: download or write it again"
+_NOT_SAFETENSORS = "pass a safetensors file: pickle checkpoints (.bin, .pt) must be converted first"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor's place: bytes `start` to `end` of the data part."""
+    """A tensor and its place: bytes `start` to `end` of the data part."""
 
     name: str
     dtype: Dtype
@@ -56,7 +57,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Header:
-    """A parsed header. `slots` are in the order of their bytes; the data part begins at byte `size`."""
+    """A parsed header. `slots` are in byte order. The data part begins at byte `size`."""
 
     slots: tuple[Slot, ...]
     metadata: dict[str, str]
@@ -70,18 +71,18 @@ def read_size(
     total: int | None = None,
     error: type[WeightwireError] = CheckpointError,
 ) -> int:
-    """How many bytes precede the data part; the first eight bytes of the file are enough to tell.
+    """The number of bytes before the data part, from the first eight bytes of the file.
 
-    `total` is the size of the whole file where `buffer` is only its beginning.
+    `total` is the size of the file if `buffer` is only its beginning.
     """
     total = len(buffer) if total is None else total
     if min(total, len(buffer)) < LENGTH_SIZE:
-        raise error(f"{where}: ends before its header begins ({total} bytes)", hint=_AGAIN)
+        raise error(f"{where}: too short for a header ({total} bytes)", hint=INCOMPLETE)
     length = int.from_bytes(buffer[:LENGTH_SIZE], "little")
     if length > _MAX_JSON:
-        raise error(f"{where}: claims a header of {length:,} bytes, over the limit", hint=_NOT_SAFETENSORS)
+        raise error(f"{where}: not a safetensors file", hint=_NOT_SAFETENSORS)
     if LENGTH_SIZE + length > total:
-        raise error(f"{where}: ends inside its header ({total:,} bytes)", hint=_AGAIN)
+        raise error(f"{where}: ends inside its header ({total:,} bytes)", hint=INCOMPLETE)
     return LENGTH_SIZE + length
 
 
@@ -92,14 +93,14 @@ def read_header(
     total: int | None = None,
     error: type[WeightwireError] = CheckpointError,
 ) -> Header:
-    """Parse and check the header of a file, or of a file of `total` bytes of which `buffer` is the beginning.
+    """Parses and checks the header. `total` is the size of the file if `buffer` is only its beginning.
 
     `where` names the file in errors, which are raised as `error`.
     """
     total = len(buffer) if total is None else total
     size = read_size(buffer, where, total=total, error=error)
     if size > len(buffer):
-        raise error(f"{where}: header of {size:,} bytes, {len(buffer):,} at hand", hint=_AGAIN)
+        raise error(f"{where}: header needs {size:,} bytes, got {len(buffer):,}", hint=INCOMPLETE)
     reader = _Reader(where, error)
     entries = reader.parse(bytes(buffer[LENGTH_SIZE:size]))
     metadata = reader.metadata(entries.pop(METADATA, {}))
@@ -112,19 +113,21 @@ def read_header(
 
 
 def lay_out(entries: Iterable[tuple[str, Dtype, tuple[int, ...]]]) -> tuple[Slot, ...]:
-    """Slots for tensors placed one after the other, in the order given."""
+    """Slots for tensors placed one after another, in this order."""
     slots, end = [], 0
     for name, dtype, shape in entries:
         nbytes = dtype.nbytes(shape)
         if nbytes is None:
-            raise OutputError(f"tensor {name!r}: {dtype.name} {list(shape)} ends inside a byte")
+            raise OutputError(
+                f"tensor {name!r}: {dtype.name} {list(shape)} ends inside a byte", hint="pad it to whole bytes"
+            )
         slots.append(Slot(name, dtype, shape, end, end + nbytes))
         end += nbytes
     return tuple(slots)
 
 
 def build_header(slots: Sequence[Slot], metadata: Mapping[str, str]) -> bytes:
-    """The bytes before the data part: the same for the same slots and metadata, on every machine."""
+    """The bytes before the data part. They depend only on the slots and the metadata."""
     entries: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))} if metadata else {}
     for slot in slots:
         entries[slot.name] = {
@@ -135,8 +138,9 @@ def build_header(slots: Sequence[Slot], metadata: Mapping[str, str]) -> bytes:
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH_SIZE + len(text)) % _ALIGNMENT)
     if len(text) > _MAX_JSON:
+        tensors = f"{len(slots):,} tensor{'' if len(slots) == 1 else 's'}"
         raise OutputError(
-            f"a header of {len(text):,} bytes for {len(slots):,} tensors is more than safetensors allows",
+            f"header of {len(text):,} bytes for {tensors} is over the limit of safetensors",
             hint="split the weights over several files",
         )
     return len(text).to_bytes(LENGTH_SIZE, "little") + text
@@ -144,34 +148,32 @@ def build_header(slots: Sequence[Slot], metadata: Mapping[str, str]) -> bytes:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Checks the parts of one header, and says in every error which file it is."""
+    """Checks the parts of one header. Every error names the file."""
 
     where: str
     error: type[WeightwireError]
 
-    def fail(self, what: str, *, tensor: str | None = None, hint: str = _AGAIN) -> NoReturn:
+    def fail(self, what: str, *, tensor: str | None = None, hint: str = INCOMPLETE) -> NoReturn:
         place = self.where if tensor is None else f"{self.where}: tensor {tensor!r:.200}"
         raise self.error(f"{place}: {what}", hint=hint)
 
     def parse(self, raw: bytes) -> dict[str, Any]:
-        # An object only, as in stock safetensors: no byte order mark, no leading space.
+        # As in stock safetensors: no byte order mark, no leading space.
         if not raw.startswith(b"{"):
-            self.fail("the header is no JSON object", hint=_NOT_SAFETENSORS)
+            self.fail("the header is not a JSON object", hint=_NOT_SAFETENSORS)
         try:
-            entries = json.loads(raw.decode(), object_pairs_hook=self.unique)
+            entries: dict[str, Any] = json.loads(raw.decode(), object_pairs_hook=self.unique)
         except RecursionError:
             self.fail("the header is nested too deeply")
         except ValueError as problem:
             self.fail(f"the header is not valid JSON ({problem})")
-        if not isinstance(entries, dict):
-            self.fail("the header is no JSON object", hint=_NOT_SAFETENSORS)
         return entries
 
     def unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         entries = dict(pairs)
         if len(entries) < len(pairs):
             twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-            self.fail(f"the header has {twice!r:.200} twice")
+            self.fail(f"the header names {twice!r:.200} twice")
         return entries
 
     def metadata(self, value: Any) -> dict[str, str]:
@@ -185,7 +187,7 @@ class _Reader:
         if not is_unicode(name):
             self.fail("the name is not valid Unicode", tensor=name)
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            self.fail("its entry is not exactly dtype, shape and data_offsets", tensor=name)
+            self.fail("its entry must have exactly dtype, shape and data_offsets", tensor=name)
         dtype = self.dtype(name, entry["dtype"])
         shape = self.sizes(name, "shape", entry["shape"])
         offsets = self.sizes(name, "data_offsets", entry["data_offsets"])
@@ -193,22 +195,22 @@ class _Reader:
             self.fail(f"has {len(offsets)} data_offsets, not 2", tensor=name)
         start, end = offsets
         if end - start != dtype.nbytes(shape):
-            self.fail(f"{dtype.name} {list(shape)} does not take bytes {start} to {end}", tensor=name)
+            self.fail(f"{dtype.name} {list(shape)} does not fit bytes {start} to {end}", tensor=name)
         return Slot(name, dtype, shape, start, end)
 
     def dtype(self, name: str, value: Any) -> Dtype:
         dtype = DTYPES.get(value) if isinstance(value, str) else None
         if dtype is None:
-            self.fail(f"unknown dtype {value!r:.80}", tensor=name, hint=f"known are {', '.join(DTYPES)}")
+            self.fail(f"unknown dtype {value!r:.80}", tensor=name, hint=f"use one of {', '.join(DTYPES)}")
         return dtype
 
     def sizes(self, name: str, what: str, value: Any) -> tuple[int, ...]:
         if not isinstance(value, list) or len(value) > MAX_DIMS:
-            self.fail(f"{what} is no list of at most {MAX_DIMS} numbers", tensor=name)
+            self.fail(f"{what} is not a list of at most {MAX_DIMS} numbers", tensor=name)
         for number in value:
-            # `type` and not isinstance: JSON's true and false are ints in Python.
+            # Not isinstance: true and false are ints in Python.
             if type(number) is not int or not 0 <= number <= MAX_INT:
-                self.fail(f"{what} has {number!r:.80}, which is no size", tensor=name)
+                self.fail(f"{what} contains {number!r:.80}, which is not a size", tensor=name)
         return tuple(value)
 
     def check_cover(self, slots: Sequence[Slot], data: int) -> None:
@@ -216,15 +218,15 @@ class _Reader:
         position = 0
         for slot in slots:
             if slot.start != position:
-                what = "overlaps the tensor before it" if slot.start < position else "leaves a hole before it"
+                what = "overlaps the tensor before it" if slot.start < position else "leaves unused bytes before it"
                 self.fail(what, tensor=slot.name)
             position = slot.end
         if position != data:
-            self.fail(f"its tensors take {position:,} bytes, but it holds {data:,}")
+            self.fail(f"its tensors take {position:,} bytes, but it has {data:,} bytes of data")
 
 
 def is_unicode(text: str) -> bool:
-    """False for half a surrogate pair, which JSON and Python can spell and UTF-8 cannot."""
+    """False for a lone surrogate, which JSON and Python can express and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

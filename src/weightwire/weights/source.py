@@ -1,7 +1,6 @@
-"""What `read_weights` accepts: files, checkpoint directories, NumPy arrays, torch tensors and raw buffers.
+"""Reads weights from files, checkpoint directories, NumPy arrays, torch tensors and raw buffers.
 
-Nothing is copied: the result is views, as named flat arrays of bits. `present` is the way back. Writes no file, and
-does not know what a delta is.
+Nothing is copied: the result is views, as named flat arrays of bits. `present` converts back.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def read_weights(source: str | os.PathLike[str] | Mapping[str, Any] | HasStateDi
     """Weights from a safetensors file, a checkpoint directory, or a mapping of names to tensors.
 
     A mapping's values may be NumPy arrays, torch tensors on the CPU, `Tensor`s, or
-    `(dtype name, shape, buffer)`. Nothing is copied: to change the result is to change the source.
+    `(dtype name, shape, buffer)`. Nothing is copied: writing to the result changes the source.
     """
     if isinstance(source, str | os.PathLike):
         return Checkpoint(source)
@@ -50,7 +49,7 @@ def read_weights(source: str | os.PathLike[str] | Mapping[str, Any] | HasStateDi
 def _state_dict(source: Any) -> Mapping[str, Any]:
     if not callable(getattr(source, "state_dict", None)):
         raise CheckpointError(
-            f"weights cannot be read from a {type(source).__name__}",
+            f"weights cannot be read from {type(source).__name__}",
             hint="pass a path, a mapping of names to tensors, or something with a state_dict()",
         )
     mapping: Mapping[str, Any] = source.state_dict()
@@ -58,12 +57,9 @@ def _state_dict(source: Any) -> Mapping[str, Any]:
 
 
 def check_name(name: Any) -> str:
-    """A tensor's name, if it can be one."""
+    """Returns the name, or raises if safetensors cannot store it."""
     if not isinstance(name, str) or name == METADATA or not is_unicode(name):
-        raise CheckpointError(
-            f"{name!r} cannot be a tensor's name",
-            hint=f"safetensors takes any valid Unicode text but {METADATA}",
-        )
+        raise CheckpointError(f"{name!r} is not a valid tensor name", hint=f"use any Unicode text except {METADATA}")
     return name
 
 
@@ -78,7 +74,7 @@ def _read_tensor(name: str, value: Any) -> Tensor:
         return _read_buffer(name, *value)
     refuse(
         name,
-        f"is a {type(value).__name__}",
+        f"has type {type(value).__name__}",
         "pass NumPy arrays, torch tensors or (dtype name, shape, buffer) tuples",
     )
 
@@ -86,7 +82,7 @@ def _read_tensor(name: str, value: Any) -> Tensor:
 def _read_shard(name: str, shard: Tensor) -> Tensor:
     first, last = shard.rows or (0, 0)
     if not (shard.shape and 0 <= first < last <= shard.shape[0]):
-        refuse(name, f"{list(shard.shape)} has no rows {first} to {last}", "rows are (first, last + 1)")
+        refuse(name, f"{list(shard.shape)} does not have rows {first} to {last}", "pass rows=(first, last + 1)")
     if shard.dtype.nbytes(shard.shape[1:]) is None:
         refuse(name, "its rows end inside a byte", "pass the whole tensor")
     covered = _view(name, shard.dtype, (last - first, *shard.shape[1:]), shard.bits)
@@ -96,54 +92,54 @@ def _read_shard(name: str, shard: Tensor) -> Tensor:
 def _read_buffer(name: str, dtype_name: Any, shape: Any, buffer: Any) -> Tensor:
     dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
     if dtype is None:
-        refuse(name, f"unknown dtype {dtype_name!r}", f"known are {', '.join(DTYPES)}")
+        refuse(name, f"unknown dtype {dtype_name!r}", f"use one of {', '.join(DTYPES)}")
     try:
         sizes = tuple(map(operator.index, shape))
     except TypeError:
-        refuse(name, f"{shape!r} is no shape", "pass (dtype name, shape, buffer)")
+        refuse(name, f"{shape!r} is not a shape", "pass (dtype name, shape, buffer)")
     try:
         array = np.frombuffer(buffer, np.uint8)
     except (TypeError, ValueError, BufferError) as problem:
-        refuse(name, f"has no contiguous buffer ({problem})", "pass bytes, or a contiguous memoryview of them")
+        refuse(name, f"has no contiguous buffer ({problem})", "pass bytes or a contiguous memoryview")
     return _view(name, dtype, sizes, array)
 
 
 def _known_dtype(name: str, array_name: str) -> Dtype:
     dtype = BY_ARRAY_NAME.get(array_name)
     if dtype is None:
-        refuse(name, f"unknown dtype {array_name}", f"known are {', '.join(BY_ARRAY_NAME)}")
+        refuse(name, f"unknown dtype {array_name}", f"use one of {', '.join(BY_ARRAY_NAME)}")
     return dtype
 
 
 def _view(name: str, dtype: Dtype, shape: tuple[int, ...], array: npt.NDArray[Any]) -> Tensor:
-    """The bits of an array, whatever its own dtype is."""
+    """Views an array as a tensor of this dtype and shape. The array may have another dtype."""
     if not array.flags.c_contiguous:
-        refuse(name, "is not contiguous", "pass numpy.ascontiguousarray(...) of it")
+        refuse(name, "is not contiguous", "pass numpy.ascontiguousarray(array)")
     if array.dtype.str.startswith(">"):
         refuse(name, "is big-endian", "pass a little-endian copy: .astype(array.dtype.newbyteorder('<'))")
     if len(shape) > MAX_DIMS or max(shape, default=0) > MAX_INT:
-        refuse(name, f"{list(shape)!r:.80} is no possible shape", f"at most {MAX_DIMS} dimensions of 63 bits")
+        refuse(name, f"{list(shape)!r:.60}... is not a possible shape", f"use at most {MAX_DIMS} dimensions")
     if min(shape, default=0) < 0 or array.nbytes != dtype.nbytes(shape):
         refuse(
             name,
-            f"{dtype.name} {list(shape)} does not take {array.nbytes:,} bytes",
-            "its dtype, its shape or its buffer is not what it should be",
+            f"{dtype.name} {list(shape)} does not fit a buffer of {array.nbytes:,} bytes",
+            "check its dtype, shape and buffer",
         )
-    # asarray drops subclasses (masked arrays, memory maps) that behave differently from plain arrays.
+    # asarray drops subclasses (masked arrays, memory maps), which behave differently.
     return Tensor(dtype, shape, np.asarray(array).reshape(-1).view(unit_dtype(dtype)))
 
 
 def mark_changed(source: Any, name: str) -> None:
-    """Tells torch that a tensor of this source was written to behind its back."""
+    """Informs torch that a tensor of this source was changed in place."""
     value = source.get(name) if isinstance(source, Mapping) else None
     if is_torch_tensor(value):
         note_torch_write(value)
 
 
 def present(tensor: Tensor, like: Any = None) -> Any:
-    """A tensor as the kind of thing that `like` is: the way back from `read_weights`, and no copy either.
+    """Converts a tensor to the type of `like`, without a copy. Reverses `read_weights`.
 
-    Without something of the same dtype and shape to go by, it becomes a NumPy array where NumPy has its dtype.
+    If `like` is None or has another dtype or shape, the result is a NumPy array if NumPy knows the dtype.
     """
     if like is not None and not _is_same_kind(tensor, like):
         like = None

@@ -1,4 +1,4 @@
-"""One tensor as bits. Every other module of weightwire sees weights as a mapping of names to these."""
+"""A tensor as bits. Everywhere else weights are a mapping of names to these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Bits", "Rows", "Tensor", "Weights", "nbytes_of", "refuse", "unit_dty
 
 Bits = npt.NDArray[np.unsignedinteger]
 Rows = tuple[int, int]
-"""The rows of a tensor from the first to before the second."""
+"""First row, and last row + 1."""
 
 
 def unit_dtype(dtype: Dtype) -> np.dtype[np.unsignedinteger]:
@@ -27,9 +27,8 @@ def unit_dtype(dtype: Dtype) -> np.dtype[np.unsignedinteger]:
 class Tensor:
     """One tensor as bits: flat, contiguous, little-endian unsigned integers of `dtype.unit` bytes.
 
-    `bits` is a view of memory that belongs to someone else: writable if that is, and not always aligned,
-    since safetensors files need not be. A rank's shard has the whole tensor's `shape` and holds its `rows` from
-    the first to before the second of them.
+    `bits` is a view of the caller's memory. It is writable if that memory is, and may be unaligned, as in safetensors
+    files. A rank's shard has the `shape` of the whole tensor, and `bits` holds only its `rows`.
     """
 
     dtype: Dtype
@@ -39,7 +38,7 @@ class Tensor:
 
     @classmethod
     def at(cls, buffer: Any, offset: int, dtype: Dtype, shape: tuple[int, ...]) -> Self:
-        """A view into a buffer, which is known to be large enough."""
+        """A view into a buffer that is large enough."""
         nbytes = dtype.nbytes(shape)
         if nbytes is None:
             raise ValueError(f"{dtype.name} {list(shape)} ends inside a byte")
@@ -51,12 +50,12 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """How many units."""
+        """The number of units."""
         return len(self.bits)
 
     @property
     def place(self) -> object:
-        """Which memory this is: two names of the same one are one tensor. None where it takes none."""
+        """Identifies the memory, to detect tied weights. None for an empty tensor."""
         return self.bits.__array_interface__["data"][0] if self.nbytes else None
 
     def copy_to(self, begin: int, end: int, out: Bits) -> None:
@@ -64,7 +63,7 @@ class Tensor:
         np.copyto(out, self.bits[begin:end])
 
     def part(self, begin: int, end: int, room: Callable[[], Bits]) -> Bits:
-        """The units from `begin` to before `end`: a view, or a copy in the `room` if they lie nowhere as bits."""
+        """The units from `begin` to before `end`: a view, or a copy in `room()` if the source has no memory to view."""
         return self.bits[begin:end]
 
 
@@ -76,5 +75,5 @@ def nbytes_of(weights: Weights) -> int:
 
 
 def refuse(name: str, what: str, hint: str) -> NoReturn:
-    """The error for a value that cannot be read as a tensor."""
+    """Raises the error for a value that cannot be read as a tensor."""
     raise CheckpointError(f"tensor {name!r}: {what}", hint=hint)

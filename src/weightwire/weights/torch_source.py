@@ -1,8 +1,8 @@
-"""What a trainer publishes: a torch module, a state dict or an iterator -> weights, cast to the run's dtypes.
+"""Reads the weights that a trainer publishes: a torch module, a state dict or an iterator, cast to the run's dtypes.
 
-torch is never imported: whoever hands us a tensor has done that. Wrappers' prefixes are stripped from names, tied
-weights are listed once, and float32 masters are cast; a tensor is cast, or fetched from its device, only while it is
-copied. What is not torch's (files, NumPy arrays, raw buffers) is read as it is.
+Never imports torch: a caller that passes a tensor has imported it. Wrapper prefixes are stripped from names, tied
+weights are listed once, and float32 master weights are cast. A tensor is cast, or fetched from its device, only while
+it is copied. Files, NumPy arrays and raw buffers are read unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
-from weightwire.errors import CheckpointError, WeightwireError
+from weightwire.errors import CheckpointError
 from weightwire.weights.checkpoint import Checkpoint
 from weightwire.weights.dtypes import BY_ARRAY_NAME, DTYPES, Dtype
 from weightwire.weights.peft import has_adapters, merged, names_of_adapters
@@ -25,25 +25,25 @@ from weightwire.weights.torch_tensor import LiveTensor, is_torch_tensor
 __all__ = ["DEFAULT_DTYPE", "Casting", "as_mapping", "plain_names", "read_live", "untie", "unwrapped"]
 
 DEFAULT_DTYPE = "bfloat16"
-"""What a trainer's float32 weights are cast to, unless it says otherwise."""
+"""The dtype that float32 weights of a trainer are cast to by default."""
 
-# What torch puts into the names of weights: compiled modules, activation checkpointing, FSDP.
+# Parts of names that wrappers add: compiled modules, activation checkpointing, FSDP.
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
-_PARALLEL = "module."  # DistributedDataParallel and DataParallel, around everything
-_EXTRA = "_extra_state"  # what a module keeps beside its weights, of whatever kind
+_PARALLEL = "module."  # DistributedDataParallel and DataParallel, around the whole model
+_EXTRA = "_extra_state"  # not weights
 _AS_SAVED = "publish an iterator of names and full tensors, as they are in its checkpoint"
-_MERGE = "publish the module with merge=True, or what merge_and_unload() makes of a copy"
+_MERGE = "publish the module with merge=True, or call merge_and_unload() on a copy"
 
 
-# --- what is to be published -------------------------------------------------------------------------------------
+# --- sources -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Casting:
-    """In which dtypes floats are published: float32 in `dtype` (None: as they are), unless a pattern says otherwise.
+    """The dtypes in which floats are published.
 
-    `patterns` are of names; the first that fits counts, for floats of all widths. In a run that has begun, its own
-    dtypes do.
+    float32 tensors are cast to the dtype of the run. In a new run they are cast to `dtype`, or kept if it is None.
+    `patterns` match names and apply to floats of all widths; the first match wins. Other tensors are never cast.
     """
 
     dtype: Dtype | None = DTYPES["BF16"]
@@ -51,26 +51,27 @@ class Casting:
 
     @classmethod
     def of(cls, dtype: Any, dtypes: Mapping[str, Any] | None) -> Self:
-        """From names of dtypes, or torch's own."""
+        """From names of dtypes, or torch dtypes."""
         patterns = tuple((pattern, _float(chosen)) for pattern, chosen in (dtypes or {}).items())
         return cls(None if dtype is None else _float(dtype), patterns)
 
     def choose(self, name: str, dtype: Dtype, run: Mapping[str, Dtype]) -> Dtype:
         if not dtype.is_castable:
             return dtype
-        if name in run:
+        is_master = dtype == DTYPES["F32"]
+        if is_master and name in run:
             return run[name] if run[name].is_castable else dtype
         for pattern, chosen in self.patterns:
             if fnmatchcase(name, pattern):
                 return chosen
-        return self.dtype if self.dtype is not None and dtype == DTYPES["F32"] else dtype
+        return self.dtype if self.dtype is not None and is_master else dtype
 
 
 def _float(dtype: Any) -> Dtype:
     found = BY_ARRAY_NAME.get(str(dtype).removeprefix("torch."))
     if found is None or not found.is_castable:
         known = ", ".join(one.array_name for one in DTYPES.values() if one.is_castable)
-        raise WeightwireError(f"weights cannot be cast to {dtype}", hint=f"choose one of {known}")
+        raise CheckpointError(f"weights cannot be cast to {dtype}", hint=f"use one of {known}")
     return found
 
 
@@ -82,12 +83,13 @@ def read_live(
     merge: bool = False,
     sharded: bool = False,
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights to be published; and of tied ones, which are listed once, the other names and whose they are.
+    """The weights to publish, and the aliases of tied weights, which are listed once.
 
-    `source` is a torch module, a mapping of names to tensors, an iterator of names and tensors, or a checkpoint. An
-    iterator is read to its end, and all that it yields is held until it has been copied: each must be memory of its
-    own. `run` are the dtypes of the run, if that has begun. `merge` merges adapters into the weights. Of a tensor that
-    is `sharded` over ranks which all publish it gives the rows that are here, if there are any.
+    - `source`: a torch module, a mapping of names to tensors, an iterator of names and tensors, or a checkpoint. All
+      tensors of an iterator are held until they are copied, so each needs separate memory.
+    - `run`: the dtypes of the run, if it exists.
+    - `merge`: merges adapters into the weights.
+    - `sharded`: all ranks publish, so a sharded tensor gives the rows of this rank.
     """
     run = {} if run is None else run
     if isinstance(source, str | os.PathLike | Checkpoint):
@@ -105,9 +107,9 @@ def read_live(
 
 
 def untie(weights: Weights, known: Container[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Of tensors that are the very same memory one each; and whose memory the others share.
+    """Lists tensors that share memory once. Also returns the other names, each with the name that is kept.
 
-    It is the one whose name is `known`, else the first; and it comes where the first of them was.
+    Keeps the name that is in `known`, or the first, at the position of the first.
     """
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in weights:
@@ -123,7 +125,7 @@ def untie(weights: Weights, known: Container[str] = ()) -> tuple[dict[str, Tenso
 
 
 def _pairs(source: Any, merge: bool) -> list[tuple[Any, Any]]:
-    """Names and tensors, whatever lists them."""
+    """The names and tensors of any source."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(source, torch.nn.Module):
         return _of_module(source, merge)
@@ -131,28 +133,30 @@ def _pairs(source: Any, merge: bool) -> list[tuple[Any, Any]]:
         source = source.state_dict()
     if isinstance(source, Mapping):
         return [(name, source[name]) for name in source]
-    if not isinstance(source, Iterable) or hasattr(source, "dtype"):  # a tensor is iterable, too
+    if not isinstance(source, Iterable) or hasattr(source, "dtype"):  # a tensor is iterable
         raise CheckpointError(
-            f"weights cannot be read from a {type(source).__name__}",
+            f"weights cannot be read from {type(source).__name__}",
             hint="pass a module, a mapping or an iterator of names and tensors, or a path",
         )
     pairs = list(source)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise CheckpointError("an iterator of weights must yield names and tensors", hint="such as named_parameters()")
+        raise CheckpointError(
+            "the iterator of weights must yield names and tensors", hint="pass model.named_parameters()"
+        )
     return pairs
 
 
 def _of_module(module: Any, merge: bool) -> list[tuple[Any, Any]]:
     if not has_adapters(module):
-        # The parameters themselves: views of them, detached, no longer say what kind they are.
+        # keep_vars: detached views lose the type of the parameter.
         return list(module.state_dict(keep_vars=True).items())
     if not merge:
-        raise CheckpointError("this model has adapters (PEFT), which no inference server would find", hint=_MERGE)
+        raise CheckpointError("this model has PEFT adapters, which inference servers cannot load", hint=_MERGE)
     return list(merged(module))
 
 
 def plain_names(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Names without what wrappers add to them, and without what is no weight."""
+    """Strips wrapper prefixes from names and drops entries that are not weights."""
     plain = [
         (".".join(part for part in name.split(".") if part not in _WRAPPERS), value)
         for name, value in pairs
@@ -164,7 +168,7 @@ def plain_names(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside of what is put around it to compile, distribute or adapt it."""
+    """The model without wrappers that compile, distribute or adapt it."""
     torch = sys.modules["torch"]
     while True:
         inner = getattr(model, "_orig_mod", getattr(model, "module", None))
@@ -177,44 +181,46 @@ def unwrapped(model: Any) -> Any:
 
 
 def _as_saved(given: dict[str, Any], source: Any) -> dict[str, Any]:
-    """A transformers model's weights under the names, and cut as, it would save them: it may have fused its experts."""
+    """A transformers model's weights as `save_pretrained` would write them: the model may have fused its experts."""
     models, loading = sys.modules.get("transformers.modeling_utils"), sys.modules.get("transformers.core_model_loading")
     revert = getattr(loading, "revert_weight_conversion", None)
     model = unwrapped(source) if revert is not None else None
     if revert is None or models is None or not isinstance(model, models.PreTrainedModel):
         return given
-    # First without the weights: most models have nothing to revert, and then theirs stay as they are.
+    # Try on the meta device first: most models have nothing to revert.
     torch = sys.modules["torch"]
     shapes = {name: torch.empty(value.shape, dtype=value.dtype, device="meta") for name, value in given.items()}
     saved = revert(model, shapes)
     if saved.keys() == shapes.keys() and all(saved[name] is shapes[name] for name in shapes):
         return given
     for name in (name for name, value in given.items() if hasattr(value, "full_tensor")):
-        refuse(name, "is sharded, in a model that saves its weights in another form", _AS_SAVED)
+        refuse(name, "is sharded, and this model saves its weights in another layout", _AS_SAVED)
     with torch.no_grad():
         return dict(revert(model, given))
 
 
 def as_mapping(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Names and tensors by name; none may be there twice."""
+    """Names and tensors as a mapping. Raises if a name occurs twice."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise CheckpointError(f"tensor {twice!r}: is there twice", hint="names must differ, wrappers' prefixes apart")
+        raise CheckpointError(
+            f"tensor {twice!r}: occurs twice", hint="names must differ after wrapper prefixes are stripped"
+        )
     return mapping
 
 
 def _check_no_adapters(names: Iterable[str]) -> None:
     for name in names_of_adapters(names):
-        raise CheckpointError(f"tensor {name!r}: is part of an adapter (PEFT), or under one", hint=_MERGE)
+        raise CheckpointError(f"tensor {name!r}: belongs to a PEFT adapter", hint=_MERGE)
 
 
 # --- ranks and devices -------------------------------------------------------------------------------------------
 
 
 class _TorchReader:
-    """Reads the tensors of one version, and notes for each GPU at which point of its work that was."""
+    """Reads the tensors of one version. Records an event on each GPU, after which the weights are complete."""
 
     def __init__(self, sharded: bool) -> None:
         self._sharded = sharded
@@ -234,26 +240,28 @@ class _TorchReader:
         return LiveTensor.of(name, local.detach(), tuple(value.shape), self._ready(local.device), rows)
 
     def _rows(self, name: str, value: Any) -> tuple[Any, tuple[int, int] | None]:
-        """What this rank holds of a sharded tensor; as torch cuts it, the last ranks may hold less, or nothing."""
+        """The rows of a sharded tensor on this rank. The last ranks may hold fewer rows or none."""
         local, mesh = value.detach().to_local(), value.device_mesh
         cut = [dim for dim, one in enumerate(value.placements) if not one.is_replicate() and mesh.size(dim) > 1]
         if not cut or not value.shape[0]:
             return local, None
         if len(cut) > 1 or type(one := value.placements[cut[0]]).__name__ != "Shard" or one.dim != 0:
             refuse(
-                name, f"is placed as {value.placements}", "shard it by rows, in one way only, or pass its full_tensor()"
+                name,
+                f"is placed as {value.placements}",
+                "shard it by rows on one mesh dimension, or pass full_tensor()",
             )
         if not self._sharded:
             refuse(
                 name,
                 f"is sharded over {mesh.size(cut[0])} ranks",
-                "make a Publisher(ranks=weightwire.trainers.torch.Ranks()) on each of them, or pass its full_tensor()",
+                "create Publisher(ranks=weightwire.trainers.torch.Ranks()) on every rank, or pass full_tensor()",
             )
         most = -(-value.shape[0] // mesh.size(cut[0]))
         first = min(mesh.get_local_rank(cut[0]) * most, value.shape[0])
         last = min(first + most, value.shape[0])
         if tuple(local.shape) != (last - first, *value.shape[1:]):
-            refuse(name, f"{list(local.shape)} is not what rows {first} to {last} should be", "pass its full_tensor()")
+            refuse(name, f"shard {list(local.shape)} does not fit rows {first} to {last}", "pass full_tensor()")
         return local, (first, last)
 
     def _ready(self, device: Any) -> Any:
@@ -265,12 +273,12 @@ class _TorchReader:
 def _check(name: str, value: Any) -> None:
     torch, kind = sys.modules["torch"], type(value)
     if torch.nn.parameter.is_lazy(value):
-        refuse(name, "has no shape yet", "run the model once before its weights are published")
+        refuse(name, "has no shape yet", "run the model once before you publish its weights")
     if kind.__module__.startswith("bitsandbytes") or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        refuse(name, f"is a {kind.__name__}, which holds more than bits", "publish weights that are not quantised")
+        refuse(name, f"has type {kind.__name__}, which is not plain bits", "publish weights that are not quantized")
     if value.device.type == "meta":
-        refuse(name, "is on the meta device: its weights are elsewhere", "load them first, or turn off offloading")
+        refuse(name, "is on the meta device and has no weights", "load them first, or turn off offloading")
     if hasattr(value, "ds_shape") and not value.numel():
-        refuse(name, "is spread over ranks by DeepSpeed", "publish inside deepspeed.zero.GatheredParameters")
+        refuse(name, "is partitioned by DeepSpeed", "publish inside deepspeed.zero.GatheredParameters")
     if value.layout != torch.strided:
-        refuse(name, f"is a {value.layout} tensor", "pass a dense copy: .to_dense()")
+        refuse(name, f"has layout {value.layout}", "pass a dense copy: .to_dense()")

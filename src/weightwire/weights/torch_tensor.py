@@ -1,6 +1,6 @@
-"""One torch tensor as bits: a view where it lies in order in the CPU's memory, else bits that are made as it is copied.
+"""A torch tensor as bits: a view if it is contiguous in CPU memory, else converted while it is copied.
 
-torch is never imported: whoever hands us a torch tensor has done that. Knows nothing of files.
+Never imports torch: a caller that passes a torch tensor has imported it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     "view_torch_tensor",
 ]
 
-_PIECE = 1 << 22  # units that are cast, or fetched from a device, at once
+_PIECE = 1 << 22  # units to cast or to fetch from a device at once
 
 
 def is_torch_tensor(value: Any) -> bool:
@@ -33,11 +33,11 @@ def is_torch_tensor(value: Any) -> bool:
 
 
 def view_torch_tensor(name: str, value: Any) -> Tensor:
-    """A view of a tensor that lies in order in the CPU's memory; any other is refused."""
+    """A view of a tensor that is contiguous in CPU memory. Raises for any other."""
     if hasattr(value, "full_tensor"):
-        refuse(name, "is sharded over several ranks", "pass its full_tensor(), or the rows of to_local()")
+        refuse(name, "is sharded over several ranks", "pass full_tensor(), or the rows of to_local()")
     if value.device.type != "cpu" or value.layout != sys.modules["torch"].strided:
-        refuse(name, f"is a {value.layout} tensor on {value.device}", "pass a dense copy: .to_dense().cpu()")
+        refuse(name, f"has layout {value.layout} on {value.device}", "pass a dense copy: .to_dense().cpu()")
     view = LiveTensor.of(name, value.detach(), tuple(value.shape)).view()
     if view is None:
         refuse(name, "is not contiguous", "pass .resolve_conj().resolve_neg().contiguous()")
@@ -45,27 +45,27 @@ def view_torch_tensor(name: str, value: Any) -> Tensor:
 
 
 def as_torch_integers(bits: Bits) -> Any:
-    """The same memory as a torch tensor of integers. They are signed: torch computes little with unsigned ones."""
+    """The same memory as a torch tensor of signed integers. torch supports few operations on unsigned ones."""
     signed = bits.view(f"<i{bits.itemsize}") if bits.itemsize > 1 else bits
     return sys.modules["torch"].from_numpy(signed)
 
 
 def torch_integer_dtype(itemsize: int) -> Any:
-    """The dtype of `as_torch_integers`: every tensor can be viewed as integers, and NaNs then compare like the rest."""
+    """The dtype of `as_torch_integers`. As integers, NaNs compare like other values."""
     return getattr(sys.modules["torch"], f"int{8 * itemsize}" if itemsize > 1 else "uint8")
 
 
 def note_torch_write(value: Any) -> None:
-    """Tells torch that this tensor was written to behind its back: autograd must not use what it saved of it."""
+    """Informs torch that this tensor was changed in place: autograd must not use values that it saved."""
     if not value.is_inference():
         sys.modules["torch"].autograd.graph.increment_version(value)
 
 
 class LiveTensor(Tensor):
-    """A torch tensor that a trainer goes on to change. It becomes bits, of another dtype perhaps, when it is copied."""
+    """A torch tensor that a trainer keeps changing. It is read, and perhaps cast, when it is copied."""
 
-    _value: Any  # as it is here: the rows of a shard, and not yet cast
-    _ready: Any  # the event after which its GPU holds these weights
+    _value: Any  # not cast; only the rows of a shard
+    _ready: Any  # the event after which the GPU holds these weights
 
     def __init__(
         self, dtype: Dtype, shape: tuple[int, ...], value: Any, ready: Any = None, rows: tuple[int, int] | None = None
@@ -77,11 +77,11 @@ class LiveTensor(Tensor):
     def of(
         cls, name: str, value: Any, shape: tuple[int, ...], ready: Any = None, rows: tuple[int, int] | None = None
     ) -> Self:
-        """In the dtype that it has. `shape` is that of the whole tensor, of which `value` may be some `rows`."""
+        """Keeps the dtype. `shape` is the shape of the whole tensor. `value` may hold only some of its `rows`."""
         array_name = str(value.dtype).removeprefix("torch.")
         dtype = BY_ARRAY_NAME.get(array_name)
         if dtype is None or (dtype.packed > 1 and not shape):
-            refuse(name, f"unknown dtype {array_name}", "cast it to one that safetensors has")
+            refuse(name, f"unknown dtype {array_name}", "cast it to a dtype of safetensors")
         if dtype.packed > 1:
             shape = (*shape[:-1], dtype.packed * shape[-1])
         return cls(dtype, shape, value, ready, rows)
@@ -91,7 +91,7 @@ class LiveTensor(Tensor):
 
     @property
     def bits(self) -> Bits:
-        """A copy of all of it: `copy_to` is what one wants."""
+        """A copy of all units. Prefer `copy_to`."""
         bits = np.empty(self.count, unit_dtype(self.dtype))
         self.copy_to(0, self.count, bits)
         return bits
@@ -109,14 +109,14 @@ class LiveTensor(Tensor):
         value = self._value
         if not self.count:
             return None
-        # In order, and in the memory that NumPy sees too, the address says it all.
+        # NumPy views of the same memory must compare equal.
         if self._is_ordered and value.device.type == "cpu":
             return value.data_ptr()
         return value.device, value.data_ptr(), value.stride(), value.is_conj(), value.is_neg()
 
     @property
     def _is_ordered(self) -> bool:
-        """That memory holds its units one after the other: conjugation and negation may be flags beside them."""
+        """True if memory holds the units in order, without a pending conjugation or negation."""
         return self._value.is_contiguous() and not (self._value.is_conj() or self._value.is_neg())
 
     @property
@@ -124,13 +124,13 @@ class LiveTensor(Tensor):
         return self.dtype.is_castable and str(self._value.dtype) != f"torch.{self.dtype.array_name}"
 
     def cast(self, dtype: Dtype) -> Tensor:
-        """The same in another dtype; a view where the bits are there already."""
+        """The same tensor in another dtype; a view if no conversion is needed."""
         live = LiveTensor(dtype, self.shape, self._value, self._ready, self.rows)
         view = live.view()
         return live if view is None else view
 
     def view(self) -> Tensor | None:
-        """The same memory as plain bits; None where it must be cast, put in order, or fetched from a device."""
+        """The same memory as plain bits, or None if it must be cast, reordered or fetched from a device."""
         value = self._value
         if self._is_cast or not self._is_ordered or value.device.type != "cpu":
             return None
@@ -155,14 +155,14 @@ class LiveTensor(Tensor):
         with _beside(self._ready, self._value.device) as stream:
             units = self._units(begin, end, target.dtype)
             if stream is not None:
-                # Through memory that a device can write to by itself; torch keeps it for the next piece.
+                # Pinned memory, which the device can write to. torch reuses it for the next piece.
                 staged = torch.empty(len(units), dtype=target.dtype, device="cpu", pin_memory=True)
                 units = staged.copy_(units.to(target.dtype), non_blocking=True)
                 stream.synchronize()
         target.copy_(units)
 
     def _units(self, begin: int, end: int, dtype: Any) -> Any:
-        """Some units in order: those that are to be cast perhaps not yet, all others seen as integers."""
+        """Some units in order: as integers, or perhaps not yet cast."""
         value = self._value
         if self._is_ordered and value.dim():
             units = value.view(-1)[begin:end]
@@ -170,14 +170,14 @@ class LiveTensor(Tensor):
         row = value[0].numel() if value.dim() else 1
         first, last = begin // row, -(-end // row)
         rows = value[first:last] if value.dim() else value
-        # Cast before they are put in order: torch has several ways to cast, which differ in the NaNs they make.
+        # Cast before reordering: the cast kernels of torch differ in the NaNs they produce.
         rows = rows.to(dtype) if self._is_cast else rows.resolve_conj().resolve_neg().view(dtype)
         return rows.reshape(-1)[begin - first * row : end - first * row]
 
 
 @contextmanager
 def _beside(ready: Any, device: Any) -> Iterator[Any]:
-    """A stream of our own, beside the trainer's, that begins where the weights are ready; None without a GPU."""
+    """A separate CUDA stream that starts when the weights are ready. None without a GPU."""
     if ready is None:
         yield None
         return

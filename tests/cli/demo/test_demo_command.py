@@ -1,4 +1,4 @@
-"""`weightwire demo`: all of its processes for real, few steps; and what goes wrong ends cleanly."""
+"""`weightwire demo` with real processes and few steps. Failures must stop all of them."""
 
 from __future__ import annotations
 
@@ -9,28 +9,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from support.stores import SeaweedFS
+from weightwire.cli.demo.demo_command import _summary
+from weightwire.cli.shared.run_output import DemoOutput
 from weightwire.delta.state import digest
+from weightwire.demo.proof import Proof
+from weightwire.demo.scenario import DemoResult
+from weightwire.page.run_view import RunView, VersionView
 
 DEMO = [sys.executable, "-m", "weightwire", "demo"]
 
-HANG = 400.0  # seconds: only against waiting for ever, machines differ by a factor of three
+HANG = 400.0  # seconds: only to end a hanging test, because machines differ by a factor of three
 
 
 def family(pid: int) -> dict[int, str]:
-    """A process's children, theirs and so on, by their command lines."""
+    """The command lines of all descendants of a process, by process id."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # ended just now
+        except OSError:  # the process has ended
             continue
         parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
     found, open_ = {}, [pid]
@@ -49,23 +55,30 @@ def lives(pid: int) -> bool:
 
 
 class Demo:
-    """One that runs, and the processes that it has started."""
+    """A running demo."""
 
     def __init__(self, popen: subprocess.Popen[str]) -> None:
         self.popen = popen
         self.pid = popen.pid
 
     def wait_for_all(self) -> dict[int, str]:
-        """Until environment, both replicas and trainer are there."""
-        end = time.monotonic() + 60
-        while len(children := family(self.pid)) < 4:
+        """Waits until all four processes run their programs. Returns their command lines by process id."""
+        end = time.monotonic() + 120
+
+        def all_run(commands: Sequence[str]) -> bool:
+            # A forked child has the command line of the demo until it executes another program.
+            return len(commands) >= 4 and all(
+                any(one in text for text in commands) for one in ("environment.py", "train.py")
+            )
+
+        while not all_run([*(children := family(self.pid)).values()]):
             assert self.popen.poll() is None, self.popen.communicate()
             assert time.monotonic() < end
             time.sleep(0.1)
         return children
 
     def end(self, children: dict[int, str]) -> tuple[int, str, str]:
-        """Its code and what it said; none of its children is left."""
+        """Waits for the end and checks that no child is left. Returns exit code, stdout and stderr."""
         out, err = self.popen.communicate(timeout=HANG)
         assert not [command for pid, command in children.items() if lives(pid)]
         assert "Traceback" not in out + err
@@ -83,32 +96,47 @@ def running(*args: str | Path) -> Iterator[Demo]:
         popen.communicate()
 
 
+def test_summary_has_the_proof_and_the_next_commands() -> None:
+    versions = [VersionView(0, "fence", 1, None, 1.8e9, 0, 0, {}), VersionView(1, "anchor", 1, 0, 1.8e9, 1000, 0, {})]
+    versions += [VersionView(number, "delta", 1, number, 1.8e9, 100, 5, {}) for number in (2, 3)]
+    snapshot = RunView("url", 1.8e9, "run", nbytes=2000, parameters=1000, versions=tuple(versions))
+    result = DemoResult(snapshot, Proof("0123456789abcdef", ("trainer", "replica-1", "replica-2")), 1.0)
+    sent, full, proof, page, live, publish = _summary(result, "s3://bucket/run", Path("page.html"))
+    assert sent == "sent       1.2 kB to each replica for 3 versions"
+    assert full == "full sync  6.0 kB, 5x more"
+    assert proof == "bit-exact  trainer, replica-1 and replica-2 hold the same bits: version 3, state 0123456789ab"
+    assert page == "page       page.html"
+    assert live.endswith("weightwire page s3://bucket/run")
+    assert publish.endswith("weightwire publish DIR URL")
+
+
 @pytest.mark.slow
-def test_from_the_first_process_to_the_last_comparison(tmp_path: Path) -> None:
+def test_demo_ends_with_equal_bits(tmp_path: Path) -> None:
     with running("--steps", "6", "--json", "--into", tmp_path) as demo:
         children = demo.wait_for_all()
         code, out, err = demo.end(children)
     assert code == 0, err
     figures = json.loads(out)
+    msgspec.convert(figures, DemoOutput)
     [root] = tmp_path.iterdir()
 
-    # All hold what the trainer wrote of its own weights in the end, one of them after it was killed.
+    # All replicas hold the weights that the trainer saved, also the one that was killed.
     assert figures["holders"] == ["trainer", "replica-1", "replica-2"]
     assert figures["state"] == digest(root / "trained").hex
     assert {digest(root / name / "current").hex for name in ("replica-1", "replica-2")} == {figures["state"]}
     assert re.search(r"killed replica-2 at version \d", err)
-    assert "started replica-2 again\n" in err
-    assert re.search(r"replica-2 is back: version \d", err)
+    assert "restarted replica-2\n" in err
+    assert re.search(r"replica-2 is back at version \d", err)
     assert err.count("reward") == 6
 
-    # Weights have changed, few of them, and travelled as deltas.
+    # Few weights changed in each step, and they travelled as deltas.
     assert 0 < figures["changed_fraction"] < 0.2
     versions = [json.loads(path.read_text()) for path in sorted((root / "bucket" / "commits").iterdir())]
     assert [one["kind"] for one in versions] == ["fence", "anchor", *["delta"] * 6]
     assert all(one["metrics"].keys() >= {"reward", "solved", "staleness", "loss"} for one in versions[2:])
     assert figures["version"] == 7
-    assert figures["sent_bytes"] == sum(file["size"] for one in versions for file in one["files"])
-    assert figures["full_bytes"] > 3 * figures["sent_bytes"]
+    assert figures["bytes"] == sum(file["size"] for one in versions for file in one["files"])
+    assert figures["full_bytes"] > 3 * figures["bytes"]
     assert all(0 < pause < 5 for pause in figures["pause_seconds"].values())
 
     page = Path(figures["page"]).read_text()
@@ -118,31 +146,34 @@ def test_from_the_first_process_to_the_last_comparison(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_half_way(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_stops_the_demo_and_its_processes(tmp_path: Path, number: signal.Signals) -> None:
     with running("--into", tmp_path) as demo:
         children = demo.wait_for_all()
         demo.popen.send_signal(number)
         code, out, err = demo.end(children)
     assert (code, out) == (128 + number, "")
-    assert re.search(rf"stopped; what there is of it is in {tmp_path}/\S+\n$", err)
+    word = "interrupted" if number == signal.SIGINT else "stopped"
+    assert re.search(rf"{word}: logs and replicas are in {tmp_path}/\S+\n$", err)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["environment", "train"])
-def test_a_child_that_is_killed_ends_it(tmp_path: Path, victim: str) -> None:
+def test_killed_child_ends_the_demo_with_an_error(tmp_path: Path, victim: str) -> None:
     with running("--into", tmp_path) as demo:
         children = demo.wait_for_all()
-        # The first: a child that it has just forked has its command line until it runs something else.
+        # The lowest id: a forked child has the same command line until it executes another program.
         pid = min(pid for pid, command in children.items() if f"{victim}.py" in command)
         os.kill(pid, signal.SIGKILL)
         code, out, err = demo.end(children)
     assert (code, out) == (1, "")
     name = {"environment": "environment", "train": "trainer"}[victim]
-    assert re.search(rf"error: the {name} was killed by signal 9\nhint: see \S+/logs/{name}\.log\n$", err)
+    assert re.search(
+        rf"error: the {name} was killed by signal 9 \[WW-PROCESS-FAILED\]\nhint: see \S+/logs/{name}\.log\n$", err
+    )
 
 
 @pytest.mark.slow
-def test_a_trainer_that_stops_early_is_no_success(tmp_path: Path) -> None:
+def test_trainer_that_stops_early_is_an_error(tmp_path: Path) -> None:
     with running("--into", tmp_path) as demo:
         children = demo.wait_for_all()
         pid = min(pid for pid, command in children.items() if "train.py" in command)
@@ -151,10 +182,10 @@ def test_a_trainer_that_stops_early_is_no_success(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGTERM)
         code, out, err = demo.end(children)
     assert (code, out) == (1, "")
-    assert "error: the trainer ended with code 1: stopped before the last step\n" in err
+    assert "error: the trainer ended with code 1: stopped before the last step [WW-PROCESS-FAILED]\n" in err
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch: the demo asks for it first")
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch, which the demo checks first")
 class TestBadInput:
     def refused(self, *args: str | Path, env: dict[str, str] | None = None) -> str:
         command = [*DEMO, *map(str, args)]
@@ -163,21 +194,21 @@ class TestBadInput:
         assert "Traceback" not in ran.stderr
         return ran.stderr
 
-    def test_a_place_that_is_none(self, tmp_path: Path) -> None:
+    def test_file_in_place_of_the_directory_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         assert "file" in self.refused("--into", tmp_path / "file")
         assert "Not a directory" in self.refused("--into", tmp_path / "file")
 
-    def test_a_bucket_without_rights(self, tmp_path: Path, seaweedfs: SeaweedFS) -> None:
-        said = self.refused("--bucket", seaweedfs.url("demo"), "--into", tmp_path, env=seaweedfs.env_of("reader"))
-        assert said.startswith("error: s3://weights/demo/")
-        assert "\nhint: " in said
+    def test_bucket_without_write_permission_is_refused(self, tmp_path: Path, seaweedfs: SeaweedFS) -> None:
+        error = self.refused("--bucket", seaweedfs.url("demo"), "--into", tmp_path, env=seaweedfs.env_of("reader"))
+        assert error.startswith("error: s3://weights/demo/")
+        assert "\nhint: " in error
         assert not any(tmp_path.rglob("*.log"))
 
-    def test_no_bucket(self, tmp_path: Path) -> None:
+    def test_unsupported_url_is_refused(self, tmp_path: Path) -> None:
         assert "\nhint: use s3://" in self.refused("--bucket", "ftp://x/y", "--into", tmp_path)
 
-    def test_an_engine_that_is_none(self) -> None:
+    def test_unknown_engine_is_refused(self) -> None:
         ran = subprocess.run([*DEMO, "--engine", "sglang"], capture_output=True, text=True)
         assert ran.returncode == 2
         assert "unknown engine 'sglang'; choose one of torch, vllm" in " ".join(ran.stderr.split())

@@ -1,4 +1,4 @@
-"""Which checkpoints count as finished, and which steps they are of."""
+"""Which checkpoints count as finished, and their steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def training(tmp_path: Path) -> Training:
 
 
 class TestWatching:
-    """Which checkpoints are finished, without waiting for them."""
+    """Uses a fake clock instead of waiting."""
 
     @pytest.fixture(autouse=True)
     def _clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ class TestWatching:
         self.now += seconds
         return [finished.path.name for finished in watch.finished()]
 
-    def test_one_that_changes_is_not_finished(self, training: Training) -> None:
+    def test_changing_checkpoint_is_not_finished(self, training: Training) -> None:
         path = training.save("checkpoint-1")
         watch = CheckpointWatch(training.parent)
 
@@ -42,7 +42,7 @@ class TestWatching:
         assert self.look(watch, 1.5) == []
         assert self.look(watch, 2) == ["checkpoint-1"]
 
-    def test_one_without_all_shards_is_not_finished(self, training: Training) -> None:
+    def test_checkpoint_without_all_shards_is_not_finished(self, training: Training) -> None:
         path = training.save("checkpoint-1")
         (path / "model.safetensors.index.json").unlink()
         (path / "model-00002-of-00002.safetensors").rename(path.parent / "later")
@@ -52,7 +52,7 @@ class TestWatching:
         (path.parent / "later").rename(path / "model-00002-of-00002.safetensors")
         assert [self.look(watch, 3) for _ in range(2)] == [[], ["checkpoint-1"]]
 
-    def test_the_order_is_that_of_the_steps(self, training: Training) -> None:
+    def test_checkpoints_are_ordered_by_step(self, training: Training) -> None:
         for name in ("checkpoint-1000", "checkpoint-20", "checkpoint-300"):
             training.save(name)
         watch = CheckpointWatch(training.parent)
@@ -61,7 +61,7 @@ class TestWatching:
 
         assert self.look(watch, 3) == ["checkpoint-20", "checkpoint-300", "checkpoint-1000"]
 
-    def test_or_of_time_where_not_all_have_steps(self, training: Training) -> None:
+    def test_checkpoints_are_ordered_by_time_if_some_have_no_step(self, training: Training) -> None:
         for second, name in enumerate(("checkpoint-1000", "best", "checkpoint-20")):
             for file in training.save(name).iterdir():
                 os.utime(file, (second, second))
@@ -71,7 +71,7 @@ class TestWatching:
 
         assert self.look(watch, 3) == ["checkpoint-1000", "best", "checkpoint-20"]
 
-    def test_what_is_done_comes_again_only_when_it_has_changed(self, training: Training) -> None:
+    def test_published_checkpoint_is_offered_again_only_after_a_change(self, training: Training) -> None:
         training.save("checkpoint-1")
         watch = CheckpointWatch(training.parent)
         self.look(watch, 0)
@@ -84,18 +84,18 @@ class TestWatching:
         training.save("checkpoint-1")
         assert [self.look(watch, 3) for _ in range(2)] == [[], ["checkpoint-1"]]
 
-    def test_what_is_old_when_it_starts(self, training: Training) -> None:
+    def test_old_checkpoints_are_skipped_at_the_start(self, training: Training) -> None:
         for second in (100, 200, 300):
             for file in training.save(f"checkpoint-{second}").iterdir():
                 os.utime(file, (second, second))
         watch = CheckpointWatch(training.parent)
 
-        watch.mark_old_done(200, published=1000.0)  # 300 was there already, and waited
+        watch.mark_old_done(200, published=1000.0)  # 300 was already written but not published
         self.look(watch, 0)
 
         assert self.look(watch, 3) == ["checkpoint-300"]
 
-    def test_what_may_be_old_when_nothing_has_a_step(self, training: Training) -> None:
+    def test_checkpoints_without_steps_are_skipped_up_to_the_last_version(self, training: Training) -> None:
         for second, name in ((100, "a"), (200, "b"), (2000, "c")):
             for file in training.save(name).iterdir():
                 os.utime(file, (second, second))
@@ -106,7 +106,7 @@ class TestWatching:
 
         assert self.look(watch, 3) == ["c"]
 
-    def test_hidden_directories_and_a_parent_that_goes(self, training: Training) -> None:
+    def test_hidden_directories_and_a_deleted_parent_are_ignored(self, training: Training) -> None:
         training.save(".weightwire")
         watch = CheckpointWatch(training.parent)
         self.look(watch, 0)
@@ -130,7 +130,7 @@ class TestWatching:
             ("checkpoint-5-merged", None),
         ],
     )
-    def test_steps_by_name(self, tmp_path: Path, name: str, step: int | None) -> None:
+    def test_step_is_read_from_the_name(self, tmp_path: Path, name: str, step: int | None) -> None:
         (tmp_path / name).mkdir()
 
         assert step_of(tmp_path / name) == step
@@ -145,7 +145,7 @@ class TestWatching:
             ('{"global_step": true}', None),
         ],
     )
-    def test_steps_by_trainer_state(self, tmp_path: Path, text: str, step: int | None) -> None:
+    def test_step_is_read_from_trainer_state(self, tmp_path: Path, text: str, step: int | None) -> None:
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "trainer_state.json").write_text(text)
 

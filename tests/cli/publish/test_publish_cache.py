@@ -1,4 +1,4 @@
-"""What was published last, kept beside the checkpoints: found again if it is still there, and never in the way."""
+"""The cache of the last published weights beside the checkpoints. It never causes an error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def training(tmp_path: Path) -> Training:
 
 
 def keep(training: Training, name: str, version: int, run: str = RUN) -> str:
-    """Returns the state that was kept."""
+    """Stores a checkpoint and returns its state."""
     path = training.save(name)
     state = state_of(path)
     assert publish_cache.store(training.parent, run, state, version, Checkpoint(path))
@@ -40,7 +40,7 @@ def kept(training: Training) -> list[str]:
     return sorted(path.parent.name for path in (training.parent / ".weightwire").glob("*/*/published.json"))
 
 
-def test_it_is_found_again_without_the_checkpoint(training: Training) -> None:
+def test_cache_works_after_the_checkpoint_is_deleted(training: Training) -> None:
     state = keep(training, "checkpoint-1", 1)
     bits = bits_of(training.parent / "checkpoint-1")
     shutil.rmtree(training.parent / "checkpoint-1")
@@ -52,7 +52,7 @@ def test_it_is_found_again_without_the_checkpoint(training: Training) -> None:
     assert digest(found).hex == state
 
 
-def test_it_takes_no_space(training: Training) -> None:
+def test_hard_links_take_no_space(training: Training) -> None:
     state = keep(training, "checkpoint-1", 1)
 
     files = sorted((training.parent / ".weightwire" / RUN / state).glob("*.safetensors"))
@@ -60,7 +60,7 @@ def test_it_takes_no_space(training: Training) -> None:
     assert [file.stat().st_ino for file in files] == [file.stat().st_ino for file in originals]
 
 
-def test_it_is_copied_where_there_are_no_links(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_copied_if_links_are_not_supported(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(*_: object) -> NoReturn:
         raise PermissionError
 
@@ -74,7 +74,7 @@ def test_it_is_copied_where_there_are_no_links(training: Training, monkeypatch: 
     assert digest(found).hex == state
 
 
-def test_of_a_single_file_and_through_a_symbolic_link(training: Training) -> None:
+def test_single_file_behind_a_symbolic_link_is_cached(training: Training) -> None:
     path = training.save("checkpoint-1") / "model-00001-of-00002.safetensors"
     link = training.parent / "weights"
     link.symlink_to(path)
@@ -83,12 +83,12 @@ def test_of_a_single_file_and_through_a_symbolic_link(training: Training) -> Non
     path.unlink()
 
     found = publish_cache.load(training.parent, RUN, digest(Checkpoint(training.save("x") / path.name)).hex)
-    assert found is None  # of another state
+    assert found is None  # another state
     assert len(kept(training)) == 1
     assert publish_cache.load(training.parent, RUN, kept(training)[0]) is not None
 
 
-def test_the_one_before_goes(training: Training) -> None:
+def test_previous_state_is_removed(training: Training) -> None:
     first = keep(training, "checkpoint-1", 1)
     second = keep(training, "checkpoint-2", 2)
 
@@ -96,7 +96,7 @@ def test_the_one_before_goes(training: Training) -> None:
     assert publish_cache.load(training.parent, RUN, first) is None
 
 
-def test_each_run_has_its_own_until_it_is_forgotten(training: Training) -> None:
+def test_each_run_has_its_own_cache_until_it_expires(training: Training) -> None:
     first = keep(training, "checkpoint-1", 1)
     keep(training, "checkpoint-2", 1, run=OTHER)
     assert publish_cache.load(training.parent, RUN, first) is not None
@@ -109,8 +109,8 @@ def test_each_run_has_its_own_until_it_is_forgotten(training: Training) -> None:
     assert publish_cache.load(training.parent, RUN, first) is None
 
 
-def test_the_same_again_replaces_it(training: Training) -> None:
-    """Of the same name, but the trainer has written through the link."""
+def test_storing_the_same_state_replaces_it(training: Training) -> None:
+    """The trainer may have written through the link."""
     state = keep(training, "checkpoint-1", 1)
     file = next((training.parent / ".weightwire" / RUN / state).glob("0.safetensors"))
     file.unlink()
@@ -123,14 +123,14 @@ def test_the_same_again_replaces_it(training: Training) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"run": 1}', b'{"run": "x", "state": "y"}'])
-def test_what_is_damaged_is_not_there(training: Training, damage: bytes) -> None:
+def test_damaged_cache_is_ignored(training: Training, damage: bytes) -> None:
     state = keep(training, "checkpoint-1", 1)
     (training.parent / ".weightwire" / RUN / state / "published.json").write_bytes(damage)
 
     assert publish_cache.load(training.parent, RUN, state) is None
 
 
-def test_a_crash_half_way_leaves_nothing_to_be_found(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_halfway_leaves_no_usable_entry(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     first = keep(training, "checkpoint-1", 1)
     path = training.save("checkpoint-2")
 
@@ -139,7 +139,7 @@ def test_a_crash_half_way_leaves_nothing_to_be_found(training: Training, monkeyp
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", rename)
-        patched.setattr(publish_cache, "_tidy", lambda *_: None)  # as if it were killed
+        patched.setattr(publish_cache, "_tidy", lambda *_: None)  # as if the process were killed
         with pytest.raises(KeyboardInterrupt):
             publish_cache.store(training.parent, RUN, state_of(path), 2, Checkpoint(path))
 
@@ -149,7 +149,7 @@ def test_a_crash_half_way_leaves_nothing_to_be_found(training: Training, monkeyp
     assert [path.name for path in (training.parent / ".weightwire" / RUN).iterdir()] == kept(training)
 
 
-def test_where_nothing_can_be_kept(training: Training) -> None:
+def test_unwritable_directory_is_ignored(training: Training) -> None:
     path = training.save("checkpoint-1")
     (training.parent / ".weightwire").write_text("in the way")
 
@@ -157,7 +157,7 @@ def test_where_nothing_can_be_kept(training: Training) -> None:
     assert publish_cache.load(training.parent, RUN, state_of(path)) is None
 
 
-def test_it_is_no_part_of_the_checkpoint_it_lies_in(tmp_path: Path) -> None:
+def test_cache_is_not_part_of_a_checkpoint(tmp_path: Path) -> None:
     training = Training(tmp_path)
     keep(training, "out", 1)
     before = Checkpoint(tmp_path / "out").side_files
@@ -166,14 +166,14 @@ def test_it_is_no_part_of_the_checkpoint_it_lies_in(tmp_path: Path) -> None:
     assert Checkpoint(tmp_path / "out").side_files == before
 
 
-def test_version_control_does_not_see_it(training: Training) -> None:
+def test_git_ignores_the_cache(training: Training) -> None:
     keep(training, "checkpoint-1", 1)
     keep(training, "checkpoint-2", 2)
 
     assert tree(training.parent / ".weightwire")[".gitignore"] == b"*\n"
 
 
-def test_errors_of_weights_are_caught(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_cached_weights_are_caught(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     state = keep(training, "checkpoint-1", 1)
 
     def fail(*_: object) -> NoReturn:
@@ -185,7 +185,7 @@ def test_errors_of_weights_are_caught(training: Training, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_without_it_a_damaged_run_is_healed_by_an_anchor(
+def test_anchor_repairs_a_damaged_run_without_the_cache(
     training: Training, tmp_path: Path, harm: Callable[[Bucket, str], None]
 ) -> None:
     url = tmp_path / "bucket"
@@ -199,7 +199,7 @@ def test_without_it_a_damaged_run_is_healed_by_an_anchor(
 
     assert ran.code == 0, ran.err
     assert "warning: " in ran.err
-    assert "the next version will be an anchor, with all weights" in ran.err
+    assert "the next version will be an anchor with all weights" in ran.err
     assert [commit["kind"] for commit in versions_in(url)] == ["fence", "anchor", "fence", "delta", "fence", "anchor"]
     assert weightwire("restore", url, "-o", tmp_path / "r").code == 0
     assert bits_of(tmp_path / "r") == bits_of(path)

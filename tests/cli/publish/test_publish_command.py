@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -17,6 +18,8 @@ import safetensors.numpy
 from support.commands import Running, Training, bits_of, save_checkpoint, state_of, tree, versions_in, weightwire
 from weightwire.cli.publish.checkpoint_candidate import CheckpointCandidate, TornCheckpoint
 from weightwire.cli.publish.run_publisher import PublishOptions, RunPublisher
+from weightwire.cli.shared.run_output import PublishOutput
+from weightwire.cli.shared.terminal import byte_size
 from weightwire.publisher import encoded_version
 from weightwire.publisher.copy_advance import advance_copy
 
@@ -42,47 +45,53 @@ def kinds(bucket: Path) -> list[str]:
     return [commit["kind"] for commit in versions_in(bucket)]
 
 
-class TestOne:
-    def test_the_first_is_an_anchor_and_the_next_a_delta(self, training: Training, bucket: Path) -> None:
+class TestPublish:
+    def test_first_version_is_an_anchor_and_the_next_a_delta(self, training: Training, bucket: Path) -> None:
         first, second = training.save("checkpoint-100"), training.save("checkpoint-200")
 
         started = weightwire("publish", first, bucket)
-        went_on = weightwire("publish", second, bucket)
+        continued = weightwire("publish", second, bucket)
 
-        where = bucket.as_uri()
-        assert (started.code, started.out, went_on.code, went_on.out) == (0, "", 0, "")
-        assert started.err.startswith(f"version 1 of {where}: ")
+        where = str(bucket)
+        assert (started.code, started.out, continued.code, continued.out) == (0, "", 0, "")
+        assert started.err.startswith(f"version 1 (step 100) of {where} from checkpoint-100: ")
         assert " for 50 kB of weights (" in started.err
         assert ", an anchor, " in started.err
-        assert went_on.err.startswith(f"version 3 of {where}: ")
-        assert ", 1.03% changed, " in went_on.err
+        assert continued.err.startswith(f"version 3 (step 200) of {where} from checkpoint-200: ")
+        assert ", 1.03% changed, " in continued.err
         assert kinds(bucket) == ["fence", "anchor", "fence", "delta"]
         assert [commit.get("step") for commit in versions_in(bucket)] == [None, 100, None, 200]
         assert restored(bucket, 1) == bits_of(first)
         assert restored(bucket, 3) == bits_of(second)
 
-    def test_figures_as_json(self, training: Training, bucket: Path) -> None:
+    def test_publish_writes_json(self, training: Training, bucket: Path) -> None:
         path = training.save("checkpoint-100")
 
         ran = weightwire("publish", path, bucket, "--step", 7, "--json")
 
-        figures = json.loads(ran.out)
+        figures, commit = json.loads(ran.out), versions_in(bucket)[1]
         assert figures.pop("seconds") >= 0
+        assert {"encode", "upload"} <= figures.pop("stages").keys()
         assert figures == {
-            "url": bucket.as_uri(),
+            "url": str(bucket),
+            "run": commit["run"],
             "version": 1,
+            "epoch": 1,
             "published": True,
             "state": state_of(path),
             "checkpoint": str(path),
             "kind": "anchor",
             "step": 7,
-            "bytes": versions_in(bucket)[1]["files"][0]["size"],
-            "changed": 0,
+            "time": commit["time"],
+            "metrics": {},
+            "bytes": commit["files"][0]["size"],
+            "changed": None,
+            "anchor_bytes": None,
             "weights": 24704,
             "weights_bytes": 49664,
         }
 
-    def test_the_same_again_is_no_new_version(self, training: Training, bucket: Path) -> None:
+    def test_same_weights_are_not_published_again(self, training: Training, bucket: Path) -> None:
         path = training.save("checkpoint-100")
         weightwire("publish", path, bucket)
         before = tree(bucket)
@@ -90,12 +99,13 @@ class TestOne:
         again = weightwire("publish", path, bucket, "--step", 9, "--json")
 
         assert again.code == 0
-        assert again.err == f"already version 1 of {bucket.as_uri()}: nothing to publish\n"
-        assert json.loads(again.out)["published"] is False
+        assert again.err == f"already version 1 of {bucket} (its step stays 100): nothing to publish\n"
+        figures = json.loads(again.out)
+        assert (figures["published"], figures["version"], figures["step"]) == (False, 1, 100)
         assert tree(bucket) == before
 
     @pytest.mark.parametrize("cached", [True, False])
-    def test_the_same_again_with_an_anchor_heals_a_run(self, training: Training, bucket: Path, cached: bool) -> None:
+    def test_anchor_every_1_repairs_a_damaged_run(self, training: Training, bucket: Path, cached: bool) -> None:
         weightwire("publish", training.save("checkpoint-100"), bucket)
         newest = training.save("checkpoint-200")
         weightwire("publish", newest, bucket)
@@ -105,16 +115,16 @@ class TestOne:
             shutil.rmtree(newest.parent / ".weightwire")
         assert weightwire("restore", bucket, "-o", bucket.parent / "lost").code == 1
 
-        healed = weightwire("publish", newest, bucket, "--anchor-every", 1)
+        repaired = weightwire("publish", newest, bucket, "--anchor-every", 1)
 
-        assert healed.code == 0, healed.err
+        assert repaired.code == 0, repaired.err
         assert restored(bucket, versions_in(bucket)[-1]["version"]) == bits_of(newest)
         before = tree(bucket)
         again = weightwire("publish", newest, bucket, "--anchor-every", 1)
         assert "nothing to publish" in again.err
         assert tree(bucket) == before
 
-    def test_a_single_file(self, training: Training, bucket: Path) -> None:
+    def test_single_file_is_published_without_side_files(self, training: Training, bucket: Path) -> None:
         path = training.parent.with_name("weights.safetensors")
         safetensors.numpy.save_file(training.weights, path)
 
@@ -122,7 +132,7 @@ class TestOne:
         assert restored(bucket, 1) == bits_of(path)
         assert json.loads((bucket / "run.json").read_bytes())["files"] == []
 
-    def test_side_files_go_along_but_not_what_is_for_trainers(self, training: Training, bucket: Path) -> None:
+    def test_side_files_are_published_without_files_of_the_trainer(self, training: Training, bucket: Path) -> None:
         path = training.save("checkpoint-100")
         for name in ("optimizer.pt", "training_args.bin", "trainer_state.json", "checkpoint-9/config.json"):
             (path / name).parent.mkdir(exist_ok=True)
@@ -136,7 +146,7 @@ class TestOne:
         files = json.loads((bucket / "run.json").read_bytes())["files"]
         assert [file["name"] for file in files] == ["config.json", "tokenizer/vocab.txt"]
 
-    def test_a_base_needs_no_anchor(self, training: Training, bucket: Path) -> None:
+    def test_run_from_a_base_has_no_anchor(self, training: Training, bucket: Path) -> None:
         base, path = training.save("base"), training.save("checkpoint-1")
 
         ran = weightwire("publish", path, bucket, "--base", base, "--source", "hf.co/some/base")
@@ -148,15 +158,15 @@ class TestOne:
         weightwire("restore", bucket, "-o", bucket.parent / "r", "--base", base)
         assert bits_of(bucket.parent / "r") == bits_of(path)
 
-    def test_the_base_itself(self, training: Training, bucket: Path) -> None:
+    def test_base_itself_is_not_published_again(self, training: Training, bucket: Path) -> None:
         base = training.save("base")
 
         ran = weightwire("publish", base, bucket, "--base", base)
 
-        assert ran.err == f"already version 1 of {bucket.as_uri()}: nothing to publish\n"
+        assert ran.err == f"already version 1 of {bucket}: nothing to publish\n"
         assert kinds(bucket) == ["fence", "base"]
 
-    def test_options_that_contradict_each_other(self, training: Training, bucket: Path) -> None:
+    def test_contradictory_options_are_refused(self, training: Training, bucket: Path) -> None:
         path = training.save("checkpoint-1")
 
         assert weightwire("publish", path, bucket, "--source", "x").code == 2
@@ -166,21 +176,30 @@ class TestOne:
 
 
 class TestAnchors:
-    def test_every_so_many_versions(self, training: Training, bucket: Path) -> None:
+    def test_anchors_are_published_every_n_versions(self, training: Training, bucket: Path) -> None:
         for number in range(1, 6):
             ran = weightwire("publish", training.save(f"checkpoint-{number}"), bucket, "--anchor-every", 2)
             assert ran.code == 0, ran.err
 
         assert len(list((bucket / "shortcuts").glob("*/*.json"))) == 2
 
+    def test_anchor_beside_a_delta_is_mentioned(self, training: Training, bucket: Path) -> None:
+        weightwire("publish", training.save("checkpoint-1"), bucket)
+        ran = weightwire("publish", training.save("checkpoint-2"), bucket, "--anchor-every", 1, "--json")
 
-class TestKept:
-    """What was published last, beside the checkpoints."""
+        [shortcut] = (bucket / "shortcuts" / "3").glob("*.json")
+        size = json.loads(shortcut.read_bytes())["files"][0]["size"]
+        assert json.loads(ran.out)["anchor_bytes"] == size
+        assert f"changed, plus an anchor of {byte_size(size)}, " in ran.err
 
-    def test_saves_the_bucket(self, training: Training, bucket: Path) -> None:
+
+class TestCache:
+    """The last published weights, kept beside the checkpoints."""
+
+    def test_cache_avoids_a_download(self, training: Training, bucket: Path) -> None:
         weightwire("publish", training.save("checkpoint-1"), bucket)
         shutil.rmtree(training.parent / "checkpoint-1")
-        shutil.rmtree(bucket / "anchors")  # nobody can fetch it any more
+        shutil.rmtree(bucket / "anchors")  # it cannot be fetched any more
 
         ran = weightwire("publish", training.save("checkpoint-2"), bucket)
 
@@ -188,7 +207,7 @@ class TestKept:
         assert kinds(bucket)[-1] == "delta"
 
     @pytest.mark.parametrize("damage", ["removed", "cut", "other"])
-    def test_is_not_believed(self, training: Training, bucket: Path, damage: str) -> None:
+    def test_cache_is_checked_before_use(self, training: Training, bucket: Path, damage: str) -> None:
         weightwire("publish", training.save("checkpoint-1"), bucket)
         (kept,) = (training.parent / ".weightwire").glob("*/*")
         if damage == "removed":
@@ -204,8 +223,8 @@ class TestKept:
         assert ran.code == 0, ran.err
         assert restored(bucket, 3) == bits_of(path)
 
-    def test_survives_a_trainer_that_overwrites(self, training: Training, bucket: Path) -> None:
-        """In place, and so through the hard links too."""
+    def test_trainer_may_overwrite_the_checkpoint(self, training: Training, bucket: Path) -> None:
+        """Overwriting in place changes the hard-linked cache."""
         weightwire("publish", training.save("model"), bucket)
         path = training.save("model")
 
@@ -216,28 +235,29 @@ class TestKept:
 
 
 class TestErrors:
-    def test_no_such_directory(self, bucket: Path, tmp_path: Path) -> None:
+    def test_missing_directory_is_an_error(self, bucket: Path, tmp_path: Path) -> None:
         weightwire("publish", tmp_path / "nowhere", bucket).check_failed("no such file or directory")
-        weightwire("publish", "--watch", tmp_path / "nowhere", bucket).check_failed("no such directory")
+        (tmp_path / "file").write_text("not a directory")
+        weightwire("publish", "--watch", tmp_path / "file", bucket).check_failed("file: not a directory")
         assert not bucket.exists()
 
-    def test_not_a_checkpoint(self, bucket: Path, tmp_path: Path) -> None:
+    def test_directory_without_a_checkpoint_is_an_error(self, bucket: Path, tmp_path: Path) -> None:
         (tmp_path / "pickles").mkdir()
         (tmp_path / "pickles" / "pytorch_model.bin").write_bytes(b"pickle")
         (tmp_path / "cut.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
 
-        weightwire("publish", tmp_path / "pickles", bucket).check_failed("holds no safetensors", "save_pretrained")
+        weightwire("publish", tmp_path / "pickles", bucket).check_failed("no safetensors file", "save_pretrained")
         weightwire("publish", tmp_path / "cut.safetensors", bucket).check_failed("cut.safetensors")
         assert not bucket.exists()
 
     @pytest.mark.parametrize("url", ["ftp://x/y", "s3://", "s3://user:secret@host/x", "hf://models/x"])
-    def test_not_a_bucket(self, training: Training, url: str) -> None:
+    def test_invalid_url_is_an_error(self, training: Training, url: str) -> None:
         ran = weightwire("publish", training.save("checkpoint-1"), url)
 
         ran.check_failed()
         assert "secret" not in ran.err
 
-    def test_a_file_in_the_place_of_the_bucket(self, training: Training, bucket: Path) -> None:
+    def test_file_in_place_of_the_bucket_is_kept(self, training: Training, bucket: Path) -> None:
         bucket.write_text("mine")
 
         ran = weightwire("publish", training.save("checkpoint-1"), bucket)
@@ -247,7 +267,7 @@ class TestErrors:
         assert bucket.read_text() == "mine"
 
     @pytest.mark.parametrize("change", ["name", "dtype", "shape", "more", "fewer"])
-    def test_another_schema(self, training: Training, bucket: Path, change: str) -> None:
+    def test_different_schema_is_refused(self, training: Training, bucket: Path, change: str) -> None:
         weightwire("publish", training.save("checkpoint-1"), bucket)
         norm = training.weights.pop("norm")
         changed = {
@@ -262,17 +282,17 @@ class TestErrors:
 
         ran = weightwire("publish", training.save("checkpoint-2"), bucket)
 
-        ran.check_failed("in the run at", "start a new run under another URL")
+        ran.check_failed("the run at", "start a new run under another URL")
         assert tree(bucket) == before
 
-    def test_another_schema_than_the_base(self, training: Training, bucket: Path) -> None:
+    def test_schema_that_differs_from_the_base_is_refused(self, training: Training, bucket: Path) -> None:
         base = training.save("base")
         del training.weights["norm"]
 
         weightwire("publish", training.save("checkpoint-1"), bucket, "--base", base).check_failed("tensor 'norm'")
         assert not bucket.exists()
 
-    def test_a_broken_run(self, training: Training, bucket: Path) -> None:
+    def test_damaged_run_record_is_an_error(self, training: Training, bucket: Path) -> None:
         weightwire("publish", training.save("checkpoint-1"), bucket)
         (bucket / "run.json").write_text("{}")
         before = tree(bucket)
@@ -280,26 +300,26 @@ class TestErrors:
         weightwire("publish", training.save("checkpoint-2"), bucket).check_failed("run.json")
         assert tree(bucket) == before
 
-    def test_a_newer_format(self, training: Training, bucket: Path) -> None:
+    def test_newer_format_is_an_error(self, training: Training, bucket: Path) -> None:
         weightwire("publish", training.save("checkpoint-1"), bucket)
         run = json.loads((bucket / "run.json").read_bytes())
         (bucket / "run.json").write_text(json.dumps(run | {"format": "weightwire/99"}))
 
         weightwire("publish", training.save("checkpoint-2"), bucket).check_failed("format version 99", "upgrade")
 
-    def test_where_nothing_can_be_written(self, training: Training) -> None:
-        """Not even root may write to /proc."""
+    def test_bucket_without_write_permission_is_an_error(self, training: Training) -> None:
+        """Even root cannot write to /proc."""
         ran = weightwire("publish", training.save("checkpoint-1"), "/proc/nowhere")
 
         assert (ran.code, ran.out) == (1, "")
-        assert ran.err.splitlines()[-2].startswith("error: file:///proc/nowhere")
+        assert ran.err.splitlines()[-2].startswith("error: cannot create /proc/nowhere")
 
 
-class TestTorn:
-    def test_a_checkpoint_that_is_written_to_is_not_published(
+class TestTornCheckpoint:
+    def test_checkpoint_that_changes_while_it_is_read_is_not_published(
         self, training: Training, bucket: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A trainer that begins to write the next one while this one is read."""
+        """The trainer starts to overwrite the checkpoint while it is read."""
         weightwire("publish", training.save("model"), bucket)
         path = training.save("model")
 
@@ -308,11 +328,11 @@ class TestTorn:
             return advance_copy(*args, **kwargs)
 
         monkeypatch.setattr(encoded_version, "advance_copy", overwrite_first)
-        publisher = RunPublisher(PublishOptions(str(bucket)), lambda value: None)
+        publisher = RunPublisher(PublishOptions(str(bucket)), lambda value: None, lambda message: None)
         candidate = CheckpointCandidate(path, None, None)
 
         publisher.find()
-        with publisher:  # ends well: what failed has been told
+        with publisher:  # does not raise the failure again
             publisher.open(path.parent, candidate)
             with pytest.raises(TornCheckpoint, match="was written to while it was read"):
                 publisher.publish(candidate, path.parent)
@@ -325,18 +345,18 @@ class TestTorn:
 
 @pytest.mark.slow
 class TestWatch:
-    def test_publishes_each_as_it_is_finished(self, training: Training, bucket: Path) -> None:
+    def test_watch_publishes_each_finished_checkpoint(self, training: Training, bucket: Path) -> None:
         training.parent.mkdir()
         with Running("publish", "--watch", training.parent, bucket, "--json") as watching:
-            watching.wait_for(f"watching {training.parent}, to publish to {bucket.as_uri()}")
+            watching.wait_for(f"watching {training.parent}, publishing to {bucket}")
             first, second = training.save("checkpoint-900"), training.save("checkpoint-1000")
-            watching.wait_for("version 2 of")
+            watching.wait_for("version 2 (step ")
             third = training.save("checkpoint-1100")
-            watching.wait_for("version 3 of")
+            watching.wait_for("version 3 (step ")
             ran = watching.stop()
 
         assert ran.code == 0
-        assert [json.loads(line)["version"] for line in ran.out.splitlines()] == [1, 2, 3]
+        assert [msgspec.json.decode(line, type=PublishOutput).version for line in ran.out.splitlines()] == [1, 2, 3]
         assert kinds(bucket) == ["fence", "anchor", "delta", "delta"]
         assert [commit.get("step") for commit in versions_in(bucket)] == [None, 900, 1000, 1100]
         assert [commit["after"] for commit in versions_in(bucket)[1:]] == [*map(state_of, (first, second, third))]
@@ -345,26 +365,38 @@ class TestWatch:
             "tokenizer/vocab.txt",
         ]
 
-    def test_does_not_publish_twice_after_a_restart(self, training: Training, bucket: Path) -> None:
+    def test_watch_waits_for_a_directory_that_does_not_exist_yet(self, training: Training, bucket: Path) -> None:
+        with Running("publish", "--watch", training.parent, bucket) as watching:
+            watching.wait_for(f"{training.parent} does not exist yet: waiting for it")
+            training.save("checkpoint-100")
+            watching.wait_for("version 1 (step ")
+            ran = watching.stop(signal.SIGINT)
+
+        assert ran.code == 130
+        assert ran.err.count("does not exist yet") == 1
+
+    def test_watch_does_not_publish_twice_after_a_restart(self, training: Training, bucket: Path) -> None:
         for number in (100, 200):
             training.save(f"checkpoint-{number}")
         with Running("publish", "--watch", training.parent, bucket) as watching:
-            watching.wait_for("version 2 of")
-            assert watching.stop(signal.SIGINT).code == 0
+            watching.wait_for("version 2 (step ")
+            ran = watching.stop(signal.SIGINT)
+        assert ran.code == 130
+        assert ran.err.splitlines()[-1] == f"interrupted: {bucket} is at version 2"
 
         with Running("publish", "--watch", training.parent, bucket) as watching:
             watching.wait_for("watching ")
             training.save("checkpoint-300")
-            watching.wait_for("version 4 of")
+            watching.wait_for("version 4 (step ")
             ran = watching.stop()
 
         assert ran.code == 0
-        assert ran.err.count("version ") == 1
+        assert ran.err.count(f" of {bucket} from checkpoint-") == 1
         assert kinds(bucket) == ["fence", "anchor", "delta", "fence", "delta"]
 
-    def test_a_directory_that_is_rewritten(self, training: Training, bucket: Path) -> None:
+    def test_rewritten_directory_is_published_again(self, training: Training, bucket: Path) -> None:
         path = training.save("model")
-        (path / "train.log").write_text("never rests")
+        (path / "train.log").write_text("changes all the time")
         with Running("publish", "--watch", path, bucket) as watching:
             watching.wait_for("version 1 of")
             training.save("model")
@@ -374,16 +406,16 @@ class TestWatch:
         assert versions_in(bucket)[-1]["after"] == state_of(path)
         assert "step" not in versions_in(bucket)[-1] or versions_in(bucket)[-1]["step"] is None
 
-    def test_skips_what_it_cannot_read_and_says_so_once(self, training: Training, bucket: Path) -> None:
+    def test_unreadable_checkpoints_are_skipped_with_one_warning(self, training: Training, bucket: Path) -> None:
         broken = training.parent / "checkpoint-100"
         broken.mkdir(parents=True)
-        (broken / "model.safetensors").write_bytes(b"no weights")
+        (broken / "model.safetensors").write_bytes(b"not weights")
         (training.parent / "runs").mkdir()
-        (training.parent / "runs" / "events").write_text("no checkpoint at all")
+        (training.parent / "runs" / "events").write_text("not a checkpoint")
         with Running("publish", "--watch", training.parent, bucket) as watching:
             watching.wait_for("skipped: ")
             training.save("checkpoint-200")
-            watching.wait_for("version 1 of")
+            watching.wait_for("version 1 (step ")
             training.weights["one more"] = training.weights["norm"]
             training.save("checkpoint-300")
             watching.wait_for("tensor 'one more'")
@@ -395,10 +427,22 @@ class TestWatch:
         assert ran.err.count("runs") == 0
         assert kinds(bucket) == ["fence", "anchor"]
 
-    def test_ends_when_another_publisher_takes_over(self, training: Training, bucket: Path) -> None:
+    def test_half_written_checkpoint_is_published_when_it_is_complete(self, training: Training, bucket: Path) -> None:
+        path = next(training.save("checkpoint-100").glob("*.safetensors"))
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-100])
+        with Running("publish", "--watch", training.parent, bucket) as watching:
+            line = watching.wait_for("incomplete so far: waiting for it to change")
+            path.write_bytes(whole)
+            watching.wait_for("version 1 (step 100) of")
+            ran = watching.stop()
+        assert str(path) in line
+        assert not {"skipped", "hint:"} & set(ran.err.split())
+
+    def test_watch_ends_when_another_publisher_takes_over(self, training: Training, bucket: Path) -> None:
         training.save("checkpoint-100")
         with Running("publish", "--watch", training.parent, bucket) as watching:
-            watching.wait_for("version 1 of")
+            watching.wait_for("version 1 (step ")
             other = Training(training.parent.with_name("other"))
             other.step()
             assert weightwire("publish", other.save("checkpoint-1"), bucket).code == 0
@@ -409,9 +453,10 @@ class TestWatch:
         assert ran.err.splitlines()[-2].startswith("error: ")
         assert "has taken over this run" in ran.err.splitlines()[-2]
         assert ran.err.count("has taken over this run") == 1
+        assert "stop the other one and restart this one, or use another URL" in ran.err.splitlines()[-1]
 
-    def test_a_second_signal_does_not_wait(self, training: Training, tmp_path: Path) -> None:
-        """The first one waits for a version that cannot be committed."""
+    def test_second_signal_stops_watch_at_once(self, training: Training, tmp_path: Path) -> None:
+        """After the first signal the command waits for a version that cannot be committed."""
         training.save("checkpoint-100")
         with Running("publish", "--watch", training.parent, "/proc/nowhere") as watching:
             watching.wait_for("warning: ")
@@ -423,14 +468,14 @@ class TestWatch:
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0.6, 0.7])
-def test_one_that_is_terminated_leaves_no_half_version(training: Training, bucket: Path, seconds: float) -> None:
+def test_sigterm_leaves_no_partial_version(training: Training, bucket: Path, seconds: float) -> None:
     weightwire("publish", training.save("checkpoint-1"), bucket)
     path = training.save("checkpoint-2")
     with Running("publish", path, bucket) as publishing:
         time.sleep(seconds)
         ran = publishing.stop()
 
-    assert ran.code in (0, 143, -signal.SIGTERM)  # the last before it had begun
+    assert ran.code in (0, 143, -signal.SIGTERM)  # negative if Python had not started yet
     assert "Traceback" not in ran.err
     assert weightwire("publish", path, bucket).code == 0
     newest = versions_in(bucket)[-1]
@@ -438,14 +483,11 @@ def test_one_that_is_terminated_leaves_no_half_version(training: Training, bucke
     assert restored(bucket, newest["version"]) == bits_of(path)
 
 
-def test_one_that_is_interrupted_before_its_first_version_binds_nobody_to_its_weights(
-    training: Training, bucket: Path, tmp_path: Path
-) -> None:
-    """No run is there yet, so that another model may be published to the same URL."""
+def test_interrupted_first_version_does_not_start_a_run(training: Training, bucket: Path, tmp_path: Path) -> None:
     large = save_checkpoint(tmp_path / "large", {"a": np.random.default_rng(1).random(2**24), "b": np.ones(3)})
     with Running("publish", large, bucket) as publishing:
         until = time.monotonic() + 40
-        while not (bucket / "files").exists():  # all weights are to follow
+        while not (bucket / "files").exists():  # the weights follow
             assert time.monotonic() < until
             time.sleep(0.001)
         ran = publishing.stop(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""How commands talk: bars on a terminal and nowhere else, numbers for people."""
+"""Progress bars and tables on a terminal, and readable numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TestOnATerminal:
         bar, _, rest = ran.err.rpartition("\x1b[2K")  # erases the line
         assert ran.code == 0
         assert "diffing" in bar
-        assert "66.0 kB" in bar
+        assert " of 66 kB " in bar
         assert "wrote " in rest
         assert ran.out == ""
 
@@ -27,6 +27,15 @@ class TestOnATerminal:
         assert "patching" in ran.err
         assert "verified" in ran.err
 
+    def test_publish_and_follow_show_a_bar(self, files: Files) -> None:
+        bucket = files.here / "bucket"
+        published = run_on_terminal("publish", files.new, bucket)
+        followed = run_on_terminal("follow", bucket, "--into", files.here / "replica", "--once")
+
+        assert (published.code, followed.code) == (0, 0)
+        assert "publishing" in published.err
+        assert "catching up" in followed.err
+
     def test_show_groups_by_layer_in_80_columns(self, files: Files) -> None:
         ran = run_on_terminal("show", files.delta)
 
@@ -36,7 +45,9 @@ class TestOnATerminal:
         assert lines[3].split()[:5] == ["mlp.up_proj.weight", "BF16", "64x128", "ulp", "85"]
         assert all(len(line.rstrip()) <= 80 for line in lines[1:6])
 
-    def test_no_bar_where_there_is_none(self, run: Command, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_diff_shows_no_bar_without_a_terminal(
+        self, run: Command, files: Files, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("FORCE_COLOR", "1")
 
         ran = run("diff", files.old, files.new, "-o", files.delta)
@@ -60,7 +71,7 @@ class TestOnATerminal:
         (5_000_000_000_000_000, "5000 TB"),
     ],
 )
-def test_byte_size(count: int, text: str) -> None:
+def test_byte_size_has_a_readable_unit(count: int, text: str) -> None:
     assert terminal.byte_size(count) == text
 
 
@@ -76,5 +87,5 @@ def test_byte_size(count: int, text: str) -> None:
         (999_999, 10**6, "99.9%"),
     ],
 )
-def test_percent(part: int, whole: int, text: str) -> None:
+def test_percent_has_readable_precision(part: int, whole: int, text: str) -> None:
     assert terminal.percent(part, whole) == text

@@ -1,14 +1,15 @@
-"""A real vLLM that is patched while it serves: it ends with the bits, and the words, of one that was started afresh."""
+"""A real vLLM that is patched while it serves. It ends with the same bits and outputs as a fresh server."""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import urllib.error
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from support.stores import SeaweedFS, running, use
 from support.vllm_server import VLLM, tiny_model
 from weightwire import Follower, Publisher
+from weightwire.cli.doctor.machine import ask_engine
 from weightwire.engines.engine import ServedVersion
 from weightwire.engines.version_keeper import Keeper
 from weightwire.engines.vllm import VllmEngine, served_version
@@ -35,7 +37,7 @@ PROMPTS = [
 
 
 class Trainer:
-    """Publishes versions of a model, of which about one weight in a hundred changes each time."""
+    """Publishes versions of a model. About 1% of the weights change each time."""
 
     def __init__(self, model: Path, url: Any, seed: int = 0) -> None:
         read = read_weights(model)
@@ -45,7 +47,7 @@ class Trainer:
 
     def step(self, chance: float = 0.01) -> int:
         for _, _, bits in self.weights.values():
-            # Large enough to change what is said, which steps of one ulp would hardly do.
+            # Flip signs: steps of one ulp would hardly change the output.
             bits ^= np.where(self._random.random(len(bits)) < chance, 0x8000, 0).astype(bits.dtype)
         return self.publisher.publish(self.weights).wait()
 
@@ -86,12 +88,12 @@ def scene(root: Path, model: Path, *servers: VLLM, url: Any = None, seed: int = 
         trainer.publisher.close()
 
 
-def said(server: VLLM) -> list[str]:
+def completions_of(server: VLLM) -> list[str]:
     return [server.complete(prompt, 12) for prompt in PROMPTS]
 
 
 def generate(server: VLLM, tokens: int, prompt: int = 7) -> dict[str, Any]:
-    """One sample, with the versions that its tokens came from."""
+    """Generates one sample, with the versions of its tokens."""
     sampling = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     answer = server.post("/inference/v1/generate", {"token_ids": [prompt, 8, 9], "sampling_params": sampling})
     choice: dict[str, Any] = answer["choices"][0]
@@ -101,7 +103,7 @@ def generate(server: VLLM, tokens: int, prompt: int = 7) -> dict[str, Any]:
 # --- the proof ---------------------------------------------------------------------------------------------------
 
 
-def test_a_patched_server_is_a_fresh_one(
+def test_a_patched_server_equals_a_fresh_one(
     vllm: VLLM, tiny: Path, seaweedfs: SeaweedFS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, seaweedfs.env)
@@ -110,21 +112,21 @@ def test_a_patched_server_is_a_fresh_one(
         one.bring()
         for _ in range(6):
             version = one.trainer.step()
-            said(vllm)  # fills the prefix cache with what must not be used afterwards
+            completions_of(vllm)  # fills the prefix cache, which the update must clear
             one.bring()
             assert vllm.weight_version == str(version) == str(served_version(vllm.url))
         assert not one.warnings
         assert one.stages()[-2:] == [("stage", version), ("swap", version)]
-        checksums, words = vllm.checksums(), said(vllm)
+        checksums, words = vllm.checksums(), completions_of(vllm)
         fresh = VLLM(_new(tmp_path / "fresh"), one.follower.checkpoint())
         with running(fresh):
             assert fresh.checksums() == checksums
             fresh.model = one.follower.checkpoint()
-            assert said(fresh) == words
+            assert completions_of(fresh) == words
         assert len(set(words)) > 1
 
 
-def test_a_patched_server_of_two_workers_is_a_reloaded_one(vllm_split: VLLM, tiny: Path, tmp_path: Path) -> None:
+def test_a_patched_server_of_two_workers_equals_a_reloaded_one(vllm_split: VLLM, tiny: Path, tmp_path: Path) -> None:
     with scene(tmp_path, tiny, vllm_split) as one:
         one.bring()
         before = vllm_split.checksums()
@@ -133,17 +135,17 @@ def test_a_patched_server_of_two_workers_is_a_reloaded_one(vllm_split: VLLM, tin
             one.bring()
         assert not one.warnings
         assert vllm_split.weight_version == str(version)
-        checksums, words = vllm_split.checksums(), said(vllm_split)
+        checksums, words = vllm_split.checksums(), completions_of(vllm_split)
         assert checksums != before
         path = str(one.follower.checkpoint())
         vllm_split.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
         vllm_split.post("/reset_prefix_cache")
         assert vllm_split.checksums() == checksums
-        assert said(vllm_split) == words
+        assert completions_of(vllm_split) == words
 
 
-def test_the_command_keeps_a_server_up_to_date(vllm: VLLM, vllm_split: VLLM, tiny: Path, tmp_path: Path) -> None:
-    """One follower, two engines; it goes on where it was after it has been stopped."""
+def test_the_follow_command_updates_two_servers(vllm: VLLM, vllm_split: VLLM, tiny: Path, tmp_path: Path) -> None:
+    """One follower with two engines, which continues after a restart."""
     from support.commands import Running, weightwire
 
     trainer = Trainer(tiny, tmp_path / "bucket", seed=3)
@@ -164,10 +166,29 @@ def test_the_command_keeps_a_server_up_to_date(vllm: VLLM, vllm_split: VLLM, tin
     trainer.publisher.close()
 
 
+def test_a_fence_does_not_pause_the_server(
+    vllm: VLLM, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scene(tmp_path, tiny, vllm, seed=8) as one:
+        one.trainer.step()
+        one.bring()
+        checksums = vllm.checksums()
+        pauses: list[str] = []
+        monkeypatch.setattr(one.engines[0]._pausing, "post", lambda path, *rest: pauses.append(path))
+        with Publisher(tmp_path / "bucket", published=one.trainer.weights) as second:
+            version = second.publish(one.trainer.weights).wait()  # a fence, and a version without changes
+        one.bring()
+        assert vllm.weight_version == str(version)
+        assert vllm.checksums() == checksums
+        assert not pauses
+        assert [event.seconds for event in one.events if (event.stage, event.version) == ("swap", version)] == [0.0]
+        assert not one.warnings
+
+
 # --- while it serves ---------------------------------------------------------------------------------------------
 
 
-def test_no_token_is_lost_and_each_knows_its_version(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
+def test_no_token_is_lost_and_each_has_its_version(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
     choices: list[dict[str, Any]] = []
     done = threading.Event()
 
@@ -203,7 +224,7 @@ def test_no_token_is_lost_and_each_knows_its_version(vllm: VLLM, tiny: Path, tmp
 def test_a_run_of_another_model_is_refused(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    words, checksums = said(vllm), vllm.checksums()
+    words, checksums = completions_of(vllm), vllm.checksums()
     other = tiny_model(tmp_path / "other", seed=2)
     state = load_file(other / "model.safetensors")
     del state["model.layers.2.mlp.down_proj.weight"]
@@ -215,34 +236,34 @@ def test_a_run_of_another_model_is_refused(vllm: VLLM, tiny: Path, tmp_path: Pat
         one.bring()
         assert any("model.norm.weight" in message and "hint: " in message for message in one.warnings)
         assert "model.norm.weight" in one.keeper.trouble
-    assert (said(vllm), vllm.checksums()) == (words, checksums)
+    assert (completions_of(vllm), vllm.checksums()) == (words, checksums)
     assert vllm.get("/is_paused") == {"is_paused": False}
 
 
-def test_a_run_that_ties_other_weights_than_the_server_is_refused(vllm: VLLM, tmp_path: Path) -> None:
-    """Its head would stay what it was, under the embeddings of another version."""
-    words, checksums = said(vllm), vllm.checksums()
+def test_a_run_with_other_tied_weights_is_refused(vllm: VLLM, tmp_path: Path) -> None:
+    """Otherwise its head would keep old weights beside new embeddings."""
+    words, checksums = completions_of(vllm), vllm.checksums()
     with scene(tmp_path, tiny_model(tmp_path / "tied", tied=True), vllm) as one:
         one.bring()
-        assert "parameter 'lm_head.weight': the run has no weights for all of it" in one.keeper.trouble
-    assert (said(vllm), vllm.checksums()) == (words, checksums)
+        assert "parameter 'lm_head.weight': no tensor of the run fills all of it" in one.keeper.trouble
+    assert (completions_of(vllm), vllm.checksums()) == (words, checksums)
     assert vllm.get("/is_paused") == {"is_paused": False}
 
 
 def test_two_followers_do_not_share_a_server(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
     with scene(tmp_path, tiny, vllm, seed=6) as one:
         one.bring()
-        with pytest.raises(EngineError, match="another follower keeps it up to date"):
+        with pytest.raises(EngineError, match="another follower updates this engine"):
             VllmEngine(vllm.url + "/v1").attach()
         one.trainer.step()
         one.bring()
         assert not one.warnings
 
 
-def test_an_order_that_comes_twice_is_carried_out_once(
+def test_a_repeated_update_request_is_executed_once(
     vllm: VLLM, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a lost reply: to swap twice would be to undo it."""
+    """A lost reply causes a repeated request. A second swap would undo the first."""
     with scene(tmp_path, tiny, vllm, seed=10) as one:
         one.bring()
         post = one.engines[0]._server.post
@@ -262,7 +283,7 @@ def test_an_order_that_comes_twice_is_carried_out_once(
         assert vllm.checksums() == checksums
 
 
-def test_weights_that_were_changed_behind_our_back_are_reloaded(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
+def test_weights_changed_from_outside_are_reloaded(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
     with scene(tmp_path, tiny, vllm, seed=7) as one:
         one.bring()
         one.trainer.step()
@@ -271,7 +292,7 @@ def test_weights_that_were_changed_behind_our_back_are_reloaded(vllm: VLLM, tiny
         vllm.post("/weight_checker", {"action": "reset"})  # all zeros
         version = one.trainer.step()
         one.bring()
-        assert any("another digest" in message and "loading all weights anew" in message for message in one.warnings)
+        assert any("the expected digest" in message and "reloading all weights" in message for message in one.warnings)
         assert vllm.weight_version == str(version)
         assert vllm.checksums() != good
         checksums = vllm.checksums()
@@ -283,7 +304,7 @@ def test_a_server_left_paused_by_a_killed_follower_resumes(vllm: VLLM, tiny: Pat
     with scene(tmp_path, tiny, vllm, seed=8) as one:
         one.bring()
         engine = one.engines[0]
-        # What it had done by then, and what it had written down.
+        # The state that a killed follower leaves behind.
         engine._paused_mark.touch()
         vllm.post("/start_weight_update")
         vllm.post("/pause?mode=keep")
@@ -302,13 +323,13 @@ def test_a_server_left_paused_by_a_killed_follower_resumes(vllm: VLLM, tiny: Pat
         another.close()
 
 
-def test_a_restarted_server_is_brought_up_to_date(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
+def test_a_restarted_server_is_updated(vllm: VLLM, tiny: Path, tmp_path: Path) -> None:
     with scene(tmp_path, tiny, vllm, seed=9) as one:
         one.bring()
         one.trainer.step()
         killer = threading.Timer(0.05, vllm.kill)
         killer.start()
-        one.bring()  # in the middle of it, or just before
+        one.bring()  # while it stops, or just before
         killer.join()
         one.trainer.step()
         one.bring()
@@ -316,8 +337,8 @@ def test_a_restarted_server_is_brought_up_to_date(vllm: VLLM, tiny: Path, tmp_pa
         with pytest.raises(EngineGone, match="cannot be reached") as caught:
             one.engines[0].attach()
         assert "start vLLM there" in str(caught.value)
-        vllm.start()  # from the checkpoint that it started from first
-        one.keeper.look()
+        vllm.start()  # with its first checkpoint
+        one.keeper.retry_failed()
         assert not one.keeper.trouble
         assert vllm.weight_version == str(one.follower.version)
         checksums = vllm.checksums()
@@ -326,12 +347,12 @@ def test_a_restarted_server_is_brought_up_to_date(vllm: VLLM, tiny: Path, tmp_pa
         assert vllm.checksums() == checksums
 
 
-@pytest.mark.slow  # it starts a server of its own
+@pytest.mark.slow  # starts its own server
 def test_a_server_without_our_backend_is_refused(tiny: Path, tmp_path: Path) -> None:
     server = VLLM(_new(tmp_path / "server"), tiny, backend=None, env={"VLLM_SERVER_DEV_MODE": "0"})
     with running(server):
         engine = VllmEngine(server.url)
-        with pytest.raises(EngineError, match=r"has no /weight_info \(vLLM .*developer mode") as caught:
+        with pytest.raises(EngineError, match=r"does not offer /weight_info \(it is vLLM .*developer mode") as caught:
             engine.attach()
         assert "VLLM_SERVER_DEV_MODE=1" in str(caught.value.hint)
         assert "--weight-transfer-config" in str(caught.value.hint)
@@ -347,13 +368,13 @@ def test_a_server_without_our_backend_is_refused(tiny: Path, tmp_path: Path) -> 
         *("http://u:secret@", "http://?token=secret"),
     ],
 )
-def test_what_is_not_a_url_is_refused_without_showing_secrets(url: str) -> None:
+def test_a_malformed_url_is_refused_without_showing_secrets(url: str) -> None:
     with pytest.raises(EngineError, match="is not the URL of a server") as caught:
         VllmEngine(url)
     assert "secret" not in str(caught.value)
 
 
-def test_a_server_that_cannot_be_reached_is_an_error() -> None:
+def test_an_unreachable_server_is_an_error() -> None:
     with pytest.raises(EngineGone, match="cannot be reached"):
         served_version("http://127.0.0.1:9")
 
@@ -378,3 +399,11 @@ def until(check: Any, seconds: float = 20.0) -> None:
     while not check():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_doctor_reports_the_software_and_does_not_disturb_a_follower(vllm: VLLM) -> None:
+    with closing(VllmEngine(vllm.url)) as engine:
+        engine.attach()  # takes the lock of the follower
+        answer = ask_engine(f"vllm={vllm.url}/v1")
+    assert answer.problem is None
+    assert re.match(r"vLLM \d", answer.software)

@@ -1,4 +1,4 @@
-"""Weights that are not where their parameter is: they could be patched, and nothing would come of it."""
+"""Packed weights are found: patching their parameter would have no effect."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import torch
 from weightwire.engines.vllm.packing import relaid_out
 
 
-def test_plain_layers_are_plain() -> None:
+def test_plain_layers_can_be_patched() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2))
     model[0].cpu_linear = torch.nn.functional.linear
     assert relaid_out(model) == ""
 
 
-def test_a_layer_whose_kernel_keeps_a_copy_is_named() -> None:
+def test_a_layer_whose_kernel_keeps_a_copy_is_reported() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2))
     packed = model[0].weight.detach().clone()
     model[0].cpu_linear = lambda x, weight, bias: x @ packed.t()
     assert relaid_out(model) == "0: the weights are packed for the CPU"
 
 
-def test_a_layer_whose_weights_were_dropped_is_named() -> None:
+def test_a_layer_whose_weights_were_dropped_is_reported() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2))
     model[0].weight = torch.nn.Parameter(torch.empty(0))
-    assert relaid_out(model) == "0.weight: the weights are packed, and dropped"
+    assert relaid_out(model) == "0.weight: the weights are packed and dropped"
 
 
-def test_a_mixture_of_experts_on_a_cpu_is_named() -> None:
+def test_a_mixture_of_experts_on_a_cpu_is_reported() -> None:
     model = torch.nn.Sequential(torch.nn.Module())
     model[0].w13_weight = torch.nn.Parameter(torch.zeros(2, 4, 3))
     assert relaid_out(model) == "0: the experts are packed for the CPU"

@@ -1,4 +1,4 @@
-"""Which tokens came from which version, as vLLM says it."""
+"""Which tokens came from which version, as reported by vLLM."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def test_unpublished_weights_have_no_version() -> None:
     assert oldest_version(choice) is None
 
 
-def test_a_server_that_does_not_say_gives_no_spans() -> None:
+def test_a_server_without_version_reports_gives_no_spans() -> None:
     assert spans_of({"token_ids": [1]}) == spans_of({"weight_versions": None}) == []
     assert oldest_version({"token_ids": [1]}) is None

@@ -24,9 +24,9 @@ class TestAnchors:
             shortcut = unseal(asyncio.run(bucket.get(one.path)), Shortcut, one.path).record
             assert [file.rank for file in shortcut.files] == [0, 1, 2]
             assert shortcut.after == digest(at_step(shortcut.version - 1)).hex
-        check_no_mixture(bucket)  # which begins with them
+        check_no_mixture(bucket)  # restores from the anchors
 
-    def test_an_anchor_that_fails_on_one_rank_harms_nothing(self, bucket: Troubled) -> None:
+    def test_an_anchor_that_fails_on_one_rank_is_not_recorded(self, bucket: Troubled) -> None:
         bucket.trouble("put", "anchors/3/e1-r1", denied)
 
         def work(publisher: Publisher, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Meetings of ranks: all hear the same, and fail together."""
+"""Meetings of ranks: all get the same results, and fail together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from support.rank_circle import RankCircle
-from weightwire.catchup import NoWay
+from weightwire.catchup import NoPath
 from weightwire.errors import BucketError, DataGone, RankFailed
 from weightwire.publisher.ranks.protocol import Meeting
 
@@ -21,7 +21,7 @@ class Word(msgspec.Struct, frozen=True):
 
 class TestMeeting:
     def meet(self, *works: Callable[[Meeting], Coroutine[Any, Any, Any]]) -> list[Any]:
-        """What became of each rank's part."""
+        """The outcome on each rank."""
 
         async def whole() -> list[Any]:
             circle = RankCircle(len(works))
@@ -36,25 +36,27 @@ class TestMeeting:
     async def fail(self, problem: Exception) -> Word:
         raise problem
 
-    def test_every_rank_hears_what_all_say(self) -> None:
-        heard = self.meet(*(lambda one, text=text: one.meet("x", self.say(text), Word) for text in "abc"))
+    def test_every_rank_gets_the_results_of_all(self) -> None:
+        heard = self.meet(*(lambda one, text=text: one.run_on_all("x", self.say(text), Word) for text in "abc"))
         assert heard == [[Word("a"), Word("b"), Word("c")]] * 3
 
-    def test_what_fails_on_one_rank_fails_on_all(self) -> None:
+    def test_a_failure_on_one_rank_fails_all(self) -> None:
         problem = BucketError("it is full", hint="make room")
         mine, theirs = self.meet(
-            lambda one: one.meet("x", self.say("a"), Word), lambda one: one.meet("x", self.fail(problem), Word)
+            lambda one: one.run_on_all("x", self.say("a"), Word),
+            lambda one: one.run_on_all("x", self.fail(problem), Word),
         )
         assert theirs is problem
         assert (type(mine), mine.message, mine.hint) == (BucketError, "rank 1: it is full", "make room")
 
-    def test_an_error_that_other_ranks_do_not_know_by_name_is_known_by_its_code(self) -> None:
+    def test_errors_are_rebuilt_from_their_codes(self) -> None:
         mine, _ = self.meet(
-            lambda one: one.meet("x", self.say("a"), Word), lambda one: one.meet("x", self.fail(NoWay("lost")), Word)
+            lambda one: one.run_on_all("x", self.say("a"), Word),
+            lambda one: one.run_on_all("x", self.fail(NoPath("lost")), Word),
         )
         assert (type(mine), mine.message) == (DataGone, "rank 1: lost")
 
-    def test_unfinished_work_of_others_is_cancelled(self) -> None:
+    def test_unfinished_work_of_other_ranks_is_cancelled(self) -> None:
         cancelled = []
 
         async def long() -> Word:
@@ -66,30 +68,32 @@ class TestMeeting:
             return Word("")
 
         async def patient(one: Meeting) -> Any:
-            return await one.meet("x", long(), Word)
+            return await one.run_on_all("x", long(), Word)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("weightwire.publisher.ranks.protocol.PULSE", 0.01)
-            mine, theirs = self.meet(patient, lambda one: one.meet("x", self.fail(BucketError("no")), Word))
+            mine, theirs = self.meet(patient, lambda one: one.run_on_all("x", self.fail(BucketError("no")), Word))
         assert (type(mine), type(theirs), cancelled) == (BucketError, BucketError, [True])
 
     def test_a_final_failure_comes_before_others(self) -> None:
         heard = self.meet(
-            lambda one: one.meet("x", self.fail(BucketError("no")), Word),
-            lambda one: one.meet("x", self.fail(ZeroDivisionError("a bug")), Word),
-            lambda one: one.meet("x", self.fail(BucketError("no")), Word),
+            lambda one: one.run_on_all("x", self.fail(BucketError("no")), Word),
+            lambda one: one.run_on_all("x", self.fail(ZeroDivisionError("a bug")), Word),
+            lambda one: one.run_on_all("x", self.fail(BucketError("no")), Word),
         )
         assert [type(one) for one in heard] == [RankFailed, ZeroDivisionError, RankFailed]
         assert "rank 1: the publisher failed (ZeroDivisionError: a bug)" in heard[0].message
 
     def test_ranks_that_are_out_of_step_fail(self) -> None:
         heard = self.meet(
-            lambda one: one.meet("x", self.say("a"), Word), lambda one: one.meet("y", self.say("b"), Word)
+            lambda one: one.run_on_all("x", self.say("a"), Word), lambda one: one.run_on_all("y", self.say("b"), Word)
         )
         assert all(isinstance(one, RankFailed) and "out of step" in one.message for one in heard)
 
-    def test_all_hear_what_rank_0_did(self) -> None:
-        assert self.meet(lambda one: one.hear("x", self.say("a"), Word), lambda one: one.hear("x", None, Word)) == [
+    def test_all_get_the_result_of_rank_0(self) -> None:
+        assert self.meet(
+            lambda one: one.run_on_rank_0("x", self.say("a"), Word), lambda one: one.run_on_rank_0("x", None, Word)
+        ) == [
             Word("a"),
             Word("a"),
         ]

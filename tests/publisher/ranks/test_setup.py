@@ -1,4 +1,4 @@
-"""Ranks that come after others: what was published is not rebuilt, but used where it is at hand."""
+"""Restarted ranks: published weights are not restored from the bucket, but used if they are given."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class TestRestart:
         check_no_mixture(bucket)
 
     @pytest.mark.parametrize("given", ["published", "base"])
-    def test_what_was_published_last_saves_the_anchor_where_it_is_at_hand(self, bucket: Troubled, given: str) -> None:
+    def test_given_published_weights_avoid_the_anchor(self, bucket: Troubled, given: str) -> None:
         self.publish(bucket, 2, 0, 1)
         self.publish(bucket, 3, 2, 3, **{given: at_step(1)})
         assert self.kinds(bucket) == ["fence", "anchor", "delta", "fence", "delta", "delta"]
         check_no_mixture(bucket)
 
-    def test_other_weights_at_hand_are_not_used(self, bucket: Troubled) -> None:
+    def test_other_given_weights_are_not_used(self, bucket: Troubled) -> None:
         self.publish(bucket, 2, 0, 1)
         self.publish(bucket, 2, 2, published=at_step(0))
         assert self.kinds(bucket) == ["fence", "anchor", "delta", "fence", "anchor"]
         check_no_mixture(bucket)
 
-    def test_one_process_goes_on_after_several(self, bucket: Troubled) -> None:
+    def test_one_process_continues_after_several(self, bucket: Troubled) -> None:
         self.publish(bucket, 2, 0, 1)
         with Publisher(bucket) as publisher:
             publisher.publish(at_step(2), step=2).wait(10)
@@ -58,7 +58,7 @@ class TestRestart:
         self.publish(bucket, 2, 3)
         check_no_mixture(bucket)
 
-    def test_a_follower_goes_on_over_a_restart_with_other_ranks(self, tmp_path: Path) -> None:
+    def test_a_follower_continues_after_a_restart_with_other_ranks(self, tmp_path: Path) -> None:
         url = tmp_path / "bucket"
         self.publish(url, 2, 0, 1)  # type: ignore[arg-type]
         with Follower(url, into=tmp_path / "replica") as follower:
@@ -81,7 +81,7 @@ class TestRestart:
         heard: list[Event] = []
         self.publish(bucket, 2, 1, base=ByRank({0: at_step(0)}), on_event=heard.append)
         assert self.kinds(bucket) == ["fence", "anchor"]
-        assert any("not all ranks were given the same weights" in event.message for event in heard)
+        assert any("not all ranks were given the same published= or base= weights" in event.message for event in heard)
 
     def test_a_base_of_another_model_is_refused(self, bucket: Troubled) -> None:
         with pytest.raises(SchemaChanged):

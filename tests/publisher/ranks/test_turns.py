@@ -1,4 +1,4 @@
-"""Trainers of different ranks are never at the same point: all of them publish the same step."""
+"""Ranks train at different speeds, but publish the same step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from support.failing_bucket import Act, Troubled
 from support.rank_circle import SIZES, at_step, check_no_mixture, on_all, shard, steps
-from weightwire.errors import WeightwireError
+from weightwire.errors import CheckpointError, WeightwireError
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publisher import Publisher
 from weightwire.publisher.ranks import setup, turns
@@ -19,8 +19,6 @@ from weightwire.telemetry.events import Event
 
 
 class TestTiming:
-    """Trainers of different ranks are never at the same point."""
-
     @pytest.mark.parametrize("slow_rank", [0, 1, 2])
     def test_every_version_is_of_the_same_step_on_every_rank(self, bucket: Troubled, slow_rank: int) -> None:
         async def slowly(act: Act) -> Any:
@@ -47,7 +45,7 @@ class TestTiming:
         assert len({tuple(one.version for one in publications) for publications in ranks}) == 1
 
     def test_ranks_wait_for_one_that_is_far_behind(self, bucket: Troubled) -> None:
-        """Others go on, as far as one capture ahead of what they agreed on."""
+        """The others continue up to one capture beyond the agreed one."""
         go = threading.Event()
 
         def work(publisher: Publisher, rank: int) -> int:
@@ -63,7 +61,7 @@ class TestTiming:
 
         assert on_all(bucket, 2, work) == [2, 2]
 
-    def test_a_rank_that_is_late_says_so(self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_late_rank_warns(self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(turns, "LATE", 0.05)
         heard: list[Event] = []
 
@@ -74,9 +72,9 @@ class TestTiming:
             return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
 
         on_all(bucket, 2, work, on_event=heard.append)
-        assert any("rank 1 has not published yet what others have" in event.message for event in heard)
+        assert any("rank 1 has not published a step that others have published" in event.message for event in heard)
 
-    def test_a_rank_that_waits_for_the_first_publish_of_others_says_so(
+    def test_a_rank_that_waits_for_the_first_publish_of_others_warns(
         self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(setup, "LATE", 0.05)
@@ -88,12 +86,12 @@ class TestTiming:
             return publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
 
         on_all(bucket, 2, work, on_event=heard.append)
-        assert any("rank 0 waits for the first publish of all others" in event.message for event in heard)
+        assert any("rank 0 waits for the first publish of the other ranks" in event.message for event in heard)
 
-    def test_a_rank_that_waits_for_a_publish_that_others_have_passed_is_told(
+    def test_a_rank_that_waits_for_a_passed_publish_fails(
         self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its weights cannot be published any more, and it would wait for ever."""
+        """Its weights can no longer be published, and it would wait forever."""
         monkeypatch.setattr(turns, "LATE", 0.1)
         go = threading.Event()
 
@@ -105,7 +103,7 @@ class TestTiming:
             if rank == 1:
                 publication = publisher.publish(shard(at_step(2), rank, 2), step=2)
                 go.set()
-            with pytest.raises(WeightwireError, match="waits for publish 2, and others have gone on to publish 3"):
+            with pytest.raises(WeightwireError, match=r"^rank 0 waits for publish 2, but others are at publish 3"):
                 publication.wait(10)
             if rank == 0:
                 publisher.publish(shard(at_step(2), rank, 2), step=2)
@@ -123,7 +121,18 @@ class TestTiming:
         assert on_all(bucket, size, work, blocking=True) == [[1, 2, 3, 4]] * size
         check_no_mixture(bucket)
 
-    def test_what_waits_is_published_when_all_close(self, bucket: Troubled) -> None:
+    @pytest.mark.parametrize("blocking", [False, True])
+    def test_a_publish_in_which_no_rank_has_tensors_is_refused_on_every_rank(
+        self, bucket: Troubled, blocking: bool
+    ) -> None:
+        def work(publisher: Publisher, rank: int) -> None:
+            with pytest.raises(CheckpointError, match="no rank has tensors to publish") as caught:
+                publisher.publish({}).wait(10)
+            assert caught.value.hint
+
+        on_all(bucket, 2, work, blocking=blocking)
+
+    def test_pending_weights_are_published_when_all_close(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> None:
             for step in range(10):
                 publisher.publish(shard(at_step(step), rank, 2), step=step)

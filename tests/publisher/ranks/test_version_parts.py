@@ -1,4 +1,4 @@
-"""A version of several ranks is what one process would publish, of a file of each rank."""
+"""A version of several ranks equals that of one process, with one file per rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weightwire.system.runtime import Runtime
 
 @SIZES
 class TestVersions:
-    def test_versions_are_what_one_process_would_publish(self, bucket: Troubled, size: int) -> None:
+    def test_versions_equal_those_of_one_process(self, bucket: Troubled, size: int) -> None:
         def work(publisher: Publisher, rank: int) -> list[int]:
             return [publisher.publish(shard(at_step(step), rank, size), step=step).wait(10) for step in range(5)]
 
@@ -59,7 +59,7 @@ class TestVersions:
         assert [[file.rank for file in commit.files] for commit in commits_in(bucket)[2:]] == [[size - 1], []]
         assert asyncio.run(verify_run(bucket, Runtime(), rebuild=True)).fine
 
-    def test_every_rank_knows_what_was_published(self, bucket: Troubled, size: int) -> None:
+    def test_every_rank_knows_the_published_state(self, bucket: Troubled, size: int) -> None:
         def work(publisher: Publisher, rank: int) -> tuple[Any, ...]:
             publication = publisher.publish(shard(at_step(3), rank, size), step=3, metrics={"rank": rank})
             publication.wait(10)
@@ -73,7 +73,7 @@ class TestVersions:
         assert commit.stages["upload"].bytes == commit.nbytes
 
     def test_versions_of_several_ranks_reach_a_follower(self, tmp_path: Path, size: int) -> None:
-        """Anchors, deltas and shortcuts of several files, as any follower sees them."""
+        """Anchors, deltas and shortcuts have several files."""
         url = tmp_path / "bucket"
 
         def work(publisher: Publisher, rank: int) -> None:
@@ -89,7 +89,7 @@ class TestVersions:
         assert asyncio.run(verify_run(open_bucket(url), Runtime(), rebuild=True)).fine
 
     def test_a_tensor_may_be_on_one_rank_only(self, bucket: Troubled, size: int) -> None:
-        """As pipeline stages do: whole tensors, each on one rank."""
+        """As with pipeline stages: whole tensors, each on one rank."""
         names = list(initial())
 
         def work(publisher: Publisher, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""`weightwire demo`: a whole run on one machine, and a board in the terminal that shows it."""
+"""`weightwire demo`: a whole run on one machine, with a live board in the terminal."""
 
 from weightwire.cli.demo.demo_command import demo
 

@@ -1,4 +1,4 @@
-"""`weightwire demo`: a model learns Wordle while its weights travel through a bucket; everything on this machine."""
+"""`weightwire demo`: a small model learns Wordle on this machine while its weights travel through a bucket."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
+from weightwire.bucket import BUCKET_URLS
 from weightwire.chain import FENCE
 from weightwire.cli.demo.demo_board import beside_bytes, board, changed, fifths, full_bytes, sent_bytes
 from weightwire.cli.shared.bucket_command import check_installed
-from weightwire.cli.shared.terminal import AsJson, byte_size, note_if_slow, say, write_json
+from weightwire.cli.shared.json_output import write_json
+from weightwire.cli.shared.run_output import DemoOutput, RewardOutput
+from weightwire.cli.shared.stop_signal import interrupt_leaves
+from weightwire.cli.shared.terminal import AsJson, byte_size, note_if_slow, say
 from weightwire.demo.programs import OWN_SERVER, needed_modules
 from weightwire.demo.scenario import DemoOptions, DemoResult, run_demo
 from weightwire.engines import engine_names
-from weightwire.errors import EngineError, OutputError
+from weightwire.errors import EngineError, OutputError, printable
 from weightwire.page.document import exported
 from weightwire.page.run_view import RunView
 
@@ -33,29 +37,37 @@ _NEEDED = ("plotly", "starlette", "torch", "transformers", "uvicorn", "websocket
 
 def demo(
     quick: Annotated[
-        bool, typer.Option("--quick", help=f"{_QUICK} steps instead of {_STEPS}: under a minute.")
+        bool, typer.Option("--quick", help=f"Train {_QUICK} steps instead of {_STEPS}: under a minute.")
     ] = False,
     bucket: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", show_default="a directory", help="Where the weights travel: s3://, gs://, az://, hf://."
+            metavar="URL",
+            show_default="a new directory",
+            help=f"Bucket for the weights: {BUCKET_URLS}.",
         ),
     ] = None,
-    engine: Annotated[str, typer.Option(metavar="NAME", help="What serves: torch or vllm, for example.")] = OWN_SERVER,
-    replicas: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="How many of them.")] = 2,
+    engine: Annotated[
+        str, typer.Option(metavar="NAME", help="Inference engine of the replicas: torch or vllm.")
+    ] = OWN_SERVER,
+    replicas: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="Number of replicas.")] = 2,
     steps: Annotated[
-        int | None, typer.Option(metavar="N", min=2, show_default=str(_STEPS), help="Training steps.")
+        int | None, typer.Option(metavar="N", min=2, show_default=str(_STEPS), help="Number of training steps.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="For another course of events.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Random seed of the training.")] = 0,
     into: Annotated[
-        Path, typer.Option("--into", metavar="DIR", help="Where logs, replicas and the page go: a folder per demo.")
+        Path,
+        typer.Option(
+            "--into", metavar="DIR", help="Directory for logs, replicas and the page. Each demo adds a folder."
+        ),
     ] = Path("weightwire-demo"),
     as_json: AsJson = False,
 ) -> None:
-    """Train a small model on Wordle, and watch its weights travel.
+    """Train a small model and watch its weights travel to replicas.
 
-    An environment, a trainer and replicas are started as processes of their own, which are told URLs and nothing else.
-    Half way a replica is killed, and catches up. In the end the bits of all of them are compared.
+    The model learns Wordle. The environment, the trainer and the replicas are separate processes that know each other
+    only by URL. Halfway, the demo kills a replica and lets it catch up. At the end it compares the weights of all of
+    them, bit by bit.
     """
     try:
         needed = needed_modules(engine)
@@ -69,78 +81,81 @@ def demo(
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     root = (into / name).absolute()
     run = f"{bucket.rstrip('/')}/{name}" if bucket else str(root / "bucket")
+    left = f"logs and replicas are in {root}"
     try:
-        with board(steps) as view:
+        with interrupt_leaves(lambda: left), board(steps) as view:
             result = run_demo(DemoOptions(run, root, steps, seed, engine, replicas), view)
-    except (KeyboardInterrupt, SystemExit):
-        say(f"stopped; what there is of it is in {root}")
+    except SystemExit:
+        say(f"stopped: {left}")
         raise
-    page = _write_page(result.picture, root / "page.html")
+    page = _write_page(result.snapshot, root / "page.html")
     if as_json:
         write_json(_figures(result, run, page))
     else:
-        say(_learnt(result.picture, steps))
+        say(_learned(result.snapshot, steps))
         for line in _summary(result, run, page):
-            print(line)
+            print(printable(line))
 
 
-def _write_page(picture: RunView, path: Path) -> Path:
-    """All that was seen of the run, which is more than heartbeats still tell."""
+def _write_page(snapshot: RunView, path: Path) -> Path:
+    """Exports the last snapshot: its history is longer than what heartbeats still hold."""
     try:
-        path.write_bytes(exported(msgspec.json.encode(picture)))
+        path.write_bytes(exported(msgspec.json.encode(snapshot)))
     except OSError as problem:
         raise OutputError(
-            f"{path}: cannot be written ({problem.strerror})", hint="see whether the disk is full"
+            f"{path}: cannot write the page ({problem.strerror})", hint="check the free disk space"
         ) from problem
     return path
 
 
 def _summary(result: DemoResult, run: str, page: Path) -> Iterator[str]:
-    picture = result.picture
-    sent, full = sent_bytes(picture), full_bytes(picture)
-    versions = sum(one.kind != FENCE for one in picture.versions)
-    beside = beside_bytes(picture)
-    more = f" (and {byte_size(beside)} of anchors, for who comes later)" if beside else ""
-    full_sync = f"all weights each time would be {byte_size(full)}, {full / sent:.0f}x more"
-    yield f"sent       {byte_size(sent)} for {versions} versions{more}; {full_sync}"
-    same = f"hold the same bits: state {result.proof.state[:12]} of version {picture.versions[-1].version}"
-    yield f"bit-exact  {', '.join(result.proof.holders)} {same}"
-    yield f"page       {page} (live: {_program()} page {run})"
+    snapshot = result.snapshot
+    sent, full = sent_bytes(snapshot), full_bytes(snapshot)
+    versions = sum(one.kind != FENCE for one in snapshot.versions)
+    beside = beside_bytes(snapshot)
+    more = f", plus {byte_size(beside)} of anchors for late joiners" if beside else ""
+    yield f"sent       {byte_size(sent)} to each replica for {versions} versions{more}"
+    yield f"full sync  {byte_size(full)}, {full / sent:.0f}x more"
+    *others, last = result.proof.holders
+    same = f"hold the same bits: version {snapshot.versions[-1].version}, state {result.proof.state[:12]}"
+    yield f"bit-exact  {', '.join(others)} and {last} {same}"
+    yield f"page       {page}"
+    yield f"next       see this run live: {_program()} page {run}"
+    yield f"           publish your own checkpoint: {_program()} publish DIR URL"
 
 
 def _program() -> str:
-    """What to type to run this again: the name alone, where a shell finds it."""
+    """The command that runs weightwire here: the name alone if it is on the PATH."""
     found = shutil.which("weightwire")
     here = Path(sys.executable).parent / "weightwire"
     return "weightwire" if found and Path(found).resolve() == here.resolve() else os.path.relpath(here)
 
 
-def _learnt(picture: RunView, steps: int) -> str:
-    reward, share = fifths(picture), changed(picture)
+def _learned(snapshot: RunView, steps: int) -> str:
+    reward, share = fifths(snapshot), changed(snapshot)
     parts = []
     if reward is not None:
         few = " (too few steps to tell)" if steps < _STEPS // 2 else ""
-        parts.append(f"reward {reward[0]:.3f} in the first fifth of the steps, {reward[1]:.3f} in the last{few}")
+        parts.append(f"mean reward {reward[0]:.3f} in the first fifth of the steps, {reward[1]:.3f} in the last{few}")
     if share is not None:
-        parts.append(f"{share:.2%} of the weights changed per step")
+        parts.append(f"each step changed {share:.2%} of the weights on average")
     return "; ".join(parts)
 
 
-def _figures(result: DemoResult, run: str, page: Path) -> dict[str, Any]:
-    picture = result.picture
-    learnt = fifths(picture)
-    return {
-        "run": run,
-        "version": picture.versions[-1].version,
-        "state": result.proof.state,
-        "holders": list(result.proof.holders),
-        "sent_bytes": sent_bytes(picture),
-        "beside_bytes": beside_bytes(picture),
-        "full_bytes": full_bytes(picture),
-        "changed_fraction": changed(picture),
-        "reward_first_fifth": learnt and learnt[0],
-        "reward_last_fifth": learnt and learnt[1],
-        "pause_seconds": {one.name: one.pause for one in picture.replicas},
-        "seconds": round(result.seconds, 1),
-        "page": str(page),
-    }
+def _figures(result: DemoResult, url: str, page: Path) -> DemoOutput:
+    snapshot = result.snapshot
+    reward = fifths(snapshot)
+    return DemoOutput(
+        url=url,
+        version=snapshot.versions[-1].version,
+        state=result.proof.state,
+        holders=list(result.proof.holders),
+        bytes=sent_bytes(snapshot),
+        anchor_bytes=beside_bytes(snapshot),
+        full_bytes=full_bytes(snapshot),
+        changed_fraction=changed(snapshot),
+        reward=None if reward is None else RewardOutput(first=reward[0], last=reward[1]),
+        pause_seconds={one.name: one.pause for one in snapshot.replicas},
+        seconds=round(result.seconds, 1),
+        page=str(page),
+    )

@@ -1,4 +1,4 @@
-"""`weightwire publish`: publishes checkpoints, one or all that a trainer writes, and remembers the last one."""
+"""`weightwire publish`: publishes one checkpoint, or each one that a trainer writes."""
 
 from weightwire.cli.publish.publish_command import publish
 

@@ -1,7 +1,7 @@
-"""Which checkpoints a trainer has finished writing, and which steps they are of.
+"""Finds checkpoints that a trainer has finished writing, and their steps.
 
-Knows directories, names and times; reads no weights and no bucket. A trainer does not say when it has finished, so one
-that opens, and in which nothing has changed for two seconds, counts as finished.
+A trainer does not announce the end. A checkpoint counts as finished when all shards exist and nothing has changed for
+two seconds.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weightwire.errors import CheckpointError
+from weightwire.system import read_regular
 from weightwire.weights import named_step
 
-__all__ = ["CheckpointWatch", "Fingerprint", "FinishedCheckpoint", "fingerprint", "step_of"]
+__all__ = ["CheckpointWatch", "Fingerprint", "FinishedCheckpoint", "fingerprint", "is_shard_set", "step_of"]
 
 Fingerprint = frozenset[tuple[str, int, int, int]]
-"""Of files: their names, inodes, sizes and times. Whoever writes to one of them changes it."""
+"""Names, inodes, sizes and times of files. Any write to one of them changes it."""
 
-_QUIET = 2.0  # seconds
+_QUIET = 2.0  # seconds without a change
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
-_OURS = (".safetensors", ".json")
+_CHECKPOINT_FILES = (".safetensors", ".json")
 _SHARD = re.compile(r".*-[0-9]+-of-0*([0-9]{1,9})\.safetensors")
 _INDEX = ".safetensors.index.json"
 
 
 def fingerprint(paths: Iterable[str | os.PathLike[str]]) -> Fingerprint:
-    """What has gone meanwhile is left out, which is a change too."""
+    """Skips files that are gone: that also changes the fingerprint."""
     found = []
     for path in paths:
         try:
@@ -41,8 +42,13 @@ def fingerprint(paths: Iterable[str | os.PathLike[str]]) -> Fingerprint:
     return frozenset(found)
 
 
+def is_shard_set(names: Iterable[str]) -> bool:
+    """Whether all files are named as shards of one model: model-00001-of-00002.safetensors."""
+    return all(_SHARD.fullmatch(name) for name in names)
+
+
 def step_of(directory: Path) -> int | None:
-    """checkpoint-500 is of step 500; others may say so in a file, as the trainer of transformers does."""
+    """The step in the name (checkpoint-500), or in trainer_state.json, which transformers writes."""
     if (step := named_step(directory.resolve().name)) is not None:
         return step
     return _written_step(directory)
@@ -50,7 +56,7 @@ def step_of(directory: Path) -> int | None:
 
 def _written_step(directory: Path) -> int | None:
     try:
-        step = json.loads((directory / "trainer_state.json").read_bytes())["global_step"]
+        step = json.loads(read_regular(directory / "trainer_state.json"))["global_step"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
     return step if type(step) is int and step >= 0 else None
@@ -58,7 +64,7 @@ def _written_step(directory: Path) -> int | None:
 
 @dataclass(frozen=True)
 class FinishedCheckpoint:
-    """A directory with weights that nobody is writing to any more."""
+    """A completely written checkpoint."""
 
     path: Path
     files: Fingerprint
@@ -66,22 +72,22 @@ class FinishedCheckpoint:
 
     @property
     def modified(self) -> float:
-        """Seconds since 1970, by the clock of the file system."""
+        """The time of the last change, by the clock of the file system."""
         return max(time_ns for _, _, _, time_ns in self.files) / 1e9
 
 
 class CheckpointWatch:
-    """The checkpoints below a directory, and in it. What has been marked done comes again only after it has changed."""
+    """The checkpoints in and below a directory, which may not exist yet. Done ones return only after a change."""
 
     def __init__(self, parent: Path) -> None:
-        if not parent.is_dir():
-            raise CheckpointError(f"{parent}: no such directory", hint="watch the one that the trainer writes into")
+        if parent.exists() and not parent.is_dir():
+            raise CheckpointError(f"{parent}: not a directory", hint="watch the directory that the trainer writes to")
         self._parent = parent
-        self._seen: dict[Path, tuple[Fingerprint, float]] = {}  # and since when
+        self._seen: dict[Path, tuple[Fingerprint, float]] = {}  # with the time of the last change
         self._done: dict[Path, Fingerprint] = {}
 
     def finished(self) -> list[FinishedCheckpoint]:
-        """Those that are finished and not marked done, in the order in which they were trained."""
+        """The finished checkpoints that are not marked done, in training order."""
         now, before = time.monotonic(), self._seen
         self._seen = {}
         for path, files in self._scan():
@@ -93,14 +99,14 @@ class CheckpointWatch:
         )
 
     def mark_done(self, finished: FinishedCheckpoint) -> None:
-        """It is published, or there is nothing to be done about it."""
+        """Marks a checkpoint as published or skipped."""
         self._done[finished.path] = finished.files
 
     def mark_old_done(self, step: int | None, published: float) -> None:
-        """Settles what must have been published when the version of a step was.
+        """Marks the checkpoints that were published by the time of the newest version.
 
-        That it was there by then is not enough: it may have waited its turn. What cannot be told by its step may be the
-        next one if it is the newest; if it is not, its digest will show.
+        Their age is not enough: a later step may have been written but not published. Without steps, the newest
+        checkpoint stays open; its digest shows whether it was published.
         """
         there = _in_order(FinishedCheckpoint(path, files, self._step(path)) for path, files in self._scan())
         for one in there:
@@ -110,7 +116,9 @@ class CheckpointWatch:
                 self.mark_done(one)
 
     def _scan(self) -> Iterator[tuple[Path, Fingerprint]]:
-        own = [path for path in _files(self._parent) if path.endswith(_OURS)]  # others may be logs, which never rest
+        own = [
+            path for path in _files(self._parent) if path.endswith(_CHECKPOINT_FILES)
+        ]  # other files may be logs, which change all the time
         for path, files in [(self._parent, own), *((folder, _files(folder)) for folder in _folders(self._parent))]:
             if (
                 any(name.endswith(_WEIGHTS) for name in files)
@@ -123,12 +131,12 @@ class CheckpointWatch:
         return self._done.get(path) != files
 
     def _step(self, path: Path) -> int | None:
-        """The name of the directory that is watched is that of the whole training."""
+        """The name of the watched directory says nothing about a step."""
         return step_of(path) if path != self._parent else _written_step(path)
 
 
 def _in_order(found: Iterable[FinishedCheckpoint]) -> list[FinishedCheckpoint]:
-    """By step, where all have one."""
+    """Sorted by step if all have one, otherwise by time."""
     listed = list(found)
     if all(one.step is not None for one in listed):
         return sorted(listed, key=lambda one: (one.step or 0, one.modified))
@@ -136,7 +144,7 @@ def _in_order(found: Iterable[FinishedCheckpoint]) -> list[FinishedCheckpoint]:
 
 
 def _has_all_shards(files: Iterable[str]) -> bool:
-    """Shards come before the index: without one, their names tell how many there will be."""
+    """The index is written last. Without it, the names of the shards have their number."""
     if any(name.endswith(_INDEX) for name in files):
         return True
     counts = [int(shard[1]) for name in files if (shard := _SHARD.fullmatch(name))]
@@ -147,7 +155,7 @@ def _folders(parent: Path) -> list[Path]:
     try:
         with os.scandir(parent) as entries:
             return [Path(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-    except OSError:  # gone for now: it may come back
+    except OSError:  # it may appear later
         return []
 
 

@@ -1,13 +1,11 @@
-"""The weights that were published last, kept beside the checkpoints of a trainer.
+"""Keeps the last published weights beside the checkpoints of a trainer.
 
     PARENT/.weightwire/<run>/<state>/0.safetensors...   hard links to the files, or copies
-                                     published.json     which version of which run this was
+                                     published.json     the run, the state and the version
 
-A publisher that starts again needs them for its next diff; without them it fetches them from the bucket. A trainer may
-overwrite or delete its checkpoints at any time, also through a hard link: nothing here is believed before its digest is
-checked, which is what the publisher does with `published=`. So this never fails: at worst there is nothing.
-
-Knows files; no bucket.
+The next publish needs them for its diff; without them it downloads them. A trainer may overwrite its checkpoints at any
+time, also through a hard link, so the publisher checks the digest of `published=`. Nothing here raises: at worst the
+cache is empty.
 """
 
 from __future__ import annotations
@@ -20,28 +18,28 @@ from contextlib import suppress
 from pathlib import Path
 
 from weightwire.errors import WeightwireError
-from weightwire.system import durable_files
+from weightwire.system import durable_files, read_regular
 from weightwire.weights import Checkpoint
 
 __all__ = ["load", "store"]
 
 _FOLDER, _ABOUT = ".weightwire", "published.json"
-# Links hold the space of files that the trainer has deleted: those of a run that is over must go at some time.
+# Links keep the space of deleted files in use, so the cache of a finished run expires.
 _FORGOTTEN = 7 * 86400.0
 
 
 def load(parent: Path, run: str, state: str) -> Checkpoint | None:
-    """What was stored for this state of this run. Whether it still has that state is for the caller to check."""
+    """The weights stored for a state of a run. The caller must check that they still have this state."""
     place = parent / _FOLDER / run / state
     try:
-        about = json.loads((place / _ABOUT).read_bytes())
+        about = json.loads(read_regular(place / _ABOUT))
         return Checkpoint(place) if (about["run"], about["state"]) == (run, state) else None
     except (OSError, ValueError, LookupError, TypeError, WeightwireError):
         return None
 
 
 def store(parent: Path, run: str, state: str, version: int, checkpoint: Checkpoint) -> bool:
-    """Keeps the files of a checkpoint that has been published, in place of what was kept for its run before."""
+    """Stores the files of a published checkpoint, and removes the previous ones of its run."""
     folder = parent / _FOLDER / run
     partial = folder / f"{secrets.token_hex(8)}.partial"
     try:
@@ -52,7 +50,7 @@ def store(parent: Path, run: str, state: str, version: int, checkpoint: Checkpoi
                 _keep(file.path, partial / f"{index}.safetensors")
             about = {"run": run, "state": state, "version": version}
             (partial / _ABOUT).write_text(json.dumps(about) + "\n", encoding="utf-8")
-            durable_files.remove(folder / state)  # of the same name, but perhaps no longer of the same content
+            durable_files.remove(folder / state)  # its content may have changed
             partial.rename(folder / state)
         finally:
             _tidy(folder, state)
@@ -71,7 +69,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _keep(source: Path, copy: Path) -> None:
-    """A link, which takes no space; where there can be none, a copy."""
+    """Makes a hard link, or a copy if that fails."""
     try:
         os.link(os.path.realpath(source), copy)
     except OSError:
@@ -79,7 +77,7 @@ def _keep(source: Path, copy: Path) -> None:
 
 
 def _tidy(folder: Path, state: str) -> None:
-    """Removes all but this state, and what was kept for runs that nobody has published to for days."""
+    """Removes other states of this run, and expired runs."""
     with suppress(OSError):
         for path in folder.iterdir():
             if path.name != state:

@@ -1,1 +1,1 @@
-"""What commands share: the terminal, options, signals, and how runs are found and followed."""
+"""Shared by commands: the terminal, options, JSON, progress, signals, and following a run."""

@@ -1,33 +1,38 @@
-"""What commands that follow a run share: finding it, hearing of what happens, and a line for every version."""
+"""What `follow` and `serve` share: finding the run, listening to the follower, and reporting each version."""
 
 from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from threading import Event as Stop
 
 import typer
 
-from weightwire.bucket import open_bucket
-from weightwire.chain import is_replica_name, read_run
-from weightwire.cli.shared.bucket_command import with_bucket
+from weightwire.chain import REPLICA_NAMES, is_replica_name, read_run
+from weightwire.cli.shared.bucket_command import ago, url_of, with_bucket
+from weightwire.cli.shared.json_output import RecoveredOutput, warn_as_json, write_json_line
+from weightwire.cli.shared.progress_bar import StageBar
 from weightwire.cli.shared.terminal import byte_size, say, warn
 from weightwire.errors import NoRun, Unavailable
 from weightwire.follower import Update
+from weightwire.replica import CheckpointAbout
 from weightwire.telemetry import Event, Metrics
 
-__all__ = ["FollowListener", "check_name", "find_run", "tell", "wait_for_run"]
+__all__ = ["Arrival", "FollowListener", "check_name", "current_version", "find_run", "report", "wait_for_run"]
 
 _SLOWEST = 10.0  # seconds between two looks for a run
 
 
 def check_name(name: str) -> None:
     if not is_replica_name(name):
-        raise typer.BadParameter("takes up to 100 letters, digits, dots, dashes and underscores", param_hint="--name")
+        raise typer.BadParameter(REPLICA_NAMES, param_hint="--name")
 
 
 def find_run(url: str, wait: bool) -> bool:
-    """Whether there is one. What may pass is left to the follower, if it is to wait."""
+    """Whether the run exists. With `wait`, an unreachable bucket counts as yes: the follower retries."""
     try:
         with_bucket(url, read_run)
     except NoRun:
@@ -41,8 +46,8 @@ def find_run(url: str, wait: bool) -> bool:
 
 
 def wait_for_run(url: str, stop: Stop) -> bool:
-    """Returns whether there is one now; there is none if it was stopped before."""
-    say(f"waiting for a run at {open_bucket(url).url}")
+    """Returns False if it was stopped before the run existed."""
+    say(f"waiting for a run at {url_of(url)}")
     seconds = 1.0
     while not stop.wait(seconds):
         if find_run(url, wait=True):
@@ -51,33 +56,61 @@ def wait_for_run(url: str, stop: Stop) -> bool:
     return False
 
 
-class FollowListener:
-    """Hears of everything in the follower's thread: counts bytes, and passes warnings on."""
+def current_version(replica: Path) -> int | None:
+    """The version of the checkpoint at DIR/current."""
+    with suppress(OSError, ValueError):
+        return CheckpointAbout.read(replica / "current").version
+    return None
 
-    def __init__(self, metrics: Metrics | None) -> None:
+
+@dataclass(frozen=True)
+class Arrival:
+    """How a version arrived. `bytes_fetched` is None if the replica held it already."""
+
+    bytes_fetched: int | None
+    seconds: float
+    behind_seconds: float | None  # since the commit
+    first: bool  # of this process: the time since the commit is not a lag
+    pauses: dict[str, float]  # seconds by engine
+
+
+class FollowListener:
+    """Receives events on the follower's thread. Counts bytes and forwards warnings."""
+
+    def __init__(self, metrics: Metrics | None = None, *, as_json: bool = False) -> None:
         self.metrics = metrics
-        self.pauses: dict[str, float] = {}  # engines, and for how long they did not serve
-        self._applied: list[tuple[int | None, int]] = []  # versions and their bytes, as they came
+        self.progress = StageBar()  # shown when a command sets its bar
+        self._as_json = as_json
+        self._warn = warn_as_json if as_json else warn
+        self._pauses: dict[str, float] = {}
+        self._applied: list[tuple[int | None, int]] = []  # versions and their bytes, in order of arrival
+        self._began: float | None = time.perf_counter()
+        self._first = True
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
         if self.metrics is not None:
             self.metrics(event)
-        if event.stage == "apply":
+        if event.stage == "discover":
+            with self._lock:
+                self._began = self._began or time.perf_counter() - event.seconds
+        elif event.stage == "apply":
             with self._lock:
                 self._applied.append((event.version, event.nbytes))
         elif event.stage == "swap":
-            self.pauses[event.message] = event.seconds
+            self._pauses[event.message] = event.seconds
         elif event.stage == "warning":
             message, _, hint = event.message.partition("\nhint: ")
-            warn(message, hint)
+            self._warn(message, hint)
         elif event.stage == "recovered":
             say(event.message)
+            if self._as_json:
+                write_json_line(RecoveredOutput.of(event.message))
 
-    def fetched_bytes(self, version: int) -> int | None:
-        """Bytes that led to a version, since it was asked last; None if it was not applied but held before.
+    def bytes_fetched(self, version: int) -> int | None:
+        """Bytes fetched to reach a version since the last call; None if the replica held it already.
 
-        Later versions may have been applied by now: theirs are left for the next time.
+        Bytes of later versions are kept for the next call.
         """
         with self._lock:
             known = [index for index, (applied, _) in enumerate(self._applied) if applied == version]
@@ -86,15 +119,30 @@ class FollowListener:
             taken, self._applied = self._applied[: known[-1] + 1], self._applied[known[-1] + 1 :]
             return sum(nbytes for _, nbytes in taken)
 
+    def arrival(self, update: Update) -> Arrival:
+        """Call it once per update, after the engines have it."""
+        fetched = self.bytes_fetched(update.version)
+        with self._lock:
+            began, self._began = self._began, None
+        seconds = 0.0 if began is None else time.perf_counter() - began
+        behind = max(0.0, time.time() - update.time) if update.time and fetched is not None else None
+        first, self._first = self._first, False
+        return Arrival(fetched, seconds, behind, first, self.pop_pauses())
 
-def tell(update: Update, listener: FollowListener) -> tuple[int, float | None, dict[str, float]]:
-    """A line for a version. Returns its bytes, how far it was behind the commit, and the pauses of engines."""
-    nbytes = listener.fetched_bytes(update.version)
-    behind = max(0.0, time.time() - update.time) if update.time and nbytes is not None else None
-    late = "" if behind is None else f", {behind:.2f} s behind the commit"
+    def pop_pauses(self) -> dict[str, float]:
+        """Seconds by engine, since the last call."""
+        pauses, self._pauses = self._pauses, {}
+        return pauses
+
+
+def report(update: Update, arrival: Arrival, checkpoint: Path | None = None) -> None:
+    """One line on stderr for a version, with the place of its checkpoint."""
     step = "" if update.step is None else f" (step {update.step})"
-    pauses, listener.pauses = listener.pauses, {}
-    fetched = "held already" if nbytes is None else byte_size(nbytes)
-    paused = "".join(f", {engine} paused for {1000 * seconds:.0f} ms" for engine, seconds in pauses.items())
-    say(f"version {update.version}{step}: {fetched}{late}{paused}")
-    return nbytes or 0, behind, pauses
+    fetched = "held already" if arrival.bytes_fetched is None else byte_size(arrival.bytes_fetched)
+    late = ""
+    if arrival.behind_seconds is not None:
+        seconds = arrival.behind_seconds
+        late = f", committed {ago(seconds)}" if arrival.first else f", {seconds:.2f} s behind the commit"
+    paused = "".join(f", {engine} paused for {1000 * seconds:.0f} ms" for engine, seconds in arrival.pauses.items())
+    place = "" if checkpoint is None else f", in {checkpoint}"
+    say(f"version {update.version}{step}: {fetched}{late}{paused}{place}")

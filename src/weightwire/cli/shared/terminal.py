@@ -1,124 +1,105 @@
-"""How the commands talk: options they share, lines on stderr, a progress bar, numbers for people.
+"""Shared by all commands: options, lines on stderr, tables on stdout, and readable numbers.
 
-Knows no weights. Everything reads well without colour. A bar is drawn only where someone is watching.
+Everything is readable without colour.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 from weightwire.codec import has_kernel
+from weightwire.errors import printable
 
 __all__ = [
     "AsJson",
     "Threads",
     "byte_size",
-    "bytes_bar",
     "counted",
+    "drawing_on",
     "fail",
     "note_if_slow",
     "percent",
     "print_facts",
     "print_lines",
     "print_rows",
-    "printable",
-    "progress_bar",
     "say",
+    "stderr_console",
     "stdout_is_watched",
     "warn",
-    "write_json",
-    "write_json_line",
 ]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Write the figures to stdout, as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout; see docs/json.md.")]
 Threads = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, show_default="one per core, up to 8", help="How many threads to use."),
+    typer.Option(metavar="N", min=1, show_default="one per core, up to 8", help="Number of threads."),
 ]
+
+
+_drawing: list[Console] = []
 
 
 def say(text: str) -> None:
-    """A line of talk."""
-    _stderr().print(Text(printable(text)), soft_wrap=True)
+    """Writes a line to stderr."""
+    stderr_console().print(Text(printable(text)), soft_wrap=True)
 
 
 def warn(message: str, hint: str | None = None) -> None:
-    """Says what went wrong and is being dealt with."""
+    """Writes what went wrong and is being handled."""
     say(f"warning: {message}")
     if hint:
         say(f"hint: {hint}")
 
 
-def fail(message: str, hint: str | None = None) -> NoReturn:
-    """Says what went wrong and what to do next, and exits."""
-    console = _stderr()
-    console.print(Text.assemble(("error:", "bold red"), " ", printable(message)), soft_wrap=True)
+def fail(message: str, hint: str | None = None, code: str = "") -> NoReturn:
+    """Writes what failed and what to do next, and exits. docs/troubleshooting.md explains the code, if there is one."""
+    console = stderr_console()
+    line = Text.assemble(("error:", "bold red"), " ", printable(message), (f" [{code}]" if code else "", "dim"))
+    console.print(line, soft_wrap=True)
     if hint:
         console.print(Text.assemble(("hint:", "bold cyan"), " ", printable(hint)), soft_wrap=True)
     sys.exit(1)
 
 
 def note_if_slow() -> None:
-    """Without the compiled kernel everything works, but takes its time; nothing else would tell."""
+    """Notes that the compiled kernel is missing. Everything works without it, but slowly."""
     if not has_kernel():
-        say("note: the compiled kernel is missing, which makes this many times slower")
-        say("hint: install weightwire again where there is a C compiler")
-
-
-def write_json(value: Mapping[str, Any]) -> None:
-    """Data, on stdout."""
-    print(json.dumps(value, indent=2))
-
-
-def write_json_line(value: Mapping[str, Any]) -> None:
-    """Data on one line of stdout, at once: for commands that go on, and for errors."""
-    print(json.dumps(value), flush=True)
+        say("note: the compiled kernel is missing; this is many times slower without it")
+        say("hint: install a C compiler, then install weightwire again")
 
 
 def stdout_is_watched() -> bool:
-    """Whether a person looks at what is written, and not another program."""
-    return sys.stdout.isatty()
+    """Whether stdout is a terminal."""
+    return sys.stdout is not None and sys.stdout.isatty()  # None, if it was closed before the start
 
 
 def print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str]) -> None:
-    """A table on stdout. `words` are the headings of what is no number. Cells may come from anywhere.
+    """A table on stdout. Columns in `words` are left-aligned. Cells may be untrusted.
 
-    On a terminal cells are folded so that a line fits; elsewhere each row is one line, for grep, sort and awk.
+    On a terminal, long cells are folded. Elsewhere each row is one line, for grep, sort and awk.
     """
     if not stdout_is_watched():
         print_lines(headings, rows, words)
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in words else "right", overflow="fold")
+        table.add_column(Text(printable(heading)), justify="left" if heading in words else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     Console(highlight=False).print(table)
 
 
 def print_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], words: Collection[str]) -> None:
-    """The same, one line for each row, whoever reads it."""
-    lines = [list(headings), *([printable(cell) for cell in row] for row in rows)]
-    # One name may be as long as a file allows: it is no reason to pad all others.
+    """Like `print_rows`, always with one line per row."""
+    lines = [[printable(heading) for heading in headings], *([printable(cell) for cell in row] for row in rows)]
+    # One name may be very long: do not pad all others to it.
     widths = [min(120, max(map(len, column))) for column in zip(*lines, strict=True)]
     for line in lines:
         aligned = [
@@ -129,43 +110,10 @@ def print_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], words: C
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Lines of a label and a text each, on stdout. Texts may come from anywhere."""
+    """Lines of a label and a text, on stdout. Texts may be untrusted."""
     console = Console(highlight=False)
     for label, text in facts:
-        console.print(Text.assemble((f"{label:<10}", "bold"), " ", printable(text)), soft_wrap=True)
-
-
-@contextmanager
-def progress_bar(doing: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """A bar that fills up over `total` bytes, or just moves without. Yields whom to tell of bytes done."""
-    console = _stderr()
-    # Rich itself also takes FORCE_COLOR for a terminal, and would fill a log with bars.
-    if not console.file.isatty():
-        yield lambda nbytes: None
-        return
-    columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), *_columns(total)]
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(doing, total=total)
-        yield lambda nbytes: progress.advance(task, nbytes)
-
-
-@contextmanager
-def bytes_bar(doing: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for work whose size shows only later. Yields whom to tell how many bytes of how many are done."""
-    console = _stderr()
-    if not console.file.isatty():
-        yield lambda done, total: None
-        return
-    columns = [TextColumn("{task.description}"), BarColumn(bar_width=None), *_columns(1)]
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(doing, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-def _columns(total: int | None) -> list[ProgressColumn]:
-    if not total:
-        return [TimeElapsedColumn()]
-    return [DownloadColumn(), TransferSpeedColumn(), TextColumn("eta"), TimeRemainingColumn(compact=True)]
+        console.print(Text.assemble((f"{printable(label):<10}", "bold"), " ", printable(text)), soft_wrap=True)
 
 
 def counted(count: int, thing: str) -> str:
@@ -173,7 +121,7 @@ def counted(count: int, thing: str) -> str:
 
 
 def byte_size(count: int) -> str:
-    """Two figures or three. 1 kB is 1000 bytes, as on disks and networks."""
+    """Two or three digits. 1 kB is 1000 bytes."""
     size, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if size >= 999.5:
@@ -182,7 +130,7 @@ def byte_size(count: int) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """Two figures or more; never 0% of something, nor 100% of not quite all."""
+    """At least two digits. Never rounds to 0% or 100%."""
     if not part or part == whole:
         return "100%" if part else "0%"
     share = 100 * part / whole
@@ -191,10 +139,16 @@ def percent(part: int, whole: int) -> str:
     return f"{share:.2f}%" if share < 10 else f"{min(share, 99.9):.1f}%"
 
 
-def printable(text: str) -> str:
-    """Names come from files: what could move the cursor or end the line is spelled out."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
+def stderr_console() -> Console:
+    """The console that a progress bar is drawn on, so that lines appear above the bar; otherwise a new one."""
+    return _drawing[-1] if _drawing else Console(stderr=True, highlight=False)
 
 
-def _stderr() -> Console:
-    return Console(stderr=True, highlight=False)
+@contextmanager
+def drawing_on(console: Console) -> Iterator[None]:
+    """Sends lines through the console of a progress bar while the bar is shown."""
+    _drawing.append(console)
+    try:
+        yield
+    finally:
+        _drawing.remove(console)

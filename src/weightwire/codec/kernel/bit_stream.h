@@ -1,4 +1,4 @@
-/* Bits in and out, as in ../bit_stream.py. A reader that runs out says so in `failed` and gives zeros. */
+/* The bit stream of ../bit_stream.py. A reader that runs out sets `failed` and returns zeros. */
 #ifndef WW_BIT_STREAM_H
 #define WW_BIT_STREAM_H
 
@@ -89,7 +89,7 @@ static void bits_golomb(BitWriter *w, uint64_t value, unsigned order) {
     bits_number(w, shifted, width);
 }
 
-/* Forgets what was written since `w` was as it was `before`. */
+/* Drops everything that was written since `before`. */
 static void bits_go_back(BitWriter *w, const BitWriter *before) {
     w->bytes.size = before->bytes.size;
     w->held = before->held;
@@ -140,7 +140,7 @@ static uint64_t read_golomb(BitReader *r, unsigned order) {
     return read_number(r, width) + (UINT64_C(1) << width) - (UINT64_C(1) << order);
 }
 
-/* Nothing but zero bits may be left, and less than a byte of them unless it was padded. */
+/* Checks that only zero bits are left: less than a byte, unless the stream is padded. */
 static int bits_end_well(BitReader *r, int padded) {
     if (r->failed || (r->end - r->at > 7 && !padded)) return 0;
     while (r->at < r->end) {

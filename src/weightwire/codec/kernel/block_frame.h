@@ -15,7 +15,7 @@ static void encoder_finish(Encoder *e, uint8_t head, Bytes *out) {
     bytes_add(out, e->words + e->at, 2 * (e->room - e->at));
 }
 
-/* Reads the start of a block; returns what follows its words, or NULL. */
+/* Reads the start of a block. Returns the bytes after its words, or NULL. */
 static const uint8_t *decoder_start(Decoder *d, const uint8_t *data, size_t size, const char **why) {
     uint64_t words = 0;
     size_t at = 1;

@@ -10,13 +10,13 @@ typedef struct {
     uint64_t sum[2];
 } Digest;
 
-/* How a run of units is digested: over words of 8 bytes or over its units, and the index of its first. */
+/* How a run of units is digested: over 8-byte words or over units, and the index of the first. */
 typedef struct {
     unsigned word;
     uint64_t start;
 } Indexing;
 
-/* A word is 8 bytes or a unit: sizes that the compiler knows, where a variable one would be a call of memcpy. */
+/* A word is 8 bytes or a unit. Constant sizes avoid a call of memcpy. */
 static inline uint64_t load_word(const uint8_t *p, uint64_t index, unsigned word, unsigned unit) {
     return word == 8 ? load(p + index * 8, 8) : load(p + index * unit, unit);
 }
@@ -39,13 +39,13 @@ static inline uint64_t digest_b(uint64_t index, uint64_t word) {
     return b ^ b >> 31;
 }
 
-/* Words that became others, to be digested together: the compiler makes vectors of that. */
+/* Changed words, digested in batches that the compiler can vectorize. */
 typedef struct {
     size_t count;
     uint64_t index[BATCH], before[BATCH], after[BATCH];
 } Rewritten;
 
-/* A unit of a run becomes another. The new word is made in a register: loading it after a narrower store would stall. */
+/* Changes a unit of a run. Builds the new word in a register: loading it after a narrower store would stall. */
 static inline void write_unit(
     uint8_t *target, size_t at, uint64_t was, uint64_t to, Indexing where, Rewritten *out, unsigned unit) {
     size_t word = where.word == 8 ? at * unit / 8 : at, n = out->count++;

@@ -1,6 +1,6 @@
-/* Digests of words, many at a time. A part of hot_loops.h. */
+/* Digests of many words. Part of hot_loops.h. */
 
-/* Brings a digest up to date, and forgets the words. */
+/* Adds the pending words to the digest. */
 INLINE void NAME(digest_rewritten)(Rewritten *words, Digest *digest) {
     uint64_t a = 0, b = 0;
     for (size_t i = 0; i < words->count; i++) {
@@ -12,7 +12,7 @@ INLINE void NAME(digest_rewritten)(Rewritten *words, Digest *digest) {
     words->count = 0;
 }
 
-/* The digest of a run of words. Two plain sums: the compiler makes vectors of them. */
+/* The digest of a run of words: two plain sums, which the compiler vectorizes. */
 INLINE void NAME(digest_words)(
     const uint8_t *p, size_t count, uint64_t start, Digest *out, const unsigned word) {
     uint64_t a = 0, b = 0;

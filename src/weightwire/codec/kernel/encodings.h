@@ -1,11 +1,11 @@
-/* Blocks: old and new bits -> the shortest bytes, as in ../encodings.py. */
+/* The shortest encoding of a block, as in ../encodings.py. */
 #ifndef WW_ENCODINGS_H
 #define WW_ENCODINGS_H
 
 #include "plane_encodings.h"
 #include "ulp_encoding.h"
 
-/* The shortest encoding of a block; nothing where nothing changed. `lines` counts lines that may be skipped, or 0. */
+/* The shortest encoding of a block, empty if nothing changed. `lines` is the number of lines that may be skipped, or 0. */
 static int encode_block(
     const uint8_t *old, const uint8_t *new, size_t count, size_t line, Classing *k, Indexing where, Bytes *out,
     size_t *changed, Digest *digest) {

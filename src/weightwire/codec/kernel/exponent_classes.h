@@ -18,7 +18,7 @@ static inline uint8_t class_of(uint64_t bits, const Classing *k) {
     return exponent ? (uint8_t)(below < 0 ? 0 : below > last ? last : below) : ZERO_CLASS;
 }
 
-/* Without a branch: signs are as good as random, and half of all guesses would be wrong. */
+/* Without a branch: signs are random, and half of the predictions would be wrong. */
 static inline uint64_t ordered(uint64_t bits, unsigned exponent, unsigned unit) {
     unsigned top = 8 * unit - 1;
     return exponent ? bits ^ ((0 - (bits >> top)) | UINT64_C(1) << top) : bits;
@@ -31,7 +31,7 @@ static inline uint64_t step_between(uint64_t old, uint64_t new, unsigned exponen
     return (uint64_t)((int64_t)(difference << spare) >> spare);
 }
 
-/* The unit that a step leads to; only its low bytes count. */
+/* The unit after a step. Only its low bytes count. */
 static inline uint64_t step_from(uint64_t old, uint64_t step, unsigned exponent, unsigned unit) {
     unsigned top = 8 * unit - 1;
     uint64_t there = ordered(old, exponent, unit) + step;

@@ -171,7 +171,7 @@ static void write_bias(BitWriter *w, unsigned plus) {
     if (plus != BALANCED && plus != 256 && plus != 0) bits_number(w, plus, 8);
 }
 
-/* Negative where it is out of range. */
+/* Returns -1 if the bias is out of range. */
 static int read_bias(BitReader *r) {
     static const int known[3] = {BALANCED, 256, 0};
     uint64_t mode = read_number(r, 2);

@@ -6,14 +6,14 @@
 
 enum { GROUPS = 64, CHUNK = 64 * GROUPS };
 
-#define AHEAD 1024 /* bytes to fetch ahead: the machine does so by itself, but not across pages */
+#define AHEAD 1024 /* bytes to prefetch: the hardware prefetcher does not cross pages */
 
-/* Per group of 64 weights and class, which of them belong to it, and how many of the chunk come before the group. */
+/* For each group of 64 weights and each class: the members, and the number of members before the group. */
 typedef struct {
     unsigned groups;
     _Alignas(64) uint64_t members[GROUPS][CLASSES];
-    _Alignas(64) uint16_t before[GROUPS + 1][CLASSES]; /* of groups that are not there: more than any rank */
-    _Alignas(16) uint16_t eighths[CLASSES][8]; /* rows 0, 8, 16 ... of `before`, where vectors search them */
+    _Alignas(64) uint16_t before[GROUPS + 1][CLASSES]; /* for missing groups: more than any rank */
+    _Alignas(16) uint16_t eighths[CLASSES][8]; /* rows 0, 8, 16 ... of `before`, for vector search */
 } Chunk;
 
 #endif

@@ -1,8 +1,8 @@
-/* Groups of 64 weights: which of them differ, and the class of each. A part of hot_loops.h.
+/* Groups of 64 weights: which of them differ, and the class of each. Part of hot_loops.h.
  *
- * A group's classes are bytes of four bits; gathered bit by bit into 64-bit planes, they give the members of every class
- * as 64 bits. A population count advances a rank, and selecting the r-th set bit lands on a member. First all members of
- * a chunk are found, which takes the same steps whatever the data; then its changes are dealt with, one like the other.
+ * The classes of a group are 4-bit numbers. Gathered bit by bit into 64-bit planes, they give the members of every class
+ * as 64 bits. A population count advances a rank, and selecting the r-th set bit finds a member. First all members of a
+ * chunk are found, without data-dependent branches. Then its changes are processed.
  */
 
 #if VECTORS == 512
@@ -59,7 +59,7 @@ TARGET static inline NAME(Group) NAME(classify16)(const uint8_t *p, const Classi
     return (NAME(Group)){NAME(half16)(p, k), NAME(half16)(p + 64, k)};
 }
 
-/* Which units of 32 bytes are the same: all bits of those. */
+/* Which units of 32 bytes are equal: sets all of their bits. */
 INLINE __m256i NAME(same)(const uint8_t *a, const uint8_t *b, const unsigned unit) {
     __m256i x = _mm256_loadu_si256((const __m256i *)a), y = _mm256_loadu_si256((const __m256i *)b);
     return unit == 1   ? _mm256_cmpeq_epi8(x, y)
@@ -118,7 +118,7 @@ TARGET static inline uint64_t NAME(plane)(NAME(Group) g, const unsigned bit) {
 
 #endif
 
-/* The classes of `count` units (64 but at the end of a line); what lies beyond is never looked at. */
+/* The classes of `count` units: 64, or fewer at the end of a line. */
 INLINE NAME(Group) NAME(classify)(const uint8_t *p, unsigned count, const Classing *k, const unsigned unit) {
 #if VECTORS
     if (unit == 2 && count == 64 && k->exponent) return NAME(classify16)(p, k);
@@ -150,12 +150,12 @@ INLINE uint64_t NAME(differ)(const uint8_t *a, const uint8_t *b, unsigned count,
     return mask;
 }
 
-/* Which of the valid units of a group belong to each class: those whose class has the same four bits. */
+/* The members of each class among the valid units of a group. */
 INLINE void NAME(members)(NAME(Group) group, uint64_t valid, uint64_t *row) {
     uint64_t p0 = NAME(plane)(group, 0), p1 = NAME(plane)(group, 1);
     uint64_t p2 = NAME(plane)(group, 2), p3 = NAME(plane)(group, 3);
 #if VECTORS == 512
-    const __m512i odd = _mm512_set_epi64(0, -1, 0, -1, 0, -1, 0, -1); /* inverts where the class has a 0 */
+    const __m512i odd = _mm512_set_epi64(0, -1, 0, -1, 0, -1, 0, -1); /* inverts bits that are 0 in the class */
     const __m512i twos = _mm512_set_epi64(0, 0, -1, -1, 0, 0, -1, -1);
     const __m512i fours = _mm512_set_epi64(0, 0, 0, 0, -1, -1, -1, -1);
     __m512i same = _mm512_xor_si512(_mm512_set1_epi64((int64_t)p0), odd);
@@ -170,7 +170,7 @@ INLINE void NAME(members)(NAME(Group) group, uint64_t valid, uint64_t *row) {
 #endif
 }
 
-/* How many members of each class come before each group of a chunk, and in all of it. */
+/* The number of members of each class before each group of a chunk, and in total. */
 INLINE void NAME(sum_up)(Chunk *chunk) {
 #if VECTORS == 512
     __m256i before = _mm256_setzero_si256();
@@ -189,7 +189,7 @@ INLINE void NAME(sum_up)(Chunk *chunk) {
 #endif
 }
 
-/* Finds the members of every class among `count` units, and how many come before each group. */
+/* Finds the members of every class among `count` units, and counts those before each group. */
 INLINE void NAME(fill)(Chunk *chunk, const uint8_t *p, unsigned count, const Classing *k, const unsigned unit) {
     chunk->groups = (count + 63) / 64;
     for (size_t g = 0; g < chunk->groups; g++) {
@@ -202,7 +202,7 @@ INLINE void NAME(fill)(Chunk *chunk, const uint8_t *p, unsigned count, const Cla
     NAME(sum_up)(chunk);
 }
 
-/* Lists the bits that are set, in order. Two at a time without a branch: there are seldom more in a group. */
+/* Lists the set bits in order. Two at a time without a branch: a group rarely has more. */
 INLINE unsigned NAME(list)(uint64_t groups, const uint64_t *bits, uint16_t *out) {
     unsigned count = 0;
     for (uint64_t rest = groups; rest; rest &= rest - 1) {

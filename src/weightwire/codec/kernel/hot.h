@@ -24,7 +24,7 @@
 #define VECTORS 512
 #include "hot_loops.h"
 
-/* The widest vectors that this machine has. */
+/* The widest vectors of this machine. */
 static int widest_vectors(void) {
     __builtin_cpu_init();
     int narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
@@ -41,6 +41,6 @@ static int widest_vectors(void) { return 0; }
 #define HOT(x, ...) x##_portable(__VA_ARGS__)
 #endif
 
-static int vectors; /* how wide the vectors in use are */
+static int vectors; /* width of the vectors in use */
 
 #endif

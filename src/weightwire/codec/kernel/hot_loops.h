@@ -3,8 +3,8 @@
  *   TARGET    the attribute that lets a function use it
  *   VECTORS   how wide its vectors are: 512 or 256 bits, or 0 for none
  *
- * All go through a chunk of 4096 weights at a time, as groups of 64. A branch that is guessed wrong costs as much as a
- * group: so loops depend on the data once a chunk, not once a group.
+ * All loops process chunks of 4096 weights in groups of 64. A mispredicted branch costs as much as a group, so loops
+ * branch on the data once per chunk, not once per group.
  */
 
 #define INLINE TARGET static inline __attribute__((always_inline))

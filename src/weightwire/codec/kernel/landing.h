@@ -1,4 +1,4 @@
-/* What is to land on the weights of a block, and what has landed: for landing_loop.h. */
+/* The changes to apply to a block, and the changes applied so far, for landing_loop.h. */
 #ifndef WW_LANDING_H
 #define WW_LANDING_H
 
@@ -6,7 +6,7 @@
 #include "digest.h"
 #include "groups.h"
 
-#define FAR (UINT32_C(1) << 31) /* more than a block has weights */
+#define FAR (UINT32_C(1) << 31) /* larger than any distance in a block */
 
 typedef struct {
     const uint32_t *listed; /* NULL: all */
@@ -21,14 +21,14 @@ typedef struct {
     const uint64_t *step, *step_end;
 } Cursor;
 
-/* What has landed where. With a target, the changes are written into it, and `value` holds what was there before. */
+/* The applied changes. With a target, they are written into it, and `value` holds the old units. */
 typedef struct {
     uint32_t *position;
     uint8_t *value;
     size_t count;
     uint8_t *target;
     Indexing where;
-    Digest digest; /* what the changes add to it */
+    Digest digest; /* the change of the digest */
 } Landed;
 
 #endif

@@ -1,4 +1,4 @@
-/* Lands the marks of a block on its weights, for landing.h. A part of hot_loops.h. */
+/* Lands the marks of a block on its weights, for landing.h. Part of hot_loops.h. */
 
 TARGET static inline unsigned NAME(select)(uint64_t mask, unsigned rank) {
 #if VECTORS
@@ -35,8 +35,7 @@ INLINE void NAME(turn_eighths)(Chunk *chunk) {
 }
 #endif
 
-/* A chunk whose changes are landing: which they are so far, and their values; or, if there is a target, the words that
- * were rewritten in it. */
+/* A chunk that is being changed: the changes so far and their values or, with a target, the rewritten words. */
 typedef struct {
     const uint8_t *units;
     size_t at;
@@ -76,7 +75,7 @@ INLINE void NAME(place)(
     }
 }
 
-/* Lands the marks of one class that fall into a chunk. 0 where there are too few steps. */
+/* Applies the marks of one class in a chunk. Returns 0 if there are too few steps. */
 INLINE int NAME(land_class)(
     NAME(Landing) *p, const Chunk *chunk, Cursor *given, const Classing *k, Landed *out, const unsigned unit) {
     Cursor cursor = *given;
@@ -126,8 +125,8 @@ INLINE int NAME(land_chunk)(
     return good;
 }
 
-/* Lands the marks of every class on their weights: in the order of positions, or, with a target, in any order within a
- * chunk. 0 where there are too few steps. */
+/* Applies the marks of all classes: in the order of positions or, with a target, in any order within a chunk. Returns 0
+ * if there are too few steps. */
 INLINE int NAME(land_units)(
     const uint8_t *old, const Lines *lines, const Classing *k, Cursor *cursors, unsigned used, Landed *out,
     const unsigned unit) {

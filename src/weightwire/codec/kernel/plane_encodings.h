@@ -25,7 +25,7 @@ static inline uint64_t unfold_dense(uint64_t old, uint64_t folded, const Classin
     return step_from(old, (uint64_t)unzigzag(folded), k->exponent, k->unit);
 }
 
-/* What a plane takes when coded, in bits of 2^-24. */
+/* The cost of a coded plane, in units of 2^-24 bits. */
 static uint64_t plane_cost(const uint32_t *counts, const Table *t) {
     uint64_t total = 0;
     for (unsigned s = 0; s < t->symbols; s++)
@@ -62,7 +62,7 @@ static void fold_units(
 /* No block is shorter than this. */
 static size_t planes_least(size_t count, unsigned unit) { return (count * unit + PER_BYTE - 1) / PER_BYTE; }
 
-/* `old` is NULL for a full block. Gives up, with nothing in `out`, where it could not come below `most` bytes. */
+/* `old` is NULL for a full block. Gives up with an empty `out` if the result cannot be smaller than `most` bytes. */
 static int encode_planes(
     const uint8_t *old, const uint8_t *new, size_t count, const Classing *given, size_t most, Bytes *out) {
     const Classing own = *given, *k = &own;
@@ -82,7 +82,7 @@ static int encode_planes(
         Levels levels;
         quantise(counts[b], SYMBOLS, &levels);
         shares(&levels, 1, &tables[b]);
-        BitWriter before = w; /* to go back to, if the plane is not worth its table */
+        BitWriter before = w; /* to return to, if the plane does not pay for its table */
         uint64_t start = 8 * w.bytes.size + w.count;
         write_levels(&w, &levels);
         uint64_t cost = plane_cost(counts[b], &tables[b]) + ((8 * w.bytes.size + w.count - start) << 24);
@@ -96,7 +96,7 @@ static int encode_planes(
             expected += raw;
         }
     }
-    /* The coder is within a thousandth of what is expected: more than a hundredth above is hopeless. */
+    /* The coder is within 0.1% of the expected size: more than 1% above is hopeless. */
     int hopeless = good && (expected >> 27) / 101 * 100 > most;
     good = good && (hopeless || encoder_start(&e, (uint64_t)coded * count));
     if (good && !hopeless) {
@@ -140,7 +140,7 @@ static void unfold_units(
     }
 }
 
-/* NULL where all is well; `value` then holds `count` units. */
+/* Returns NULL on success; `value` then holds `count` units. */
 static const char *decode_planes(
     const uint8_t *data, size_t size, const uint8_t *old, size_t count, const Classing *k, uint8_t *value) {
     unsigned unit = k->unit;

@@ -19,7 +19,7 @@ static unsigned lanes_for(uint64_t symbols) { return symbols >= 1024 ? 4 : 1; }
 static int encoder_start(Encoder *e, uint64_t symbols) {
     e->lanes = lanes_for(symbols);
     for (int i = 0; i < 4; i++) e->state[i] = RANS_LOW;
-    e->at = e->room = symbols + 1; /* one to spare: a word is written before it is known to be due */
+    e->at = e->room = symbols + 1; /* one extra: a word is stored before it is known to be needed */
     e->words = scratch_new(e->room * sizeof(uint16_t));
     return e->words != NULL;
 }
@@ -49,7 +49,7 @@ static void encode_section(Encoder *e, const uint8_t *symbols, size_t count, con
     unsigned mask = e->lanes - 1;
     for (size_t i = count; i-- > 0;) {
         uint32_t x = state[i & mask], share = code[symbols[i]].share;
-        /* Without a branch: whether a word is due is as good as random. */
+        /* Without a branch: whether a word is needed is random. */
         words[at - 1] = (uint16_t)x;
         unsigned due = x >= (uint64_t)share << 20;
         at -= due;
@@ -67,7 +67,7 @@ typedef struct {
     const uint8_t *words, *end;
 } Decoder;
 
-/* One entry a slot: the symbol, the slot's place within it, and its share less one. */
+/* One entry per slot: the symbol, the position of the slot within it, and its share minus one. */
 typedef struct {
     uint32_t entry[SCALE];
 } DecodeTable;
@@ -90,7 +90,7 @@ static inline uint8_t decode_one(uint32_t *state, const uint8_t **words, const D
     return (uint8_t)(entry >> 24);
 }
 
-/* 0 where the words ran out. */
+/* Returns 0 if the words run out. */
 static int decode_section(Decoder *d, const DecodeTable *t, uint8_t *out, size_t count) {
     size_t i = 0;
     const uint8_t *words = d->words;

@@ -1,16 +1,16 @@
-/* A target that becomes its source, and what it was before: what ../numpy_kernel.py says of `replace_block`. */
+/* Replaces a target by its source and keeps the old units: `replace_block` of ../numpy_kernel.py. */
 #ifndef WW_REPLACE_H
 #define WW_REPLACE_H
 
 #include "groups.h"
 #include "scratch.h"
 
-/* A target that becomes its source: what differed so far, and what was there before. */
+/* A replacement in progress: the differences so far, and the old units. */
 typedef struct {
     uint32_t *position;
     uint8_t *value;
     size_t count, room;
-    size_t reached; /* units of the target that are those of the source */
+    size_t reached; /* units of the target that are replaced */
 } Replaced;
 
 static int replaced_reserve(Replaced *t, size_t more, unsigned unit) {
@@ -30,10 +30,10 @@ static void replaced_free(Replaced *t) {
     scratch_free(t->value);
 }
 
-/* So many changes are listed: with more, all units take less room than some of them and their positions. */
+/* The largest number of changes to list. With more, all old units take less space than old units with positions. */
 static size_t replaced_most(size_t count, unsigned unit) { return count * unit / (unit + sizeof(uint32_t)); }
 
-/* Goes on where there were too many changes to list: `values` get all units that the target had. */
+/* Continues after too many changes to list: `values` gets all old units. */
 static void replace_rest(
     const Replaced *t, uint8_t *target, const uint8_t *source, size_t count, unsigned unit, uint8_t *values) {
     enum { PIECE = 4096 }; /* bytes */

@@ -6,7 +6,7 @@
 #include "groups.h"
 #include "scratch.h"
 
-/* A scan under way: the members of each class seen so far, and those of them in lines without a change. */
+/* A scan in progress: the members of each class so far, and those in lines without a change. */
 typedef struct {
     uint64_t seen[CLASSES];
     uint64_t skipped[CLASSES];
@@ -23,10 +23,10 @@ typedef struct {
     Change *change;
     uint8_t *class;
     size_t count, room;
-    uint32_t *line; /* those with any change */
+    uint32_t *line; /* lines with a change */
     size_t lines, line_room;
     uint32_t members[CLASSES], inside[CLASSES];
-    Digest digest; /* what the changes add to it */
+    Digest digest; /* the change of the digest */
 } Scan;
 
 static int scan_reserve(Scan *s, size_t more) {

@@ -1,4 +1,4 @@
-/* Finds the changes of a block, for scan.h. A part of hot_loops.h. */
+/* Finds the changes of a block, for scan.h. Part of hot_loops.h. */
 
 INLINE int NAME(scan_chunk)(
     Progress *p, Chunk *chunk, const uint8_t *old, const uint8_t *new, size_t at, unsigned count, const Classing *k,
@@ -20,7 +20,7 @@ INLINE int NAME(scan_chunk)(
         unsigned in_chunk = listed[i], g = in_chunk / 64, bit = in_chunk % 64;
         uint64_t was = load(o + (size_t)in_chunk * unit, unit), to = load(n + (size_t)in_chunk * unit, unit);
         unsigned c = k->exponent ? class_of(was, k) : ZERO_CLASS;
-        /* Weights that someone writes to meanwhile make a wrong delta, which its digests show; no worse than that. */
+        /* If another thread writes to the weights, the delta is wrong and its digests show that, but nothing crashes. */
         if (was == to || !(chunk->members[g][c] >> bit & 1)) continue;
         uint64_t below = chunk->members[g][c] & ((UINT64_C(1) << bit) - 1);
         uint64_t rank = p->seen[c] + chunk->before[g][c] + (uint64_t)__builtin_popcountll(below);
@@ -42,7 +42,7 @@ INLINE int NAME(scan_chunk)(
     return 1;
 }
 
-/* Finds and ranks the changes of a block. 0 where memory ran out. */
+/* Finds and ranks the changes of a block. Returns 0 if memory runs out. */
 INLINE int NAME(scan_units)(
     const uint8_t *old, const uint8_t *new, size_t count, size_t line, const Classing *k, Indexing where, Scan *out,
     const unsigned unit) {
@@ -79,7 +79,7 @@ INLINE int NAME(scan_units)(
 TARGET static int NAME(scan)(
     const uint8_t *old, const uint8_t *new, size_t count, size_t line, const Classing *given, Indexing where,
     Scan *out) {
-    const Classing own = *given, *k = &own; /* what nobody else can reach stays in registers */
+    const Classing own = *given, *k = &own; /* a local copy stays in registers */
     switch (k->unit) {
         case 1: return NAME(scan_units)(old, new, count, line, k, where, out, 1);
         case 2: return NAME(scan_units)(old, new, count, line, k, where, out, 2);

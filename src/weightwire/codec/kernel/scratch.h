@@ -1,6 +1,6 @@
-/* Memory for the kernel's work, kept for the next block: fresh pages from the system cost more than the work itself.
+/* Scratch memory that is kept for the next block: new pages from the system cost more than the work itself.
  *
- * Sizes are rounded up to powers of two. What is given back is kept up to KEPT_MOST bytes in all, for any thread.
+ * Sizes are rounded up to powers of two. Up to KEPT_MOST bytes are kept, for all threads.
  */
 #ifndef WW_SCRATCH_H
 #define WW_SCRATCH_H
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef __SANITIZE_ADDRESS__ /* which must see every allocation for what it is */
+#ifdef __SANITIZE_ADDRESS__ /* must see every allocation */
 
 #define scratch_new malloc
 #define scratch_grow realloc
@@ -22,7 +22,7 @@
 #define KEPT_MOST (UINT64_C(48) << 20)
 enum { SMALLEST = 12, LARGEST = 40 }; /* powers of two */
 
-/* In front of every piece; as large as a cache line, so that what follows stays aligned. */
+/* The header of every piece. As large as a cache line, to keep the memory after it aligned. */
 typedef union Piece {
     struct {
         unsigned power;
@@ -37,7 +37,7 @@ static struct {
     atomic_flag busy;
 } scratch = {.busy = ATOMIC_FLAG_INIT};
 
-/* 0 where another thread holds it for long, or held it when this process was forked: then do without what is kept. */
+/* Returns 0 if another thread holds the lock for long, or held it during a fork: then kept memory is not used. */
 static inline int scratch_lock(void) {
     for (int tries = 0; tries < 100; tries++)
         if (!atomic_flag_test_and_set_explicit(&scratch.busy, memory_order_acquire)) return 1;

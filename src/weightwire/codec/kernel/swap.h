@@ -1,13 +1,12 @@
-/* Values that change places with the units of a block, and what that adds to the digest. */
+/* Swaps values with units of a block, and computes the change of the digest. */
 #ifndef WW_SWAP_H
 #define WW_SWAP_H
 
 #include "hot.h"
 
-enum { SOON = 32 }; /* changes are too far apart for the machine to guess where the next ones are */
+enum { SOON = 32 }; /* changes to prefetch: they are too far apart for the hardware prefetcher */
 
-/* The values go into the target, the old units take their place. Each change adds its own part to the digest, so that
- * positions may come in any order. */
+/* Exchanges values and units of the target. Each change adds its part to the digest, so positions may be in any order. */
 static inline __attribute__((always_inline)) void swap_at(
     uint8_t *target, const uint32_t *positions, uint8_t *values, size_t changes, Indexing where, Digest *digest,
     const unsigned unit) {
@@ -35,8 +34,7 @@ static void swap_block(
     }
 }
 
-/* What a swap would add to the digest, with nothing written. Positions must ascend: the changes of a word are then
- * neighbours, and make one new word. */
+/* The change of the digest by a swap, without writing. Positions must ascend: changes of one word are then neighbours. */
 static inline __attribute__((always_inline)) void look_at_changes(
     const uint8_t *old, const uint32_t *positions, const uint8_t *values, size_t changes, Indexing where,
     Digest *digest, const unsigned unit) {
@@ -60,7 +58,7 @@ static inline __attribute__((always_inline)) void look_at_changes(
     HOT(digest_all, &words, digest);
 }
 
-/* The same for any width; without positions all units of a block change places. */
+/* For any unit width. Without positions, all units of a block are swapped. */
 static void digest_change(
     const uint8_t *old, const uint32_t *positions, const uint8_t *values, size_t changes, unsigned unit, Indexing where,
     Digest *digest) {

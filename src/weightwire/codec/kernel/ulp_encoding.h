@@ -7,6 +7,8 @@
 
 enum { FIRST_J = 20 };
 
+#define WRONG_STEPS "the number of steps differs from the number of changes"
+
 static unsigned tokens_of_width(unsigned unit) { return unit == 1 ? 31 : unit == 2 ? 63 : unit == 4 ? 79 : 111; }
 
 /* --- steps --- */
@@ -44,7 +46,7 @@ typedef struct {
     size_t symbols;
 } Marks;
 
-/* Takes over `rank`, sorted. Where most members are marked, the others are coded. */
+/* Takes ownership of the sorted `rank`. If most members are marked, the others are coded. */
 static int marks_of(Marks *m, uint32_t *rank, size_t ranks, uint32_t members) {
     m->rank = rank;
     m->ranks = ranks;
@@ -136,7 +138,7 @@ static void steps_code(Steps *s, unsigned unit) {
     s->plus = bias(positive, s->count);
 }
 
-/* Everything a block's changes become before they are written. */
+/* The changes of a block before they are written. */
 typedef struct {
     int by_lines;
     Marks lines, marks[CLASSES];
@@ -391,7 +393,7 @@ static const char *read_body(
     return bits_end_well(r, 0) ? NULL : "its bit stream is too long or too short";
 }
 
-/* Which lines to go through. `room` is for their list. */
+/* The lines to process. `room` holds their list. */
 static void lines_to_scan(const Reading *g, size_t count, size_t lines, uint32_t *room, Lines *out) {
     *out = (Lines){NULL, 1, count};
     if (!g->by_lines) return;
@@ -405,12 +407,12 @@ static void lines_to_scan(const Reading *g, size_t count, size_t lines, uint32_t
     }
 }
 
-/* Puts back what was overwritten. */
+/* Restores the old units. */
 static void put_back(const Landed *landed, unsigned unit) {
     if (landed->target) put_units(landed->target, landed->position, landed->value, landed->count, unit);
 }
 
-/* Lands what was read. `out` has room for all its steps. */
+/* Applies the changes that were read. `out` has room for all steps. */
 static const char *land_marks(
     Reading *g, const uint8_t *old, size_t count, size_t line, const Classing *k, Landed *out) {
     Cursor cursors[CLASSES];
@@ -424,17 +426,17 @@ static const char *land_marks(
     Lines through;
     lines_to_scan(g, count, lines, listed, &through);
     const char *why = NULL;
-    if (!HOT(land, old, &through, k, cursors, g->used, out)) why = "it has another number of steps than of changes";
+    if (!HOT(land, old, &through, k, cursors, g->used, out)) why = WRONG_STEPS;
     scratch_free(listed);
     for (unsigned i = 0; i < g->used && !why; i++) {
         if (*cursors[i].distance != FAR) why = "it marks a weight past the end of its class";
-        else if (cursors[i].step != cursors[i].step_end) why = "it has another number of steps than of changes";
+        else if (cursors[i].step != cursors[i].step_end) why = WRONG_STEPS;
     }
     if (why) put_back(out, k->unit);
     return why;
 }
 
-/* Reads a block up to the point where its base is needed. */
+/* Reads the parts of a block that do not need its base. */
 static const char *read_ulp(
     const uint8_t *data, size_t size, size_t count, size_t line, Classing *k, Reading *g) {
     const char *why;

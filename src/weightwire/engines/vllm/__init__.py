@@ -1,21 +1,21 @@
 """The engine for a vLLM server on this machine.
 
     plugin             inside vLLM: a weight transfer backend, found by its entry point
-    packing            inside vLLM: keeps weights where they can be patched, and tells where they are not
-    registration       inside vLLM: what the entry point calls
-    orders             what the two sides say to each other
-    client             beside vLLM, in the follower: gives the orders
-    connection         one HTTP connection to a server, and what its refusals mean
-    rollout_server     what a trainer asks a server
-    kind               vLLM's place in the registry of engines
+    packing            inside vLLM: keeps weights in a layout that can be patched, and finds those that are not
+    registration       inside vLLM: called by the entry point
+    orders             the messages between the two sides
+    client             in the follower: sends the orders
+    connection         one HTTP connection to a server, and its errors
+    rollout_server     a trainer's view of a server
+    engine_kind        vLLM's entry in the registry of engines
     sample_versions    which tokens of a sample came from which version
 
-A follower writes a patch to shared memory; the engine reads it there, and says in a file beside it what came of it.
+A follower writes a patch to shared memory. The engine reads it there and writes its answer to a file beside it.
 """
 
 from typing import TYPE_CHECKING
 
-from weightwire.system import lazy_exports
+from weightwire.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from weightwire.engines.vllm.client import VllmEngine

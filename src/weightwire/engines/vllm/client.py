@@ -1,7 +1,4 @@
-"""Beside vLLM: gives an engine its orders over HTTP, and leaves patches for it in shared memory.
-
-Knows vLLM's endpoints and what they answer when something is wrong; no bucket, and not what is inside a patch.
-"""
+"""The follower's side of vLLM: sends orders over HTTP, and passes patches through shared memory."""
 
 from __future__ import annotations
 
@@ -18,37 +15,37 @@ from typing import Any
 
 from weightwire.delta import Delta
 from weightwire.engines.engine import ServedVersion, Swap
-from weightwire.engines.vllm.connection import QUICK, START, VllmConnection, VllmRefusal, public_url
+from weightwire.engines.vllm.connection import QUICK, START, VllmConnection, VllmRefusal
 from weightwire.engines.vllm.orders import Action, Answer, read_answers
-from weightwire.errors import EngineError
+from weightwire.errors import EngineError, public_url
 from weightwire.system import durable_files
 
 __all__ = ["VllmEngine"]
 
-_SWAP, _LONG = 120.0, 1800.0  # seconds: for a swap, and for what takes as long as the model is large
+_SWAP, _LONG = 120.0, 1800.0  # seconds: for a swap, and for work that grows with the model
 _LOOK = 0.002  # seconds
 _SHARED_MEMORY = Path("/dev/shm")
 
 
 class VllmEngine:
-    """A vLLM server, by its URL. It must run on this machine: patches are handed over as files.
+    """A vLLM server at a URL. It must run on this machine, because patches are passed as files.
 
-    One follower keeps it up to date at a time. What it must remember after it was killed, that it has paused the
-    server, lies beside the patches.
+    Only one follower may update it at a time. A file beside the patches marks that the server is paused, so that a
+    restarted follower can resume it.
     """
 
     def __init__(self, url: str) -> None:
-        self.name = public_url(url)
-        self.unpatchable = ""  # why nothing can be patched in place
+        self.name = public_url(url).rstrip("/")
+        self.unpatchable = ""  # the reason why it cannot be patched in place
         self._holding: ServedVersion | None = None
         self._server, self._pausing = VllmConnection(url), VllmConnection(url)
         self._workers = self._replicas = 0
-        self._torn = False
-        # By its port, however its URL is written: it is on this machine.
+        self._mixed = False
+        # By port, not by URL: the same local server may have several names.
         shared = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
         self._directory = shared / f"weightwire-{os.getuid()}-{self._server.port}"
         self._paused_mark = self._directory / "paused"
-        self._lock: int | None = None
+        self._lock_file: int | None = None
 
     @property
     def holding(self) -> ServedVersion | None:
@@ -62,7 +59,7 @@ class VllmEngine:
 
     def attach(self, run: str = "") -> ServedVersion | None:
         self._holding = None
-        self._take_hold()
+        self._lock()
         served = self._server.get("/weight_info").get("weight_version")
         self._workers = int(self._server.get("/get_world_size").get("world_size", 1))
         one = int(self._server.get("/get_world_size?include_dp=false").get("world_size", self._workers))
@@ -76,38 +73,38 @@ class VllmEngine:
             raise EngineError(
                 f"{self.name}: does not serve with the weightwire backend ({problem.message})", hint=START
             ) from problem
-        self._hear(self._read(token, QUICK))
+        self._note_answers(self._read(token, QUICK))
         if self._holding is not None and self._holding.run == run and served != str(self._holding.version):
-            # Whoever swapped it in died before it could say so.
+            # The follower that swapped it in died before it could report the version.
             self._server.post("/update_weight_version", {"new_version": str(self._holding.version)})
-        if not self._torn:
-            self._resume_forgotten()
+        if not self._mixed:
+            self._resume_if_left_paused()
         return self._holding
 
-    def _take_hold(self) -> None:
-        """One follower at a time; what one that was killed has left behind is removed."""
-        if self._lock is not None and self._directory.is_dir():
+    def _lock(self) -> None:
+        """Locks the engine for this follower, and removes leftovers of a killed one."""
+        if self._lock_file is not None and self._directory.is_dir():
             return
-        self._let_go()
+        self._unlock()
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            self._lock = durable_files.lock_file(self._directory / "lock")
+            self._lock_file = durable_files.lock_file(self._directory / "lock")
         except OSError as problem:
             raise EngineError(
-                f"{self._directory}: cannot be used ({problem.strerror})", hint="check whose it is, and make room there"
+                f"{self._directory}: cannot be used ({problem.strerror})", hint="check its owner and the free space"
             ) from problem
-        if self._lock is None:
+        if self._lock_file is None:
             raise EngineError(
-                f"{self.name}: another follower keeps it up to date", hint="stop that one, or leave this engine to it"
+                f"{self.name}: another follower updates this engine", hint="stop that follower, or drop --engine here"
             )
         for path in self._directory.iterdir():
             if path.name not in ("lock", "paused"):
                 path.unlink(missing_ok=True)
 
-    def _let_go(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    def _unlock(self) -> None:
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
 
     def adopt(self, checkpoint: Path, target: ServedVersion) -> bool:
         with self._session() as finish:
@@ -129,6 +126,11 @@ class VllmEngine:
             with self._session() as finish:
                 self._check(self._order("stage", file, target, _LONG))
                 ready = time.perf_counter()
+                if not patch.entries:  # a fence: only the version changes
+                    self._swap(target)
+                    self._check_holding(target)
+                    finish(str(target.version))
+                    return Swap(ready - began, 0.0)
                 with self._pause() as settled:
                     self._swap(target)
                     self._check_holding(target)
@@ -137,7 +139,7 @@ class VllmEngine:
                 return Swap(ready - began, time.perf_counter() - ready)
         except OSError as problem:
             raise EngineError(
-                f"{file}: the patch cannot be written ({problem.strerror})", hint="make room in shared memory"
+                f"{file}: the patch cannot be written ({problem.strerror})", hint="free some shared memory"
             ) from problem
         finally:
             file.unlink(missing_ok=True)
@@ -157,14 +159,14 @@ class VllmEngine:
     def close(self) -> None:
         self._server.close()
         self._pausing.close()
-        self._let_go()
+        self._unlock()
 
     # --- orders --------------------------------------------------------------------------------------------------
 
     def _swap(self, target: ServedVersion) -> None:
         answers = self._order("swap", None, target, _SWAP)
         if any(answer.problem for answer in answers):
-            self._order("undo", None, target, _SWAP)  # those that did it, too
+            self._order("undo", None, target, _SWAP)  # also in workers that succeeded
             self._check(answers)
 
     def _order(self, action: Action, file: Path | None, target: ServedVersion, timeout: float) -> list[Answer]:
@@ -178,21 +180,24 @@ class VllmEngine:
             "version": target.version,
             "state": target.state,
         }
-        self._holding, self._torn = None, action in ("swap", "undo", "reload")  # not known until all have answered
+        self._holding, self._mixed = (
+            None,
+            action in ("swap", "undo", "reload"),
+        )  # unknown until all workers have answered
         self._server.post("/update_weights", {"update_info": order}, timeout)
-        # What writes is done by now; what only reads goes on beside the generation.
-        return self._hear(self._read(token, QUICK if self._torn else timeout))
+        # Writing orders are done by now. Reading orders run while the workers generate.
+        return self._note_answers(self._read(token, QUICK if self._mixed else timeout))
 
-    def _hear(self, answers: list[Answer]) -> list[Answer]:
+    def _note_answers(self, answers: list[Answer]) -> list[Answer]:
         holdings = {answer.holding for answer in answers}
         self._holding = holdings.pop() if len(holdings) == 1 else None
-        # Workers that hold different versions are as bad as one that holds two.
-        self._torn = any(answer.torn for answer in answers) or len(holdings) > 1
+        # Workers with different versions are as bad as one worker with a mixture.
+        self._mixed = any(answer.mixed for answer in answers) or len(holdings) > 1
         self.unpatchable = next((answer.unpatchable for answer in answers if answer.unpatchable), "")
         return answers
 
     def _read(self, token: str, timeout: float) -> list[Answer]:
-        """The answers of all workers. Some of them are still at work when the server has replied."""
+        """Waits for the answers of all workers: some are still at work when the server replies."""
         until = time.monotonic() + timeout
         while True:
             answers = read_answers(self._directory, token)
@@ -203,15 +208,17 @@ class VllmEngine:
             if time.monotonic() > until:
                 raise EngineError(
                     f"{self.name}: {len(answers)} of {self._workers} workers answered within {timeout:g} s",
-                    hint="the server must run on this machine, with the same weightwire, and see the same files",
+                    hint="run the server on this machine, with the same weightwire and the same files",
                 )
             self._server.check_alive()
             time.sleep(_LOOK)
 
     def _check_holding(self, target: ServedVersion) -> None:
-        """Before anybody is told so."""
+        """Called before the new version is reported."""
         if self._holding != target:
-            raise EngineError(f"{self.name}: does not hold version {target.version}", hint="see the server's log")
+            raise EngineError(
+                f"{self.name}: does not hold version {target.version} after the update", hint="see the server's log"
+            )
 
     def _check(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -222,18 +229,18 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[Any]:
-        """An update, which vLLM must be told the beginning and the end of; the end with the version, if it succeeds."""
+        """Brackets an update with vLLM's start and finish calls. Yields `finish`, to be called with the new version."""
         finished: list[str] = []
 
         def finish(version: str) -> None:
-            known, self._holding = self._holding, None  # should this fail: it is asked again, and then told the version
+            known, self._holding = self._holding, None  # if this fails, `attach` reports the version
             self._server.post("/finish_weight_update", {"weight_version": version})
             self._holding = known
             finished.append(version)
 
         try:
             self._server.post("/start_weight_update", {})
-        except VllmRefusal:  # one that a follower left open when it died
+        except VllmRefusal:  # a killed follower left an update open
             with contextlib.suppress(VllmRefusal):
                 self._server.post("/finish_weight_update", {})
             self._server.post("/start_weight_update", {})
@@ -246,15 +253,15 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def _pause(self) -> Iterator[Callable[[], object]]:
-        """Requests are kept, and go on afterwards with what they have; the prefix cache is emptied.
+        """Pauses generation. Running requests continue afterwards; the prefix cache is cleared.
 
-        Nothing is generated any more from its beginning on, and what the workers are told to do comes after what was
-        being generated. vLLM takes its time to say so. Who has used that calls what this yields, which waits for it.
+        Generation stops at once, and later orders run after the current step, but vLLM confirms the pause only after a
+        while. Orders may be sent meanwhile. Call the yielded function to wait for the confirmation.
         """
         self._paused_mark.touch()
         with ThreadPoolExecutor(1, thread_name_prefix="weightwire-pause") as pool:
             paused = pool.submit(self._pausing.post, "/pause?mode=keep", {}, _LONG)
-            if self._replicas > 1:  # the server answers for one of them only
+            if self._replicas > 1:  # /is_paused covers only one of them
                 paused.result()
             while not paused.done() and not self._server.get("/is_paused").get("is_paused"):
                 pass
@@ -263,7 +270,7 @@ class VllmEngine:
                     paused.result()
                 yield partial(self._settle, paused)
             except BaseException:
-                if not self._torn:  # else it serves nothing until it has been reloaded
+                if not self._mixed:  # otherwise it must not serve before a reload
                     self._settle(paused)
                     self._resume()
                 raise
@@ -272,15 +279,15 @@ class VllmEngine:
     def _settle(self, paused: Future[dict[str, Any]]) -> None:
         try:
             paused.result()
-        except EngineError:  # without it, the prefix cache might answer for old weights
+        except EngineError:  # pause again: otherwise the prefix cache might hold values of old weights
             self._server.post("/pause?mode=keep", {}, _LONG)
 
     def _resume(self) -> None:
         self._server.post("/resume", {})
         self._paused_mark.unlink(missing_ok=True)
 
-    def _resume_forgotten(self) -> None:
-        """A server that a follower paused, and then died."""
+    def _resume_if_left_paused(self) -> None:
+        """Resumes a server that a killed follower left paused."""
         if self._paused_mark.exists():
-            self._server.post("/pause?mode=keep", {}, _LONG)  # to the end, which empties the prefix cache
+            self._server.post("/pause?mode=keep", {}, _LONG)  # a full pause clears the prefix cache
             self._resume()

@@ -1,4 +1,4 @@
-"""A connection to a vLLM server, kept open; and what its answers mean when something is wrong."""
+"""A persistent connection to a vLLM server, and its errors."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import time
 import urllib.parse
 from typing import Any
 
-from weightwire.errors import EngineError, EngineGone
+from weightwire.errors import EngineError, EngineGone, public_url
 from weightwire.system import Closeable
 
-__all__ = ["QUICK", "START", "VllmConnection", "VllmRefusal", "public_url"]
+__all__ = ["QUICK", "START", "VllmConnection", "VllmRefusal"]
 
 START = 'start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "weightwire"}\''
-QUICK = 30.0  # seconds for what should take none
+QUICK = 30.0  # seconds, for calls that should be instant
 _OLDEST = "0.29"
 
 
 class VllmRefusal(EngineError):
-    """The server is there, and says no."""
+    """The server answered with an error."""
 
 
 class VllmConnection(Closeable):
-    """One connection, kept open: to open one takes as long as some of the calls."""
+    """Kept open, because connecting takes as long as some of the calls."""
 
     def __init__(self, url: str) -> None:
         parts, port = _split(url)
-        self._url = public_url(url)
+        self._url = public_url(url).rstrip("/")
         self.port = port or (443 if parts.scheme == "https" else 80)
-        # Clients of OpenAI's interface end it in /v1, where the rest is not.
+        # URLs for OpenAI clients end in /v1, but the other endpoints are above it.
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(parts.hostname or "", port)
@@ -44,12 +44,12 @@ class VllmConnection(Closeable):
         return self._call("POST", path, body, timeout)
 
     def check_alive(self) -> None:
-        """While its workers are awaited: one that has died will never answer."""
+        """Raises EngineGone if the server has died. Call it while waiting for workers."""
         if time.monotonic() - self._last_seen > 1.0:
             self.get("/weight_info")
 
     def close(self) -> None:
-        """At once, also for a thread that waits for an answer."""
+        """Closes at once, also while another thread waits for an answer."""
         if self._connection.sock is not None:
             with contextlib.suppress(OSError):
                 self._connection.sock.shutdown(socket.SHUT_RDWR)
@@ -63,17 +63,17 @@ class VllmConnection(Closeable):
                 break
             except (OSError, http.client.HTTPException) as problem:
                 self._connection.close()
-                # A connection that was idle for long has been closed by the server, which then never saw this.
+                # The server closes idle connections, and then never saw the request: try once more.
                 if fresh or attempt == 2 or not isinstance(problem, http.client.RemoteDisconnected | ConnectionError):
                     raise EngineGone(
                         f"{self._url}: cannot be reached ({problem or type(problem).__name__})",
-                        hint="start vLLM there, or give the URL of one that runs",
+                        hint="start vLLM there, or use the URL of a running server",
                     ) from problem
         self._last_seen = time.monotonic()
         if status == 200:
             return answer
         if status == 404:
-            raise EngineError(f"{self._url}: has no {path.split('?')[0]} ({self._about()})", hint=START)
+            raise EngineError(f"{self._url}: does not offer {path.split('?')[0]} ({self._about()})", hint=START)
         raise VllmRefusal(f"{self._url}{path.split('?')[0]}: {_reason(answer, status)}", hint="see the server's log")
 
     def _exchange(
@@ -93,7 +93,7 @@ class VllmConnection(Closeable):
         return response.status, answer if isinstance(answer, dict) else {"error": str(answer)[:500]}
 
     def _about(self) -> str:
-        """Which vLLM it is, for one that lacks what we need."""
+        """Describes a server that lacks an endpoint."""
         try:
             status, answer = self._exchange("GET", "/version", None, QUICK)
         except (OSError, http.client.HTTPException):
@@ -101,23 +101,20 @@ class VllmConnection(Closeable):
         version = answer.get("version") if status == 200 else None
         if not isinstance(version, str):
             return "is it vLLM?"
-        return f"vLLM {version}, {_OLDEST} or newer is needed, in developer mode"
-
-
-def public_url(url: str) -> str:
-    """Without a password, and without a query, which may hold a token."""
-    before, _, host = url.partition("?")[0].partition("#")[0].rstrip("/").rpartition("@")
-    return f"{before.partition('://')[0]}://{host}" if before else host
+        return f"it is vLLM {version}; weightwire needs {_OLDEST} or newer, in developer mode"
 
 
 def _split(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
     try:
         parts = urllib.parse.urlsplit(url)
         port, host = parts.port, parts.hostname
-    except ValueError:  # brackets without an end, or a port that is none
+    except ValueError:  # unbalanced brackets or an invalid port
         parts, port, host = urllib.parse.urlsplit(""), None, None
     if parts.scheme not in ("http", "https") or not host or not host.isprintable() or " " in host:
-        raise EngineError(f"{public_url(url)!r} is not the URL of a server", hint="write it as http://127.0.0.1:8000")
+        raise EngineError(
+            f"{public_url(url.partition('?')[0])!r} is not the URL of a server",
+            hint="use a URL such as http://127.0.0.1:8000",
+        )
     return parts, port
 
 

@@ -1,4 +1,4 @@
-"""vLLM in the registry of engines: how to update it, ask it, and start one."""
+"""vLLM's entry in the registry of engines."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the endpoints through which weights are updated
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    # For CPUs, and without effect elsewhere: gigabytes of cache, and no core for itself.
+    # For CPUs, without effect elsewhere: 1 GB of KV cache, and no binding to cores.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 
 def _launch(model: Path, port: int) -> Program:
-    """For a small model, on any machine."""
-    # `vllm serve` is the same, where the distribution is named vllm.
+    """The command for a small model, on any machine."""
+    # Not `vllm serve`, which needs a distribution named vllm.
     vllm: list[str | Path] = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     sizes = ["--max-model-len", "128", "--max-num-seqs", "128", "--dtype", "bfloat16", "--enforce-eager"]
     transfer = ["--weight-transfer-config", json.dumps({"backend": "weightwire"})]

@@ -1,7 +1,7 @@
-"""What a follower tells an engine to do, and what the engine answers. Pure.
+"""The messages between a follower and an engine: orders and answers.
 
-Orders travel as the update info of vLLM's weight transfer. Answers are files in a directory that the order names, one
-per worker: vLLM's own have no room for them.
+Orders travel as the update info of vLLM's weight transfer. Answers are files in a directory named by the order, one per
+worker, because vLLM's own replies cannot carry them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from weightwire.engines.engine import ServedVersion
+from weightwire.system import read_regular
 
 __all__ = ["Action", "Answer", "check_place", "read_answers", "write_answer"]
 
@@ -21,35 +22,35 @@ Action = Literal["adopt", "check", "stage", "swap", "undo", "reload"]
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of an order in one worker, and what it holds since. `problem` says why it was not done."""
+    """The result of an order in one worker, and the version it then holds. `problem` is the reason of a failure."""
 
     holding: ServedVersion | None
     done: bool = True
-    torn: bool = False  # that it must not serve: its weights may be a mixture
+    mixed: bool = False  # its weights may be a mixture, so it must not serve
     problem: str = ""
     hint: str = ""
-    unpatchable: str = ""  # why nothing can be patched in place: only whole reloads can be done
+    unpatchable: str = ""  # the reason why it cannot be patched, only reloaded
 
 
 def check_place(directory: str, token: str) -> None:
-    """Answers go only to who may leave patches here: whoever reaches the server's port could ask for more."""
+    """Restricts answers to directories of this user's followers: anyone who reaches the port can send orders."""
     path = Path(directory)
     if not (path.name.startswith("weightwire-") and path.is_dir() and os.getuid() in (0, path.stat().st_uid)):
-        raise ValueError(f"{directory!r} is no directory of a follower of this user")
+        raise ValueError(f"{directory!r} is not a directory of a follower of this user")
     if not token.isalnum():
-        raise ValueError("no token")
+        raise ValueError("the token is malformed")
 
 
 def write_answer(directory: Path, token: str, worker: str, answer: Answer) -> None:
-    """Appears all at once."""
+    """Writes an answer atomically."""
     partial = directory / f".{token}.{worker}"
     partial.write_text(json.dumps(asdict(answer)))
     os.replace(partial, directory / f"{token}.{worker}.json")
 
 
 def read_answers(directory: Path, token: str) -> list[Answer]:
-    """Those that are there."""
-    return [_parse(json.loads(path.read_text())) for path in sorted(directory.glob(f"{token}.*.json"))]
+    """The answers written so far."""
+    return [_parse(json.loads(read_regular(path))) for path in sorted(directory.glob(f"{token}.*.json"))]
 
 
 def _parse(fields: dict[str, Any]) -> Answer:

@@ -1,7 +1,7 @@
-"""Keeps the weights of a vLLM model where they can be patched in place, and tells where they are not.
+"""Keeps the weights of a vLLM model in a layout that can be patched, and finds those that are not.
 
-On CPUs vLLM hands linear layers to kernels that keep a packed copy of their own and drops the weights. Such a copy
-cannot be patched, so with our backend it is not made. Knows vLLM's modules; no patch.
+On CPUs, vLLM packs the weights of linear layers for its kernels and drops the originals. A packed copy cannot be
+patched, so with our backend vLLM does not make it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["keep_plain", "relaid_out"]
 
 
 def keep_plain() -> None:
-    """From now on linear layers on a CPU keep their weights as they were loaded, where our backend is asked for."""
+    """With our backend, makes linear layers on a CPU keep their weights as loaded."""
     try:
         from vllm.model_executor.layers import utils
     except ImportError:
@@ -41,15 +41,15 @@ def _is_ours() -> bool:
 
 
 def relaid_out(model: torch.nn.Module) -> str:
-    """The first layer whose weights are not, or not only, where its parameter is; and what they are instead."""
+    """The first layer that does not store its weights unchanged in its parameter, with the reason; empty if none."""
     for name, module in model.named_modules():
-        if hasattr(module, "w13_weight") and _on_cpu(module):  # which all mixtures of experts have
+        if hasattr(module, "w13_weight") and _on_cpu(module):  # the attribute of a mixture of experts
             return f"{name}: the experts are packed for the CPU"
         if any(value is not None and _holds_weights(value) for value in _enclosed(getattr(module, "cpu_linear", None))):
             return f"{name}: the weights are packed for the CPU"
     for name, parameter in model.named_parameters():
         if not parameter.numel():
-            return f"{name}: the weights are packed, and dropped"
+            return f"{name}: the weights are packed and dropped"
     return ""
 
 

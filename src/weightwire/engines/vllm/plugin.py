@@ -1,8 +1,8 @@
-"""Inside vLLM: a weight transfer backend that patches a worker's model in place.
+"""A weight transfer backend for vLLM that patches a worker's model in place.
 
-One in each worker. What only reads is done beside the generation, in a thread; what writes is done when it is told,
-while the follower has paused it. Whatever goes wrong is answered and not raised: of several workers all must be told
-the same, and vLLM tells none of the others when one raises. Knows vLLM's interface; no HTTP, and no bucket.
+Each worker has one. Reading orders run in a thread while the worker generates. Writing orders run while the follower
+has paused the server. Failures are returned as answers and not raised: if one worker raises, vLLM does not pass the
+order to the others, and all workers must get the same orders.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from weightwire.engines.engine import ServedVersion
 from weightwire.engines.live_model import LiveModel, StagedPatch, use_all_cores
 from weightwire.engines.vllm.orders import Answer, check_place, write_answer
 from weightwire.engines.vllm.packing import relaid_out
-from weightwire.engines.weight_map import torch_dtype
+from weightwire.engines.weight_map import UnpatchableKind, torch_dtype
 from weightwire.errors import EngineError, WeightwireError
 from weightwire.weights import Checkpoint, as_torch_integers
 
-__all__ = ["Hello", "Order", "WeightwireEngine", "checkpoint_patches"]
+__all__ = ["Order", "StatusOrder", "WeightwireEngine", "checkpoint_patches"]
 
-_log = logging.getLogger("vllm.weightwire")  # below vLLM's own, so that it is seen where vLLM's is
+_log = logging.getLogger("vllm.weightwire")  # a child of vLLM's logger, so that it is shown with vLLM's
 
 
 @dataclass
-class Hello(WeightTransferInitInfo):  # type: ignore[misc]
-    """Someone wants to know what this worker holds."""
+class StatusOrder(WeightTransferInitInfo):  # type: ignore[misc]
+    """Asks which version this worker holds."""
 
     directory: str
     token: str
@@ -47,7 +47,7 @@ class Hello(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class Order(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """See `orders`. `file` is a patch or a checkpoint; `run`, `version` and `state` are what it leads to."""
+    """See `orders`. `file` is a patch or checkpoint that leads to `run`, `version` and `state`."""
 
     action: str
     directory: str
@@ -62,8 +62,8 @@ class Order(WeightTransferUpdateInfo):  # type: ignore[misc]
         return ServedVersion(self.run, self.version, self.state)
 
 
-class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc]
-    init_info_cls = Hello
+class WeightwireEngine(WeightTransferEngine[StatusOrder, Order]):  # type: ignore[misc]
+    init_info_cls = StatusOrder
     update_info_cls = Order
     supports_draft_weight_update = False
 
@@ -74,15 +74,15 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
         self._staged: StagedPatch | None = None
         self._patch: Delta | None = None
         self._busy: threading.Thread | None = None
-        self._owner = ""  # who staged it
-        self._done = ""  # the order that was carried out last
-        self._is_pristine = True  # that nobody has written to the model since vLLM loaded it
+        self._owner = ""  # the directory of the follower that staged it
+        self._done = ""  # the token of the last order
+        self._is_pristine = True  # not written since vLLM loaded it
         if self._unpatchable:
-            _log.warning("weightwire: %s. Every version will be loaded anew, which is slow.", self._unpatchable)
+            _log.warning("weightwire: %s: every version will be reloaded, which is slow", self._unpatchable)
 
     # --- vLLM's interface ----------------------------------------------------------------------------------------
 
-    def init_transfer_engine(self, init_info: Hello) -> None:
+    def init_transfer_engine(self, init_info: StatusOrder) -> None:
         check_place(init_info.directory, init_info.token)
         self._answer(init_info, lambda: True)
 
@@ -92,7 +92,7 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
     def receive_weights(self, update_info: Order) -> None:
         order = update_info
         check_place(order.directory, order.token)
-        if order.token == self._done:  # its reply was lost, and it was sent again
+        if order.token == self._done:  # sent again, because its reply was lost
             return
         self._done = order.token
         reading = {"adopt": self._adopt, "check": self._check, "stage": self._stage}
@@ -105,7 +105,7 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
             self._answer(order, lambda: writing[order.action](order))
 
     def finish_weight_update(self) -> None:
-        self._staged = self._patch = None  # and with it what was kept to undo it
+        self._staged = self._patch = None  # also drops the old values kept for `undo`
 
     def shutdown(self) -> None:
         self._staged = self._patch = None
@@ -117,7 +117,7 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
         return not self._unpatchable and self._live.adopt(order.file, order.target)
 
     def _check(self, order: Order) -> bool:
-        """That this is a checkpoint of this model, before anything is written."""
+        """Checks that the checkpoint fits this model, before anything is written."""
         self._check_whole()
         if not self._unpatchable:
             self._live.learn(Checkpoint(order.file))
@@ -126,26 +126,27 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
     def _stage(self, order: Order) -> bool:
         self._patch, self._owner = Delta.open(order.file), order.directory
         self._staged = self._live.stage(self._patch, order.target)
-        for name in self._staged.odd:
-            if not self._live.odd[name].startswith("the loader casts"):
-                raise EngineError(f"tensor {name!r}: cannot be patched ({self._live.odd[name]})", hint="reload it")
-            _log.info("weightwire: tensor %r takes the slow way: %s", name, self._live.odd[name])
+        for name in self._staged.unpatchable:
+            why = self._live.unpatchable[name]
+            if why.kind is not UnpatchableKind.CAST:
+                raise EngineError(f"tensor {name!r}: cannot be patched ({why})", hint="reload the model")
+            _log.info("weightwire: tensor %r is patched slowly: %s", name, why)
         return True
 
     def _swap(self, order: Order) -> bool:
         staged, patch = self._staged, self._patch
         if staged is None or patch is None or (self._owner, staged.target) != (order.directory, order.target):
-            raise EngineError(f"no patch to version {order.version} is ready here", hint="stage it first")
+            raise EngineError(f"no patch to version {order.version} is staged here", hint="stage the patch first")
         staged.swap()
-        if staged.odd:
+        if staged.unpatchable:
             self._load_slowly(patch, staged)
         return True
 
     def _undo(self, order: Order) -> bool:
         if self._staged is not None:
             self._staged.undo()
-            if self._staged.odd:  # those have no way back
-                self._live.holding, self._live.torn = None, True
+            if self._staged.unpatchable:  # these cannot be undone
+                self._live.holding, self._live.mixed = None, True
         return True
 
     def _reload(self, order: Order) -> bool:
@@ -156,34 +157,36 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
         from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
         self._check_whole()
-        self._live.holding, self._live.torn = None, True
+        self._live.holding, self._live.mixed = None, True
         reload_weights(self.vllm_config, self.model, None, order.file, True)
-        self._live.holding, self._live.torn = order.target, False
+        self._live.holding, self._live.mixed = order.target, False
         return True
 
     def _load_slowly(self, patch: Delta, staged: StagedPatch) -> None:
-        """Through vLLM's own loader, which takes a whole tensor for it and has no way back."""
+        """Loads `unpatchable` tensors with vLLM's own loader, which needs whole tensors and cannot be undone."""
         from vllm.model_executor.model_loader.checkpoint_weight_patch import load_checkpoint_weight_patches
 
-        patches = checkpoint_patches(patch, staged.odd)
+        patches = checkpoint_patches(patch, staged.unpatchable)
         holding = self._live.holding
-        self._live.holding, self._live.torn = None, True
+        self._live.holding, self._live.mixed = None, True
         load_checkpoint_weight_patches(self.model, patches)
-        self._live.holding, self._live.torn = holding, False
+        self._live.holding, self._live.mixed = holding, False
 
     def _check_whole(self) -> None:
-        """That this is a model whose weights are those of a checkpoint."""
+        """Checks that the model holds plain checkpoint weights."""
         if self.model_config.quantization is not None:
             raise EngineError(
-                f"the model is served quantised ({self.model_config.quantization})",
-                hint="serve it without: its weights are not those of the checkpoint",
+                f"the model is served quantized ({self.model_config.quantization})",
+                hint="serve it without quantization: its weights are not those of the checkpoint",
             )
         self._look_at_layout()
         if "experts" in self._unpatchable:
-            raise EngineError(self._unpatchable, hint="vLLM cannot reload such a model either: serve it on a GPU")
+            raise EngineError(
+                self._unpatchable, hint="serve it on a GPU: on a CPU, vLLM cannot reload such a model either"
+            )
 
     def _look_at_layout(self) -> None:
-        """Whether the weights lie in the model as they were loaded: else what looks right would be served wrongly."""
+        """Checks that vLLM kept the weights as loaded. Otherwise a patch would corrupt them unnoticed."""
         if not self._is_pristine:
             return
         self._is_pristine = False
@@ -192,7 +195,7 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
             if not self._unpatchable and path.is_dir() and not self._live.holds(Checkpoint(path)):
                 self._unpatchable = "the weights are not kept as they were loaded"
         except WeightwireError as problem:
-            _log.warning("weightwire: %s: could not be compared with what is served (%s)", path, problem.message)
+            _log.warning("weightwire: %s: cannot be compared with the served weights (%s)", path, problem.message)
 
     # --- answers -------------------------------------------------------------------------------------------------
 
@@ -204,7 +207,7 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
         self._busy = threading.Thread(target=answer, name="weightwire-stage", daemon=True)
         self._busy.start()
 
-    def _answer(self, order: Hello | Order, work: Callable[[], bool]) -> None:
+    def _answer(self, order: StatusOrder | Order, work: Callable[[], bool]) -> None:
         done, problem, hint = False, "", ""
         try:
             done = work()
@@ -214,15 +217,15 @@ class WeightwireEngine(WeightTransferEngine[Hello, Order]):  # type: ignore[misc
             _log.exception("weightwire: an order failed")
             problem = f"{type(error).__name__}: {error}"
         live = self._live
-        answer = Answer(live.holding, done, live.torn, problem, hint, self._unpatchable)
+        answer = Answer(live.holding, done, live.mixed, problem, hint, self._unpatchable)
         try:
             write_answer(Path(order.directory), order.token, str(os.getpid()), answer)
-        except OSError as error:  # whoever asked is gone
-            _log.warning("weightwire: nobody is there to hear of it (%s)", error)
+        except OSError as error:
+            _log.warning("weightwire: the answer cannot be written: the follower is gone (%s)", error)
 
 
 def checkpoint_patches(patch: Delta, names: Iterable[str]) -> list[Any]:
-    """Some tensors of a patch in the form that vLLM's own loader takes."""
+    """Some tensors of a patch in the form that vLLM's own loader expects."""
     from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
 
     patches = []

@@ -1,4 +1,4 @@
-"""What vLLM calls when it starts: makes the weightwire backend known to it."""
+"""Registers the weightwire backend when vLLM starts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """For vLLM, which calls it in each of its processes: see `vllm.general_plugins` in pyproject.toml."""
+    """vLLM calls this in each of its processes: see `vllm.general_plugins` in pyproject.toml."""
     from weightwire.engines.vllm.packing import keep_plain
 
     try:
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory
-    except ImportError:  # before 0.29: whoever asks for the backend is told by vLLM that there is none
+    except ImportError:  # before 0.29: vLLM itself then rejects the backend
         return
     if "weightwire" not in WeightTransferEngineFactory._registry:  # it may be called more than once
         WeightTransferEngineFactory.register_engine("weightwire", "weightwire.engines.vllm.plugin", "WeightwireEngine")

@@ -1,6 +1,6 @@
-"""Which tokens of a sample came from which version. Pure: reads what vLLM says of them.
+"""Which tokens of a sample came from which version.
 
-vLLM says it in answers of /inference/v1/generate (started with --enable-scale-out), for each choice:
+vLLM reports this in answers of /inference/v1/generate (started with --enable-scale-out), for each choice:
 `"weight_versions": [{"version": "41", "start": 0, "end": 17}, {"version": "42", "start": 17, "end": 64}]`.
 """
 
@@ -15,7 +15,7 @@ __all__ = ["VersionSpan", "oldest_version", "spans_of"]
 
 @dataclass(frozen=True)
 class VersionSpan:
-    """Tokens from `start` to before `end`. `version` is None where the server had not been given any yet."""
+    """Tokens from `start` up to, but excluding, `end`. `version` is None before the server's first version."""
 
     version: int | None
     start: int
@@ -23,7 +23,7 @@ class VersionSpan:
 
 
 def spans_of(choice: Mapping[str, Any]) -> list[VersionSpan]:
-    """The spans of a choice; none where the server does not say."""
+    """The spans of a choice. Empty if the server does not report them."""
     return [
         VersionSpan(int(one["version"]) if one["version"].isdecimal() else None, one["start"], one["end"])
         for one in choice.get("weight_versions") or ()
@@ -31,9 +31,9 @@ def spans_of(choice: Mapping[str, Any]) -> list[VersionSpan]:
 
 
 def oldest_version(choice: Mapping[str, Any]) -> int | None:
-    """The oldest version that any token came from; None if one came from an unknown one.
+    """The oldest version of any token, or None if the version of a token is unknown.
 
-    A sample is `publisher.version - oldest_version(choice)` versions stale: leave out what is too stale to train on.
+    A sample is `publisher.version - oldest_version(choice)` versions stale. Skip samples that are too stale.
     """
     versions = [span.version for span in spans_of(choice)]
     return None if None in versions else min((one for one in versions if one is not None), default=None)

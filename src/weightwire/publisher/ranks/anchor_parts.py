@@ -1,4 +1,4 @@
-"""An anchor of several ranks: each uploads its own rows, and rank 0 names it once all parts are there."""
+"""An anchor of several ranks: each uploads its own rows, and rank 0 records it once all parts are uploaded."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ class AnchorParts:
         self._context = context
         self._meeting = meeting
         self._anchors = anchors
-        self._uploaded: list[AnchorPart] = []  # which the others have not heard of
-        self._collected: tuple[Commit, dict[int, AnchorPart]] | None = None  # on rank 0: an anchor, and its parts
+        self._uploaded: list[AnchorPart] = []  # not yet announced to the others
+        self._collected: tuple[Commit, dict[int, AnchorPart]] | None = (
+            None  # on rank 0: the version of an anchor, and its parts so far
+        )
 
     @property
     def is_collecting(self) -> bool:
         return self._collected is not None
 
     def count(self, commit: Commit, weights_bytes: int) -> bool:
-        """On rank 0: counts a version; returns whether an anchor is to be made of it."""
+        """On rank 0: counts a version. Returns whether an anchor of it is due."""
         self._anchors.schedule = self._anchors.schedule.after_commit(commit)
         return not self.is_collecting and self._anchors.is_due(weights_bytes)
 
     async def add(self, commit: Commit, published: Weights) -> None:
-        """As a whole anchor is added; the others hear of it at one of the next meetings."""
+        """Encodes this rank's part and uploads it in the background. A later meeting announces it."""
         if self._meeting.is_first:
             self._anchors.schedule = self._anchors.schedule.restarted()
             self._collected = commit, {}
@@ -53,22 +55,22 @@ class AnchorParts:
         finally:
             self._uploaded.append(part)
 
-    def take_news(self) -> tuple[AnchorPart, ...]:
-        """What has been uploaded since the last time."""
+    def pop_uploaded(self) -> tuple[AnchorPart, ...]:
+        """The parts uploaded since the last call."""
         uploaded, self._uploaded = tuple(self._uploaded), []
         return uploaded
 
     async def take_last_news(self) -> News:
-        """What is still being uploaded is waited for."""
+        """Waits for uploads in progress, then returns the last news."""
         await self._context.background.wait("anchor")
-        return News(anchors=self.take_news())
+        return News(anchors=self.pop_uploaded())
 
-    def collect(self, said: Sequence[News]) -> None:
-        """On rank 0: once all parts of an anchor are there, it can be named."""
+    def collect(self, replies: Sequence[News]) -> None:
+        """On rank 0: records an anchor once all of its parts are uploaded."""
         if self._collected is None:
             return
         commit, parts = self._collected
-        for rank, one in enumerate(said):
+        for rank, one in enumerate(replies):
             for part in one.anchors:
                 if part.version == commit.version:
                     parts[rank] = part

@@ -1,6 +1,6 @@
-"""Who publishes what, where several ranks publish together. Pure: what each of them holds in, an owner of each row out.
+"""Assigns every row to the rank that publishes it. Pure.
 
-A tensor that several ranks hold, or the same rows of it, is published by one of them; whoever has least to do.
+If several ranks hold the same rows, the one with the least work publishes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HeldRows(msgspec.Struct, frozen=True):
 
     @property
     def covers(self) -> Rows:
-        """The rows; of a tensor without any it is as if it had one."""
+        """The rows it holds. A tensor without dimensions counts as one row."""
         return self.rows or (0, self.shape[0] if self.shape else 1)
 
     @property
@@ -37,7 +37,7 @@ class HeldRows(msgspec.Struct, frozen=True):
 
 
 class RankHoldings(msgspec.Struct, frozen=True):
-    """What one rank holds: pieces by name, and other names of the same memory. Or it is `closed`."""
+    """What one rank holds: pieces by name, and aliases. `closed` if it has closed its publisher."""
 
     pieces: dict[str, HeldRows] = {}
     aliases: dict[str, str] = {}
@@ -46,7 +46,7 @@ class RankHoldings(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Partition:
-    """The schema of the whole, and the names of which each rank publishes its piece."""
+    """The schema of the whole model, and for each rank the names whose pieces it publishes."""
 
     schema: Schema
     aliases: Mapping[str, str]
@@ -59,8 +59,10 @@ def holdings_of(weights: Weights, aliases: Mapping[str, str]) -> RankHoldings:
 
 
 def partition_rows(holdings: Sequence[RankHoldings]) -> Partition:
-    """Every row of every tensor to exactly one rank. Raises CheckpointError if that cannot be done."""
+    """Assigns every row of every tensor to exactly one rank. Raises CheckpointError if that is impossible."""
     names = list(dict.fromkeys(name for one in holdings for name in one.pieces))
+    if not names:
+        raise CheckpointError("no rank has tensors to publish", hint="pass the weights of a model")
     held = {name: {rank: one.pieces[name] for rank, one in enumerate(holdings) if name in one.pieces} for name in names}
     schema = {name: _kind(name, pieces) for name, pieces in held.items()}
     for name, pieces in held.items():
@@ -76,8 +78,8 @@ def _kind(name: str, pieces: Mapping[int, HeldRows]) -> tuple[Dtype, tuple[int, 
     for rank, other in others:
         if (other.dtype, other.shape) != (one.dtype, one.shape):
             here, there = (f"{each.dtype} {list(each.shape)}" for each in (one, other))
-            what = f"is {here} on rank {first}, and {there} on rank {rank}"
-            _fail(name, what, "shards of a tensor have the shape of the whole, and `rows`")
+            what = f"is {here} on rank {first}, but {there} on rank {rank}"
+            _fail(name, what, "give every shard the shape of the whole tensor, and `rows`")
     return DTYPES[one.dtype], one.shape
 
 
@@ -85,16 +87,20 @@ def _check_rows(name: str, shape: tuple[int, ...], covered: set[Rows]) -> None:
     end = 0
     for first, last in sorted(covered):
         if first < end:
-            _fail(name, f"rows {first} to {min(last, end)} are in two shards", "ranks hold the same rows, or others")
+            _fail(
+                name,
+                f"rows {first} to {min(last, end)} are in two shards",
+                "let shards have the same rows, or disjoint ones",
+            )
         if first > end:
-            _fail(name, f"no rank has rows {end} to {first}", "every rank of the model must publish")
+            _fail(name, f"no rank holds rows {end} to {first}", "publish on every rank of the model")
         end = last
     if end < (shape[0] if shape else 1):
-        _fail(name, f"no rank has rows {end} to {shape[0]}", "every rank of the model must publish")
+        _fail(name, f"no rank holds rows {end} to {shape[0]}", "publish on every rank of the model")
 
 
 def _choose(held: Mapping[str, Mapping[int, HeldRows]], ranks: int) -> tuple[frozenset[str], ...]:
-    """Those that only one rank holds first, then the largest: so that all have about the same to do."""
+    """Assigns pieces with a single holder first, then the largest, to balance the load."""
     holders: dict[tuple[str, Rows], list[int]] = {}
     for name, pieces in held.items():
         for rank, piece in pieces.items():

@@ -1,7 +1,6 @@
-"""How the ranks of one publisher talk to each other: what they need for it, and how they meet.
+"""How the ranks of one publisher communicate: all ranks hold the same meetings in the same order.
 
-Every rank does the same things in the same order. Knows bytes and errors; no weights, no bucket, and not what a
-meeting is about.
+It carries messages and errors, and does not know what a meeting is about.
 """
 
 from __future__ import annotations
@@ -19,51 +18,51 @@ __all__ = ["Meeting", "RankGroup"]
 Message = TypeVar("Message")
 
 PULSE = 10.0
-"""Seconds after which a rank that still works says so: one that says nothing at all is gone."""
+"""Seconds between signs of life of a rank that is still working. A silent rank counts as lost."""
 
 LATE = 30.0
-"""Seconds after which a rank that waits for the trainer of another says so."""
+"""Seconds after which a rank that waits for another rank's trainer warns."""
 
-_RESTART = "restart all ranks: the publisher goes on from what was committed last"
+_RESTART = "restart all ranks: the publisher continues from the last commit"
 
 
 class RankGroup(Protocol):
-    """Processes that publish one model together, each its own rows. `weightwire.trainers.torch.Ranks` is one.
+    """Processes that publish one model together, each its own rows: `weightwire.trainers.torch.Ranks`.
 
-    A `Publisher` that is given one closes it.
+    The `Publisher` that gets it closes it.
     """
 
     @property
     def rank(self) -> int:
-        """Which one this is, from 0 on."""
+        """The rank of this process, from 0."""
         ...
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         ...
 
     async def gather(self, data: bytes) -> list[bytes]:
-        """What every rank has to say, by rank: once all of them have said it.
+        """Waits for the data of every rank and returns it, by rank.
 
-        Raises RankFailed if one is gone, or says nothing for so long that it must be.
+        Raises RankFailed if a rank is lost, or silent for too long.
         """
         ...
 
     def close(self) -> None:
-        """This rank says nothing more: others that wait for it are told. Twice is harmless."""
+        """Leaves the group: ranks that wait for this one fail. May be called twice."""
         ...
 
 
 class _RankProblem(msgspec.Struct, frozen=True):
-    """Why a rank could not do its part."""
+    """The error of a rank."""
 
     code: str
     message: str
     hint: str | None
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _RankReply(msgspec.Struct, frozen=True):
     about: str
     done: bool = True
     message: bytes = b""
@@ -71,7 +70,7 @@ class _Said(msgspec.Struct, frozen=True):
 
 
 class Meeting:
-    """Where all ranks come together, one subject after the other."""
+    """Exchanges messages between all ranks, for one subject after the other."""
 
     def __init__(self, ranks: RankGroup) -> None:
         self._ranks = ranks
@@ -86,72 +85,75 @@ class Meeting:
 
     @property
     def is_first(self) -> bool:
-        """That this is rank 0, which alone reads and writes records."""
+        """Whether this is rank 0, the only one that reads and writes records."""
         return self._ranks.rank == 0
 
     def leave(self) -> None:
-        """Others that wait for this rank are told."""
+        """Leaves the group: ranks that wait for this one fail."""
         self._ranks.close()
 
-    async def tell(self, about: str, message: Message) -> list[Message]:
-        """What all have to say at this moment, by rank."""
-        said = await self._gather(_Said(about, message=_encode(message)))
-        return [_decode(one, type(message)) for one in said]
+    async def exchange(self, about: str, message: Message) -> list[Message]:
+        """Exchanges messages that are available now. Returns them by rank."""
+        replies = await self._gather(_RankReply(about, message=_encode(message)))
+        return [_decode(one, type(message)) for one in replies]
 
-    async def meet(self, about: str, work: Coroutine[Any, Any, Message], kind: type[Message]) -> list[Message]:
-        """Every rank does some work; returns what came of it, by rank.
+    async def run_on_all(self, about: str, work: Coroutine[Any, Any, Message], kind: type[Message]) -> list[Message]:
+        """Runs work on every rank. Returns the results by rank.
 
-        If one fails then all of them do, at the same point and for the same reason; what others have not finished is
-        cancelled.
+        If one rank fails, all fail at the same point and with the same error. Unfinished work is cancelled.
         """
-        return [_decode(one, kind) for one in await self._meet(about, work)]
+        return [_decode(one, kind) for one in await self._run(about, work)]
 
-    async def hear(self, about: str, work: Coroutine[Any, Any, Message] | None, kind: type[Message]) -> Message:
-        """Rank 0 does some work, and all hear what came of it."""
-        said = await self._meet(about, _nothing() if work is None else work)
-        return _decode(said[0], kind)
+    async def run_on_rank_0(
+        self, about: str, work: Coroutine[Any, Any, Message] | None, kind: type[Message]
+    ) -> Message:
+        """Runs work on rank 0 and returns its result on all ranks."""
+        replies = await self._run(about, _nothing() if work is None else work)
+        return _decode(replies[0], kind)
 
-    async def _meet(self, about: str, work: Coroutine[Any, Any, Any]) -> list[_Said]:
+    async def _run(self, about: str, work: Coroutine[Any, Any, Any]) -> list[_RankReply]:
         task = asyncio.ensure_future(work)
         try:
             while True:
                 await asyncio.wait([task], timeout=PULSE)
-                said = await self._gather(self._say(about, task))
-                failed = [rank for rank, one in enumerate(said) if one.problem]
+                replies = await self._gather(self._reply_of(about, task))
+                failed = [rank for rank, one in enumerate(replies) if one.problem]
                 if failed:
-                    # What none can go on from comes first, or some would go on without the others.
-                    self._raise(min(failed, key=lambda rank: (not _is_final(said[rank]), rank)), said, task)
-                if all(one.done for one in said):
-                    return said
+                    # Final errors first, or some ranks would continue without the others.
+                    self._raise(min(failed, key=lambda rank: (not _is_final(replies[rank]), rank)), replies, task)
+                if all(one.done for one in replies):
+                    return replies
         finally:
             await _drop(task)
 
-    def _say(self, about: str, task: asyncio.Future[Any]) -> _Said:
+    def _reply_of(self, about: str, task: asyncio.Future[Any]) -> _RankReply:
         if not task.done():
-            return _Said(about, done=False)
+            return _RankReply(about, done=False)
         problem = asyncio.CancelledError() if task.cancelled() else task.exception()
         if problem is None:
-            return _Said(about, message=_encode(task.result()))
+            return _RankReply(about, message=_encode(task.result()))
         if isinstance(problem, WeightwireError):
-            return _Said(about, problem=_RankProblem(problem.code, problem.message, problem.hint))
+            return _RankReply(about, problem=_RankProblem(problem.code, problem.message, problem.hint))
         what = f"the publisher failed ({type(problem).__name__}: {problem})"
-        return _Said(about, problem=_RankProblem(RankFailed.code, what, _RESTART))
+        return _RankReply(about, problem=_RankProblem(RankFailed.code, what, _RESTART))
 
-    def _raise(self, rank: int, said: list[_Said], task: asyncio.Future[Any]) -> NoReturn:
+    def _raise(self, rank: int, replies: list[_RankReply], task: asyncio.Future[Any]) -> NoReturn:
         if rank == self._ranks.rank:
             task.result()
-        problem = said[rank].problem
+        problem = replies[rank].problem
         assert problem is not None
-        raise error_class(problem.code)(f"rank {rank}: {problem.message}", hint=problem.hint)
+        named = problem.message.startswith(f"rank {rank} ")
+        message = problem.message if named else f"rank {rank}: {problem.message}"
+        raise error_class(problem.code)(message, hint=problem.hint)
 
-    async def _gather(self, mine: _Said) -> list[_Said]:
+    async def _gather(self, mine: _RankReply) -> list[_RankReply]:
         everyone = await self._ranks.gather(msgspec.msgpack.encode(mine))
-        said = [msgspec.msgpack.decode(one, type=_Said) for one in everyone]
-        for rank, one in enumerate(said):
+        replies = [msgspec.msgpack.decode(one, type=_RankReply) for one in everyone]
+        for rank, one in enumerate(replies):
             if one.about != mine.about:
                 here = f"rank {self._ranks.rank} is at {mine.about!r}"
-                raise RankFailed(f"{here}, and rank {rank} at {one.about!r}: they are out of step", hint=_RESTART)
-        return said
+                raise RankFailed(f"{here}, but rank {rank} at {one.about!r}: out of step", hint=_RESTART)
+        return replies
 
 
 async def _nothing() -> None:
@@ -159,20 +161,20 @@ async def _nothing() -> None:
 
 
 async def _drop(task: asyncio.Future[Any]) -> None:
-    """Ends what nobody waits for any more, and forgets what came of it."""
+    """Cancels a task and ignores its outcome."""
     task.cancel()
     await asyncio.wait([task])
     if not task.cancelled():
         task.exception()
 
 
-def _is_final(said: _Said) -> bool:
-    return said.problem is not None and said.problem.code in (Fenced.code, RankFailed.code)
+def _is_final(reply: _RankReply) -> bool:
+    return reply.problem is not None and reply.problem.code in (Fenced.code, RankFailed.code)
 
 
 def _encode(message: Any) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-def _decode(said: _Said, kind: type[Message]) -> Message:
-    return msgspec.msgpack.decode(said.message, type=kind)
+def _decode(reply: _RankReply, kind: type[Message]) -> Message:
+    return msgspec.msgpack.decode(reply.message, type=kind)

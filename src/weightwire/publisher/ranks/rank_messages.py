@@ -1,4 +1,4 @@
-"""What the ranks of one publisher tell each other: records of records, a few kilobytes each. Never weights."""
+"""The messages between the ranks of one publisher: a few kilobytes each, never weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from weightwire.chain import Commit, DataFile, Run, StageTiming
 from weightwire.codec import Digest
 from weightwire.delta import State, TensorState, add_digests
-from weightwire.errors import WeightwireError
+from weightwire.errors import NotPublished, WeightwireError
 from weightwire.weights import Schema
 
 __all__ = [
@@ -26,11 +26,11 @@ __all__ = [
     "sum_states",
 ]
 
-EVERY_RANK = "every rank must call publish() for every step, and close the publisher in the end"
+EVERY_RANK = "call publish() for every step on every rank, and close every publisher at the end"
 
 
 class RankRun(msgspec.Struct, frozen=True):
-    """The run that rank 0 has found, if there is one. It has an epoch once rank 0 has claimed it."""
+    """The run that rank 0 found, if any. It has an epoch once rank 0 has claimed it."""
 
     run: Run | None = None
     epoch: int = 0
@@ -42,7 +42,7 @@ class RankRun(msgspec.Struct, frozen=True):
 
 
 class AnchorPart(msgspec.Struct, frozen=True):
-    """A rank's part of an anchor: a file, or none if it holds nothing; or it failed."""
+    """A rank's part of an anchor. `files` is empty if the rank has no rows, or if it `failed`."""
 
     version: int
     files: tuple[DataFile, ...] = ()
@@ -50,28 +50,28 @@ class AnchorPart(msgspec.Struct, frozen=True):
 
 
 class News(msgspec.Struct, frozen=True):
-    """That a rank has weights to publish, and anchors it has uploaded. `go` is what rank 0 wants all to do next."""
+    """Whether a rank has weights to publish, and its uploaded anchors. `order` is set by rank 0."""
 
-    go: str = ""
+    order: str = ""
     waiting: bool = False
     anchors: tuple[AnchorPart, ...] = ()
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """The capture that a rank holds, and which of the trainer's steps it is."""
+    """The turn of a rank's capture, and its training step."""
 
     turn: int
     step: int | None = None
 
 
 class Recalled(msgspec.Struct, frozen=True):
-    """The digests of a rank's rows of weights that were given; None if there were none, or other ones."""
+    """The digests of a rank's rows of `published` or `base`; None if they were not given or do not fit."""
 
     digests: dict[str, Digest] | None = None
 
 
 class RankPart(msgspec.Struct, frozen=True):
-    """A rank's part of a version, uploaded: what is to be added to the digests of the tensors that it changes."""
+    """A rank's uploaded part of a version. `added` is the change of the tensors' digests."""
 
     added: dict[str, Digest]
     changed: int = 0
@@ -80,23 +80,23 @@ class RankPart(msgspec.Struct, frozen=True):
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """What has become a version; that an anchor is to be made of it; and the run, if this has started it."""
+    """A committed version, whether an anchor of it is due, and the run if this commit started it."""
 
     commit: Commit
     anchor: bool = False
     run: Run | None = None
 
 
-def different_steps(said: Sequence[Turn]) -> WeightwireError | None:
-    steps = {one.step for one in said}
+def different_steps(turns: Sequence[Turn]) -> WeightwireError | None:
+    steps = {one.step for one in turns}
     if len(steps) == 1:
         return None
-    listed = ", ".join(f"rank {rank}: {one.step}" for rank, one in enumerate(said))
-    return WeightwireError(f"the ranks publish different steps ({listed})", hint=EVERY_RANK)
+    listed = ", ".join(f"rank {rank}: {one.step}" for rank, one in enumerate(turns))
+    return NotPublished(f"the ranks publish different steps ({listed})", hint=EVERY_RANK)
 
 
 def sum_states(schema: Schema, digests: Sequence[Mapping[str, Digest]], known: State | None = None) -> State:
-    """The state of the whole, from what each rank adds to it."""
+    """The state of the whole model: the known state plus the changes of all ranks."""
     sums = {name: one.digest for name, one in known.tensors.items()} if known else {}
     for name, added in ((name, added) for one in digests for name, added in one.items()):
         sums[name] = add_digests(sums.get(name, (0, 0)), added)
@@ -104,7 +104,7 @@ def sum_states(schema: Schema, digests: Sequence[Mapping[str, Digest]], known: S
 
 
 def slowest(stages: Sequence[Mapping[str, StageTiming]]) -> dict[str, StageTiming]:
-    """All ranks work at the same time: the slowest counts, and the bytes of all."""
+    """Stage timings of all ranks, which work in parallel: the longest time and the sum of the bytes."""
     names = dict.fromkeys(name for one in stages for name in one)
     found = {name: [one[name] for one in stages if name in one] for name in names}
     return {

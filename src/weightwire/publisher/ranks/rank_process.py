@@ -1,7 +1,7 @@
-"""One rank of a trainer that has many: it publishes its own rows, and all ranks publish the same step.
+"""One rank of a trainer with many: it publishes its own rows, and all ranks publish the same step.
 
-All ranks go through the same meetings in the same order, so that what becomes of a version is the same for all: every
-rank's part is of the same turn, or there is no version.
+All ranks hold the same meetings in the same order, so a version has the same outcome on all of them. Either every part
+belongs to the same turn, or no version is made.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["RankProcess"]
 
 _TAKE, _CLOSE = "take", "close"
 
-_SOON = 0.5  # seconds between two looks at an anchor whose parts are being uploaded
+_SOON = 0.5  # seconds between two checks while the parts of an anchor are being uploaded
 
 
 class RankProcess:
@@ -45,7 +45,7 @@ class RankProcess:
         self._versions = VersionParts(context, self._meeting, self._setup, self._anchor_parts)
         self._session: RankSession | None = None
         self._is_anchor_wanted = False
-        self._is_over = False  # that the ranks meet no more
+        self._is_over = False  # the ranks hold no more meetings
 
     @property
     def _rank_run(self) -> RankRun:
@@ -105,7 +105,7 @@ class RankProcess:
     @property
     def _share(self) -> RankShare:
         if self._setup.share is None:
-            raise RuntimeError("join() comes before the first capture")
+            raise RuntimeError("call join() before the first capture")
         return self._setup.share
 
     # --- rounds --------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class RankProcess:
                 if taken is not None:
                     return taken
                 if not self._context.lifecycle.closing:
-                    self._context.lifecycle.fail(Closed("rank 0 has closed this publisher", hint=EVERY_RANK))
+                    self._context.lifecycle.fail(Closed("rank 0 closed this publisher", hint=EVERY_RANK))
             except RankFailed as problem:
                 self._context.lifecycle.fail(problem)
                 self._context.warn(problem.message)
@@ -128,7 +128,7 @@ class RankProcess:
         return self._context.lifecycle.ending
 
     def leave(self) -> None:
-        """Nobody waits for this rank any more, nor its trainer for the others."""
+        """Releases the other ranks and this rank's trainer, which may be waiting for each other."""
         self._is_over = True
         self._meeting.leave()
         self._setup.dismiss(self._context.lifecycle.ending)
@@ -136,36 +136,36 @@ class RankProcess:
         self._context.lifecycle.wake()
 
     async def _next_round(self) -> Taken | None:
-        """What all ranks are to publish next; None when they close."""
+        """Agrees on what all ranks publish next; None when they close."""
         share = await self._setup.agree_on_rows()
         if share is not None:
             while await self._next(share.copies) == _TAKE:
-                # Before anything is taken: while this waits for the bucket, captures must not wait for this.
+                # Before anything is taken, so that captures can continue while this waits for the bucket.
                 begun = await self._begin(share)
                 taken = await self._turns.take(share.copies)
                 if taken is not None:
                     return replace(taken, problem=taken.problem or begun)
-        last_news = await self._meeting.meet("leave", self._anchor_parts.take_last_news(), News)
+        last_news = await self._meeting.run_on_all("leave", self._anchor_parts.take_last_news(), News)
         self._anchor_parts.collect(last_news)
         return None
 
     async def _next(self, copies: HostCopies[Publication]) -> str:
-        """What rank 0 wants all to do, once it wants something."""
+        """Waits for the next order of rank 0."""
         lifecycle, others_wait = self._context.lifecycle, False
         while True:
             if self._meeting.is_first and not (self._turns.is_waiting(copies) or others_wait or lifecycle.closing):
                 await lifecycle.sleep(_SOON if self._anchor_parts.is_collecting else PULSE)
             is_waiting = self._turns.is_waiting(copies)
-            go = _TAKE if is_waiting or others_wait else _CLOSE if lifecycle.closing else ""
-            news = News(go if self._meeting.is_first else "", is_waiting, self._anchor_parts.take_news())
-            said = await self._meeting.tell("next", news)
-            others_wait = any(one.waiting for one in said)
-            self._anchor_parts.collect(said)
-            if said[0].go:
-                return said[0].go
+            order = _TAKE if is_waiting or others_wait else _CLOSE if lifecycle.closing else ""
+            news = News(order if self._meeting.is_first else "", is_waiting, self._anchor_parts.pop_uploaded())
+            replies = await self._meeting.exchange("next", news)
+            others_wait = any(one.waiting for one in replies)
+            self._anchor_parts.collect(replies)
+            if replies[0].order:
+                return replies[0].order
 
     async def _begin(self, share: RankShare) -> WeightwireError | None:
-        """Gets hold of the run, unless that has been done. Returns what keeps it from it."""
+        """Opens the run, unless that is done. Returns the error that prevents it."""
         lifecycle = self._context.lifecycle
         if lifecycle.failure is not None or (self._session is not None and self._session.rank_run.is_claimed):
             return lifecycle.failure
@@ -183,7 +183,7 @@ class RankProcess:
 
     async def make_version(self, taken: Taken) -> Sealed[Commit]:
         if self._session is None:
-            raise RuntimeError("take() comes before the first version")
+            raise RuntimeError("call take() before the first version")
         self._session, committed = await self._versions.make(self._session, self._share.partition, taken)
         self._is_anchor_wanted = committed.anchor
         return seal(committed.commit)

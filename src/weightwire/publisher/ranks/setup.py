@@ -1,7 +1,7 @@
-"""How several ranks get hold of a run together: what each of them publishes, and what was published before.
+"""How several ranks open a run together: which rows each one publishes, and from which weights they continue.
 
-Only rank 0 reads and writes records; the others hear from it. It claims the run when all weights are known to fit.
-Nothing is rebuilt from the bucket: a rank has only some rows, and needs no more. Publishes no version but a base.
+Only rank 0 reads and writes records. It claims the run once all weights are known to fit. Weights are never restored
+from the bucket here: a rank holds only some rows.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ __all__ = ["RankSession", "RankSetup", "RankShare"]
 
 @dataclass(frozen=True)
 class RankShare:
-    """What this rank publishes, of what all of them do, and its copies of that."""
+    """The tensors that this rank publishes, and its copies of them."""
 
     partition: Partition
     names: frozenset[str]
     copies: HostCopies[Publication]
 
     def own_rows(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What of its weights this rank publishes. Names that the run does not have stay, to be refused."""
+        """The weights that this rank publishes. Keeps unknown names; the schema check refuses them later."""
         return {name: one for name, one in weights.items() if name in self.names or name not in self.partition.schema}
 
 
 @dataclass(frozen=True)
 class RankSession:
-    """A run that the ranks have taken over. `own` is the state of this rank's rows, `state` that of all."""
+    """A run that the ranks have opened. `own` is the state of this rank's rows, `state` that of the whole model."""
 
     rank_run: RankRun
     own: State | None = None
@@ -52,7 +52,7 @@ class RankSession:
 
 @dataclass(frozen=True)
 class _FirstPublish:
-    """It waits for that of all others."""
+    """The first publish of this rank, which waits for those of all others."""
 
     holding: RankHoldings
     agreed: asyncio.Future[None]
@@ -79,8 +79,10 @@ class RankSetup:
         self._first: _FirstPublish | None = None
 
     async def start(self) -> None:
-        """Rank 0 reads the run, if there is one. What each rank is to hold of it the first publish shows."""
-        self.rank_run = await self._meeting.hear("open", self._find() if self._meeting.is_first else None, RankRun)
+        """Rank 0 reads the run, if there is one. The first publish shows which rows each rank holds."""
+        self.rank_run = await self._meeting.run_on_rank_0(
+            "open", self._find() if self._meeting.is_first else None, RankRun
+        )
 
     async def _find(self) -> RankRun:
         run = await self._takeover.probe()
@@ -89,10 +91,10 @@ class RankSetup:
         head = await ChainReader(self._context.bucket, run).read_head()
         return RankRun(run, head=head.record if head else None)
 
-    # --- who publishes what --------------------------------------------------------------------------------------
+    # --- rows of each rank ---------------------------------------------------------------------------------------
 
     async def join(self, weights: Weights, aliases: Mapping[str, str]) -> None:
-        """Before the first capture: waits for that of all others, to agree on who publishes what."""
+        """Before the first capture: waits for all ranks, to agree on the rows that each one publishes."""
         if self._context.lifecycle.failure is not None:
             raise self._context.lifecycle.failure
         if self.share is None:
@@ -102,28 +104,28 @@ class RankSetup:
             self._context.lifecycle.wake()
             while not (await asyncio.wait([first.agreed], timeout=LATE))[0]:
                 rank = self._meeting.rank
-                self._context.warn(f"rank {rank} waits for the first publish of all others: {EVERY_RANK}")
+                self._context.warn(f"rank {rank} waits for the first publish of the other ranks: {EVERY_RANK}")
             first.agreed.result()
 
     async def agree_on_rows(self) -> RankShare | None:
-        """Waits until all ranks have published, for what this one publishes of it; None if all have closed."""
+        """Waits for the first publish of all ranks. Returns this rank's share; None if all have closed."""
         while self.share is None:
-            said = await self._meeting.meet("share", self._holding(), RankHoldings)
-            closed = [rank for rank, one in enumerate(said) if one.closed]
-            if len(closed) == len(said):
+            replies = await self._meeting.run_on_all("share", self._holding(), RankHoldings)
+            closed = [rank for rank, one in enumerate(replies) if one.closed]
+            if len(closed) == len(replies):
                 return None
             if closed:
-                raise RankFailed(f"rank {closed[0]} closed its publisher, and others publish", hint=EVERY_RANK)
+                raise RankFailed(f"rank {closed[0]} closed its publisher while others publish", hint=EVERY_RANK)
             problem: WeightwireError | None = None
             try:
-                self.share = await self._make_room(partition_rows(said), said[self._meeting.rank])
+                self.share = await self._make_room(partition_rows(replies), replies[self._meeting.rank])
             except WeightwireError as found:
                 problem = found
             self.dismiss(problem)
         return self.share
 
     def dismiss(self, problem: WeightwireError | None) -> None:
-        """Lets go of a trainer that waits for the first publish of the other ranks."""
+        """Releases a trainer that waits for the first publish of the other ranks."""
         first, self._first = self._first, None
         if first is not None:
             first.end(problem)
@@ -144,13 +146,13 @@ class RankSetup:
         copies = await self._context.runtime.run_in_thread(self._takeover.allocate, mine, rows, self._gate)
         return RankShare(partition, names, copies)
 
-    # --- the run, and what was published -------------------------------------------------------------------------
+    # --- the run and its published weights -----------------------------------------------------------------------
 
     async def begin(self, share: RankShare) -> RankSession:
-        """Claims the run, and finds what was published last. Where there is no run the first version starts it."""
+        """Claims the run and finds the published state. Without a run, the first version starts it."""
         if not self.rank_run.is_claimed:
             claim = self._claim(share.partition) if self._meeting.is_first else None
-            self.rank_run = await self._meeting.hear("begin", claim, RankRun)
+            self.rank_run = await self._meeting.run_on_rank_0("begin", claim, RankRun)
         return await self._recall(share) if self.rank_run.is_claimed else RankSession(self.rank_run)
 
     async def _claim(self, partition: Partition) -> RankRun:
@@ -167,7 +169,7 @@ class RankSetup:
         return _run_of(self.writer) if self.writer else RankRun()
 
     async def open_run(self, partition: Partition) -> ChainWriter:
-        """On rank 0: the run, started if there is none."""
+        """On rank 0: opens the run, or starts it if there is none."""
         if self.writer is None:
             self.writer = await self._context.uploader.retry(
                 lambda: self._takeover.start_run(partition.schema, partition.aliases)
@@ -175,23 +177,25 @@ class RankSetup:
         return self.writer
 
     async def _recall(self, share: RankShare) -> RankSession:
-        """The published state, from weights that were given, if it is theirs. It is not rebuilt from the bucket."""
+        """The published state, if `published` or `base` holds its weights. They are not restored from the bucket."""
         after, settings = self.rank_run.head.after if self.rank_run.head else "", self._context.settings
         for given in (settings.published, settings.base) if after else (settings.base,):
             own, whole = await self._digest_given(share, given, required=not after)
             if whole is None or after not in ("", whole.hex):
                 continue
             resume = self._resume(self.writer, whole, after) if self.writer is not None else None
-            self.rank_run = await self._meeting.hear("resume", resume, RankRun)
+            self.rank_run = await self._meeting.run_on_rank_0("resume", resume, RankRun)
             return RankSession(self.rank_run, own, whole)
         if after and self._meeting.is_first:
-            self._context.warn("what was published last is not at hand: the next version is an anchor, of all weights")
+            self._context.warn(
+                "the last published weights were not given (published=): the next version is an anchor with all weights"
+            )
         return RankSession(self.rank_run)
 
     async def _digest_given(
         self, share: RankShare, given: Weights | None, *, required: bool
     ) -> tuple[State | None, State | None]:
-        """Of given weights: the state of this rank's rows, and of the whole if all ranks were given it."""
+        """The state of this rank's rows of given weights, and of the whole model if all ranks were given them."""
         own: list[State] = []
 
         async def recall() -> Recalled:
@@ -200,16 +204,16 @@ class RankSetup:
             own.append(await self._context.runtime.run_in_thread(self._copy_given, share, given))
             return Recalled({name: one.digest for name, one in own[0].tensors.items()})
 
-        said = [one.digests for one in await self._meeting.meet("recall", recall(), Recalled)]
-        everyone = [digests for digests in said if digests is not None]
-        if len(everyone) < len(said):
+        replies = [one.digests for one in await self._meeting.run_on_all("recall", recall(), Recalled)]
+        everyone = [digests for digests in replies if digests is not None]
+        if len(everyone) < len(replies):
             if everyone:
-                self._context.warn("not all ranks were given the same weights to begin with: they are not used")
+                self._context.warn("not all ranks were given the same published= or base= weights: they are not used")
             return None, None
         return own[0], sum_states(share.partition.schema, everyone)
 
     def _fits(self, share: RankShare, given: Weights, *, required: bool) -> bool:
-        """Other weights than the run's are of no use; but a run that is to begin with them must not begin without."""
+        """Whether given weights fit the run. A base that must start the run raises instead."""
         if not required:
             return schema_of_weights(given) == share.partition.schema
         check_schema(schema_of_weights(given), share.partition.schema, where="the base")
@@ -223,7 +227,7 @@ class RankSetup:
         return digest(share.copies.published, threads=self._context.settings.threads)
 
     async def _resume(self, writer: ChainWriter, whole: State, after: str) -> RankRun:
-        """On rank 0: goes on from this state. A run that has none begins with it."""
+        """On rank 0: continues from this state. A run without a state starts from it."""
         if not after:
             base = {"kind": BASE, "after": whole.hex, "source": self._context.settings.source}
             commit = await self._context.uploader.retry(lambda: writer.prepare(**base))
@@ -237,7 +241,7 @@ class RankSetup:
                 path = await plan(writer.chain, writer.head)
                 self._anchors.schedule = self._anchors.schedule.after_path(path)
         except WeightwireError as problem:
-            self._context.warn(f"{problem.message}; the next anchor comes when it comes")
+            self._context.warn(f"{problem.message}; the next anchor may be late")
 
 
 def _run_of(writer: ChainWriter) -> RankRun:

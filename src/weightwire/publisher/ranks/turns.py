@@ -1,7 +1,4 @@
-"""Captures of several ranks are counted, by turn: all ranks publish the same turn, or none.
-
-Knows the trainer's side of a rank, and how ranks agree; makes no versions.
-"""
+"""Numbers the captures of several ranks by turn: all ranks publish the same turn, or none does."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field, replace
 
-from weightwire.errors import Interrupted, RankFailed, WeightwireError
+from weightwire.errors import Interrupted, NotPublished, RankFailed, WeightwireError
 from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.publisher.host_copies import HostCopies
 from weightwire.publisher.publication import Publication
@@ -24,7 +21,7 @@ __all__ = ["RankTurns"]
 
 @dataclass(frozen=True)
 class _Offer:
-    """Weights of a trainer that waits until it is `over`."""
+    """Weights of a trainer that waits until `over` is set."""
 
     publication: Publication
     weights: Weights
@@ -36,9 +33,9 @@ class RankTurns:
         self._context = context
         self._meeting = meeting
         self._gate = gate
-        self._turn = 0  # how often the trainer has called publish
-        self._agreed = 0  # the turn that all ranks have taken, or given up
-        self._missed = 0  # the turn of the last publish that failed here
+        self._turn = 0  # number of publish calls of the trainer
+        self._agreed = 0  # the last turn that all ranks have taken or given up
+        self._missed = 0  # the turn of the last failed publish
         self._offer: _Offer | None = None
 
     # --- the trainer's side --------------------------------------------------------------------------------------
@@ -48,7 +45,7 @@ class RankTurns:
         return self._turn
 
     def skip(self) -> None:
-        """A publish that failed before anything was captured. It counts, as it may not have failed everywhere."""
+        """Counts a publish that failed before its capture: it may have succeeded on other ranks."""
         self._miss(self._count_turn())
 
     def _miss(self, turn: int) -> None:
@@ -56,7 +53,7 @@ class RankTurns:
         self._gate.skip(turn)
 
     def catch_up(self) -> None:
-        """Before the next one is captured: one that failed here must have been given up by all."""
+        """Waits until all ranks have given up a publish that failed here."""
         while self._missed > self._agreed and self._context.lifecycle.failure is None:
             time.sleep(0.01)
 
@@ -69,7 +66,7 @@ class RankTurns:
             raise
 
     async def offer(self, publication: Publication, weights: Weights) -> None:
-        """Until it has been published by all, or not."""
+        """Waits until all ranks have published it, or it failed."""
         publication.turn = self._count_turn()
         if self._context.lifecycle.failure is not None:
             publication.fail(self._context.lifecycle.failure)
@@ -80,14 +77,14 @@ class RankTurns:
             await offer.over.wait()
         except asyncio.CancelledError:
             publication.check = _interrupted
-            if self._offer is offer:  # which nobody has begun to read
+            if self._offer is offer:  # not taken yet
                 self._offer = None
                 self._miss(publication.turn)
                 publication.fail(Interrupted("the publish was interrupted"))
             raise
 
     def dismiss(self, problem: WeightwireError) -> None:
-        """Lets go of a trainer that waits for the other ranks."""
+        """Releases a trainer that waits for the other ranks."""
         self._gate.let(None)
         offer, self._offer = self._offer, None
         if offer is not None:
@@ -100,7 +97,7 @@ class RankTurns:
         return copies.waiting or self._offer is not None or self._missed > self._agreed
 
     async def take(self, copies: HostCopies[Publication]) -> Taken | None:
-        """The same turn on every rank: the newest that any of them has. None if there is nothing of it here."""
+        """Takes the same turn on every rank: the newest of any rank. None if this rank has no capture of it."""
         found: list[Taken] = []
         try:
             problem = await self._take_together(copies, found)
@@ -113,11 +110,11 @@ class RankTurns:
         return replace(found[0], problem=problem) if found else None
 
     async def _take_together(self, copies: HostCopies[Publication], found: list[Taken]) -> WeightwireError | None:
-        """Returns why one of the ranks does not have the turn that they agree on."""
+        """Returns an error if a rank does not have the agreed turn."""
         turn = 0
         try:
-            turn = max(one.turn for one in await self._meeting.tell("turn", Turn(await self._hold())))
-            said = await self._meeting.meet("take", self._take(turn, copies, found), Turn)
+            turn = max(one.turn for one in await self._meeting.exchange("turn", Turn(await self._hold())))
+            turns = await self._meeting.run_on_all("take", self._take(turn, copies, found), Turn)
         except RankFailed:
             raise
         except WeightwireError as problem:
@@ -125,41 +122,45 @@ class RankTurns:
         finally:
             self._agreed = max(self._agreed, turn)
             self._gate.let(None)
-        return different_steps(said)
+        return different_steps(turns)
 
     async def _hold(self) -> int:
         return self._turn if self._is_blocking else await self._context.runtime.run_in_thread(self._gate.hold)
 
     async def _take(self, turn: int, copies: HostCopies[Publication], found: list[Taken]) -> Turn:
-        # Those that are there have done all that others need to get there.
+        # Late ranks may capture up to the agreed turn.
         self._gate.let(turn)
         problem: WeightwireError | None = None
         while not self._has_reached(turn) and problem is None:
             late = not await self._context.lifecycle.sleep(0 if self._context.lifecycle.closing else LATE)
             problem = self._never_comes(turn, copies, late)
-        # It may be an older one, which can only fail.
+        # May take an older turn, which fails below.
         await self._context.runtime.run_in_thread(self._take_into, copies, found)
         if problem is not None:
             raise problem
         if not found or found[0].publication.turn != turn:
-            raise WeightwireError(f"publish {turn} failed there, so that its version would be a mixture")
-        if found[0].over is not None:  # it was not captured, so not checked
+            raise NotPublished(
+                f"publish {turn} failed on this rank: the version would mix weights of two steps",
+                hint="publish again on every rank",
+            )
+        if found[0].over is not None:  # without a capture, it was not checked yet
             found[0] = replace(found[0], weights=copies.check(found[0].weights))
         return Turn(turn, found[0].publication.step)
 
     def _never_comes(self, turn: int, copies: HostCopies[Publication], late: bool) -> WeightwireError | None:
-        """Why the trainer will never publish this turn; it may just be late."""
+        """Returns why the trainer will never publish this turn; None if it may just be late."""
         if self._has_reached(turn):
             return None
+        rank = f"rank {self._meeting.rank}"
         if self._context.lifecycle.closing:
-            what = f"closed its publisher after publish {self._turn}, and others have gone on to publish {turn}"
-            return WeightwireError(what, hint=EVERY_RANK)
+            what = f"{rank} closed its publisher after publish {self._turn}, but others are at publish {turn}"
+            return NotPublished(what, hint=EVERY_RANK)
         pending = copies.pending
         if late and pending is not None and pending.waiters:
-            what = f"waits for publish {pending.turn}, and others have gone on to publish {turn}"
-            return WeightwireError(what, hint="wait on every rank, or on none")
+            what = f"{rank} waits for publish {pending.turn}, but others are at publish {turn}"
+            return NotPublished(what, hint="call wait() on every rank or on none")
         if late:
-            self._context.warn(f"rank {self._meeting.rank} has not published yet what others have: {EVERY_RANK}")
+            self._context.warn(f"{rank} has not published a step that others have published: {EVERY_RANK}")
         return None
 
     @property

@@ -1,7 +1,7 @@
 """A version of several ranks: each encodes and uploads its own rows, and rank 0 commits them together.
 
-If one rank fails there is no commit, and all of them go on from what was published before. Nothing is ever gathered
-but records.
+If one rank fails nothing is committed, and all ranks continue from the previous version. Only records are gathered,
+never weights.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 
 from weightwire.chain import ANCHOR, DELTA
 from weightwire.delta import State, subtract_digests
-from weightwire.errors import WeightwireError
+from weightwire.errors import NotPublished
 from weightwire.publisher.encoded_version import (
     FIRST_EPOCH,
     FIRST_VERSION,
@@ -38,14 +38,14 @@ class VersionParts:
         self._anchors = anchors
 
     async def make(self, session: RankSession, partition: Partition, taken: Taken) -> tuple[RankSession, Committed]:
-        """All ranks together."""
+        """Makes a version, on all ranks together."""
         encoded: list[EncodedVersion] = []
         async with AsyncExitStack() as giving_up:
             part = self._make_part(session, taken, encoded, giving_up)
-            parts = await self._meeting.meet("part", part, RankPart)
+            parts = await self._meeting.run_on_all("part", part, RankPart)
             whole = sum_states(partition.schema, [one.added for one in parts], session.state)
             commit = self._commit(session, partition, taken, parts, whole) if self._meeting.is_first else None
-            committed = await self._meeting.hear("commit", commit, Committed)
+            committed = await self._meeting.run_on_rank_0("commit", commit, Committed)
         rank_run = RankRun(committed.run or session.rank_run.run, committed.commit.epoch, committed.commit)
         return RankSession(rank_run, encoded[0].after, whole), committed
 
@@ -67,7 +67,7 @@ class VersionParts:
     ) -> Committed:
         writer = await self._setup.open_run(partition)
         if (writer.next_version, writer.epoch) != _place(session.rank_run):
-            raise WeightwireError("another publisher has started the run at the same time", hint="publish again")
+            raise NotPublished("another publisher started the run at the same time", hint="publish again")
         fields = {
             "kind": ANCHOR if session.state is None else DELTA,
             "after": whole.hex,
@@ -86,5 +86,5 @@ class VersionParts:
 
 
 def _place(rank_run: RankRun) -> tuple[int, int]:
-    """The version and epoch that data is uploaded for. A new run is started when that of all ranks is there."""
+    """The version and epoch in the path of data. A new run is started after the data of all ranks is uploaded."""
     return (rank_run.head.version + 1, rank_run.epoch) if rank_run.head else (FIRST_VERSION, FIRST_EPOCH)

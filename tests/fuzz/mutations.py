@@ -1,0 +1,304 @@
+"""Damages a block or a file: at random, or by changing fields of a well-formed one."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import weightwire
+from fuzz.blocks import Block, File
+from support.crafted_files import (
+    Marks,
+    Planes,
+    Steps,
+    Ulp,
+    packed_entry,
+    parse_planes,
+    parse_ulp,
+    put_together,
+    raw_bits,
+    taken_apart,
+)
+from weightwire import Delta
+from weightwire.codec.frequency_tables import gap_table
+from weightwire.delta import Entry
+from weightwire.weights.dtypes import DTYPES
+
+
+def damage(data: bytes, rng: random.Random, other: bytes) -> bytes:
+    """One to three random changes."""
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        data = rng.choice(ACCIDENTS)(data, rng, other)
+    return data
+
+
+def flip(data: bytes, rng: random.Random, _: bytes) -> bytes:
+    out = bytearray(data)
+    for _bit in range(rng.choice((1, 1, 2, 8)) if out else 0):
+        out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
+    return bytes(out)
+
+
+def overwrite(data: bytes, rng: random.Random, _: bytes) -> bytes:
+    out = bytearray(data)
+    at, length = rng.randrange(len(out) + 1), rng.choice((1, 2, 4, 8))
+    values = rng.choice((b"\x00", b"\x01", b"\x7f", b"\x80", b"\xff", rng.randbytes(1)))
+    out[at : at + length] = (values * length)[: max(0, len(out) - at)]
+    return bytes(out)
+
+
+def cut(data: bytes, rng: random.Random, _: bytes) -> bytes:
+    return data[: rng.randrange(len(data) + 1)]
+
+
+def insert(data: bytes, rng: random.Random, _: bytes) -> bytes:
+    at = rng.randrange(len(data) + 1)
+    return data[:at] + rng.choice((rng.randbytes(rng.randrange(1, 20)), bytes(rng.randrange(1, 9)))) + data[at:]
+
+
+def remove(data: bytes, rng: random.Random, _: bytes) -> bytes:
+    at = rng.randrange(len(data) + 1)
+    return data[:at] + data[at + rng.choice((1, 2, 3, 16)) :]
+
+
+def repeat(data: bytes, rng: random.Random, _: bytes) -> bytes:
+    at, to = sorted(rng.randrange(len(data) + 1) for _ in range(2))
+    return data[:to] + data[at:to] + data[to:]
+
+
+def splice(data: bytes, rng: random.Random, other: bytes) -> bytes:
+    return data[: rng.randrange(len(data) + 1)] + other[rng.randrange(len(other) + 1) :]
+
+
+def count_words(data: bytes, rng: random.Random, _: bytes) -> bytes:
+    """Changes the number of words."""
+    end = next((i for i in range(1, len(data)) if data[i] < 0x80), len(data) - 1) + 1
+    value = int.from_bytes(data[1:end], "little") + rng.choice((-1, 1, 128, 1 << 35))
+    return (
+        data[:1] + rng.choice((weightwire.codec.bit_stream.uvarint(abs(value)), b"\x80\x00", b"\xff" * 10)) + data[end:]
+    )
+
+
+def retag(data: bytes, rng: random.Random, _: bytes) -> bytes:
+    return bytes([data[0] ^ rng.choice((1, 2, 3, 4, 8, 12, 16, 128))]) + data[1:] if data else b""
+
+
+ACCIDENTS: list[Callable[[bytes, random.Random, bytes], bytes]] = [
+    flip, flip, flip, overwrite, overwrite, cut, insert, remove, repeat, splice, count_words, retag,
+]  # fmt: skip
+
+
+def lie(block: Block, rng: random.Random) -> bytes:
+    """The block with one to three changed fields. Everything else is consistent."""
+    if block.data[0] & 3 == 1:
+        told: Ulp | Planes = parse_ulp(block.data, block.kind.unit)
+        lies: list[Callable[[Any, random.Random], None]] = [lie_in_head, lie_in_marks, lie_in_marks, lie_in_steps]
+    else:
+        told = parse_planes(block.data, block.count, block.kind.unit)
+        lies = [lie_in_planes]
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        rng.choice(lies)(told, rng)
+    if isinstance(told, Ulp) and rng.random() < 0.8:
+        make_consistent(told, rng)
+    try:
+        return told.build()
+    except (ValueError, OverflowError):  # it cannot be coded: some symbol has no share
+        return damage(block.data, rng, block.data)
+
+
+def nearby(rng: random.Random, value: int, most: int) -> int:
+    """A number that is a little or a lot off."""
+    return max(0, rng.choice((value - 1, value + 1, 0, 1, most, most + 1, rng.randrange(most + 1))))
+
+
+def lie_in_head(block: Ulp, rng: random.Random) -> None:
+    what = rng.randrange(8)
+    if what == 0:
+        block.top = min(2047, nearby(rng, block.top, 255))
+    elif what == 1:
+        block.width = min(15, nearby(rng, block.width, 15))
+    elif what == 2:
+        block.present ^= 1 << rng.randrange(16)
+    elif what == 3:
+        block.tag ^= 4
+    elif what == 4 and block.classes:
+        block.classes.pop(rng.randrange(len(block.classes)))
+        block.present &= block.present - 1
+    elif what == 5 and block.classes:
+        free = [c for c in range(16) if not block.present >> c & 1]
+        block.classes.append(copy.deepcopy(rng.choice(block.classes)))
+        block.present |= 1 << rng.choice(free) if free else 0
+    elif what == 6:
+        block.tail = rng.choice((b"\0", b"\1", rng.randbytes(3), bytes(9)))
+    elif block.lines or rng.random() < 0.3:
+        block.tag ^= 8
+        block.lines = None if block.lines else Marks(rng.random() < 0.5, 3, [0, 1], [])
+
+
+def lie_in_marks(block: Ulp, rng: random.Random) -> None:
+    every = [marks for marks, _ in block.classes] + [block.lines] * 3
+    marks = rng.choice([one for one in every if one] or [None])
+    if marks is None:
+        return
+    what = rng.randrange(7)
+    if what == 0:
+        marks.complement = not marks.complement
+    elif what == 1:
+        marks.j = rng.choice((marks.j - 1, marks.j + 1, 0, 12, 13, 60, 127, 128, -1, rng.randrange(128)))
+    elif what == 2 and marks.symbols:
+        marks.symbols[rng.randrange(len(marks.symbols))] = rng.randrange(len(marks.table))
+    elif what == 3:
+        marks.symbols += [rng.randrange(len(marks.table)) for _ in range(rng.choice((1, 2, 30)))]
+    elif what == 4 and marks.symbols:
+        del marks.symbols[rng.randrange(len(marks.symbols)) :]
+    elif what == 5 and marks.low:
+        marks.low[rng.randrange(len(marks.low))] = rng.getrandbits(max(1, marks.raw))
+    else:
+        marks.claimed = nearby(rng, len(marks.symbols), rng.choice((64, 4000, 1 << 22, 1 << 32)))
+
+
+def lie_in_steps(block: Ulp, rng: random.Random) -> None:
+    if not block.classes:
+        return
+    _, steps = rng.choice(block.classes)
+    what = rng.randrange(6)
+    usable = [symbol for symbol, share in enumerate(steps.table) if share]
+    if what == 0 and steps.symbols:
+        steps.symbols[rng.randrange(len(steps.symbols))] = rng.choice(usable)
+    elif what == 1:
+        steps.symbols += [rng.choice(usable) for _ in range(rng.choice((1, 5)))]
+    elif what == 2 and steps.symbols:
+        steps.symbols.pop()
+    elif what == 3:
+        steps.claimed = nearby(rng, len(steps.symbols), rng.choice((64, 4000, 1 << 22, 1 << 32))) or 1
+    elif what == 4:
+        levels = list(steps.levels)
+        levels[rng.randrange(len(levels))] = rng.choice((0, 1, 20, 39, 40, 41))
+        levels += [rng.choice((1, 40))] * rng.choice((0, 0, 1, 30, 100))
+        steps.levels = tuple(levels) if levels[-1] else (*levels, 40)
+    else:
+        steps.plus = rng.choice((-1, 0, 1, 77, 127, 128, 129, 255, 256))
+        if rng.random() < 0.7:
+            steps.symbols = [one_with_share(symbol, steps) for symbol in steps.symbols]
+
+
+def one_with_share(symbol: int, steps: Steps) -> int:
+    """The same magnitude with a sign that the table has."""
+    return symbol if steps.table[symbol] else symbol ^ 1
+
+
+def make_consistent(block: Ulp, rng: random.Random) -> None:
+    """Adds the raw bits of every symbol, and as many steps as marks."""
+    for marks, steps in block.classes:
+        if not marks.complement and 0 <= marks.j <= 127:
+            wanted = sum(symbol != gap_table(marks.j)[1] for symbol in marks.symbols)
+            usable = [symbol for symbol, share in enumerate(steps.table) if share]
+            steps.symbols = (steps.symbols + [rng.choice(usable)] * max(0, wanted - len(steps.symbols)))[:wanted]
+        widths = [width for width in (raw_bits(symbol >> 1) for symbol in steps.symbols) if width]
+        if [width for _, width in steps.low] != widths:
+            steps.low = [(rng.getrandbits(width), width) for width in widths]
+    for one in [marks for marks, _ in block.classes] + ([block.lines] if block.lines else []):
+        gaps = sum(symbol != len(one.table) - 1 for symbol in one.symbols)
+        one.low = (one.low + [rng.getrandbits(max(1, one.raw)) for _ in range(gaps)])[:gaps]
+
+
+def lie_in_planes(block: Planes, rng: random.Random) -> None:
+    at = rng.randrange(len(block.planes))
+    what = rng.randrange(8)
+    if what == 0:
+        block.raw_planes ^= 1 << rng.randrange(8)
+    elif what == 1:
+        block.planes[at] = damage(block.planes[at], rng, block.planes[at])
+    elif what == 2:
+        block.planes[at] = block.planes[at][:-1] + rng.choice((b"", b"\0\0"))
+    elif what == 3:
+        block.tag ^= rng.choice((1, 4))
+    elif what == 4:
+        block.tail = rng.choice((b"", b"\0", b"\1", block.tail + b"\0", block.tail[:-1], block.tail[:-1] + b"\x80"))
+    elif what == 5:  # coded where it need not be
+        block.levels[at] = (40,) * 256
+        block.raw_planes &= ~(1 << at)
+    elif what == 6:  # raw where it could be coded
+        block.levels[at] = None
+        block.raw_planes |= 1 << at
+    elif levels := block.levels[at]:
+        changed = list(levels)
+        changed[rng.randrange(len(changed))] = rng.choice((0, 1, 20, 39, 40))
+        block.levels[at] = tuple(changed) if changed[-1] else (*changed, 40)
+
+
+def damage_file(file: File, rng: random.Random, other: File) -> bytes:
+    what = rng.randrange(4)
+    if what == 0:
+        return damage(file.data, rng, other.data)
+    delta = Delta.from_bytes(file.data)
+    header, data = taken_apart(delta)
+    if what == 1:  # the data only
+        return put_together(header, damage(data, rng, other.data))
+    if what == 2 and delta.entries:
+        entries = list(delta.entries.values())
+        at = rng.randrange(len(entries))
+        entries[at] = replace(entries[at], **lie_in_entry(rng.choice(entries), rng))
+        packed = b"".join(map(packed_entry, entries))
+        header["__metadata__"]["index"] = base64.b85encode(packed).decode()
+    else:
+        lie_in_header(header, rng)
+    return put_together(header, data)
+
+
+def lie_in_entry(entry: Entry, rng: random.Random) -> dict[str, Any]:
+    number = rng.choice((0, 1, 2, 127, 128, 1 << 22, 1 << 32, 1 << 40, (1 << 63) - 1, (1 << 64) - 1))
+    at = rng.randrange(max(1, len(entry.shape)))
+    index = rng.randrange(max(1, len(entry.blocks)))
+    return rng.choice(
+        [
+            {"dtype": rng.choice(list(DTYPES.values()))},
+            {"shape": (*entry.shape[:at], number, *entry.shape[at + 1 :])},
+            {"shape": entry.shape[::-1]},
+            {"shape": entry.shape + (1,) * rng.choice((1, 70))},
+            {"rows": rng.choice((None, (0, 1), (0, number), (number, 5)))},
+            {"coo": not entry.coo},
+            {"fresh": not entry.fresh},
+            {"changed": rng.choice((number, entry.changed + 1))},
+            {"blocks": (*entry.blocks[:index], number, *entry.blocks[index + 1 :])},
+            {"blocks": (*entry.blocks, *entry.blocks)},
+            {"blocks": entry.blocks[:-1]},
+            {"digest": (entry.digest[0] ^ 1 << rng.randrange(64), entry.digest[1])},
+        ]
+    )
+
+
+def lie_in_header(header: dict[str, Any], rng: random.Random) -> None:
+    metadata = header["__metadata__"]
+    names = [name for name in header if name != "__metadata__"]
+    what = rng.randrange(4)
+    if what == 0 or not names:
+        key = rng.choice(sorted(metadata))
+        words = [
+            "",
+            "delta",
+            "anchor",
+            "weightwire/1",
+            "weightwire/2",
+            "0" * 64,
+            "[]",
+            '["x"]',
+            "[1]",
+            "{",
+            metadata[key][:-1],
+        ]
+        metadata[key] = rng.choice(words)
+    elif what == 1:
+        metadata[rng.choice(("removed", "before", "after", "more"))] = rng.choice((json.dumps(names[:1]), "", "f" * 64))
+    elif what == 2:
+        header[rng.choice(names)][rng.choice(("dtype", "shape", "data_offsets"))] = rng.choice(
+            ("U8", "F4", [], [0], [1 << 62], [-1], [0, 0], [0, 1 << 40], None, "U9", [1.5], {})
+        )
+    else:
+        one, other = rng.choice(names), rng.choice([*names, "new", ""])
+        header[other] = header.pop(one) if rng.random() < 0.5 else copy.deepcopy(header[one])

@@ -1,0 +1,20 @@
+"""All fuzz targets by name. A new decoder gets a target here, and a folder in corpus/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fuzz import block_targets, file_targets, http_targets, record_targets
+from fuzz.target import Target
+
+CORPUS = Path(__file__).parent / "corpus"
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for targets in (block_targets.TARGETS, file_targets.TARGETS, record_targets.TARGETS, http_targets.TARGETS)
+    for target in targets
+}
+
+
+def corpus_of(name: str) -> list[Path]:
+    return sorted((CORPUS / name).glob("*.input"))

@@ -1,0 +1,176 @@
+"""Texts from a bucket or a store cannot move the cursor, write escapes, begin a line or use markup."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pty
+import re
+import subprocess
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from project.provocations.case import http_server
+from support.commands import COMMAND
+from support.stores import environment
+from weightwire import Event, Publisher, WeightwireError
+from weightwire.chain.records import Heartbeat, seal
+from weightwire.errors import printable
+from weightwire.follower import Follower
+from weightwire.telemetry import log_event
+
+NASTY = (
+    "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\u2066\r\nerror: forged\x00\x7f\u2028[red]a[/red][link=http://evil]b[/link]"
+)
+SAFE = (
+    r"\x1b[2J\x1b]0;owned\x07\x9b31m\u202e\u2066\r\nerror: forged\x00\x7f\u2028[red]a[/red][link=http://evil]b[/link]"
+)
+OWN_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours and the progress bar
+
+
+def run(words: list[str | Path], *, on_terminal: bool, env: dict[str, str] | None = None) -> str:
+    """All that a command writes, to a terminal or to a pipe."""
+    command = [*COMMAND, *map(str, words)]
+    variables = {**os.environ, "COLUMNS": "1000", "TERM": "xterm-256color", **(env or {})}
+    if not on_terminal:
+        ran = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=variables, timeout=120, check=False
+        )
+        return ran.stdout.decode()
+    reader, writer = pty.openpty()
+    parts: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # the other end is closed
+            while chunk := os.read(reader, 1 << 16):
+                parts.append(chunk)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    subprocess.run(command, stdout=writer, stderr=writer, env=variables, timeout=120, check=False)
+    os.close(writer)
+    thread.join()
+    os.close(reader)
+    return b"".join(parts).decode()
+
+
+def check(output: str, *, on_terminal: bool) -> None:
+    assert not re.search(r"^error: forged", output, re.MULTILINE)
+    assert "\x1b]" not in output
+    text = OWN_ESCAPES.sub("", output) if on_terminal else output
+    assert not [one for one in text if not one.isprintable() and one not in "\r\n"]
+    assert "\r" not in text.replace("\r\n", "") or on_terminal
+    assert "Traceback" not in text
+
+
+@pytest.fixture(scope="module")
+def nasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which every free text is hostile."""
+    here = tmp_path_factory.mktemp("nasty")
+    weights = {f"w{NASTY}": np.zeros(64, np.float32), "[bold]v[/bold]": np.zeros(4, np.float32)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("platform.node", lambda: f"host{NASTY}")
+        with Publisher(here / "run") as publisher:
+            for step in range(3):
+                weights[f"w{NASTY}"] = weights[f"w{NASTY}"] + 1
+                publisher.publish(weights, metrics={f"loss{NASTY}": step, "[bold]": 1.0}).wait()
+        with Publisher(here / "based", base=weights, source=f"source{NASTY}") as publisher:
+            publisher.publish(weights).wait()
+    run_id = json.loads((here / "run" / "run.json").read_bytes())["run"]
+    beat = Heartbeat(run=run_id, name="one", version=1, head=3, lease=60.0, host=NASTY, trouble=f"trouble{NASTY}")
+    (here / "run" / "replicas").mkdir(exist_ok=True)
+    for name in ("one", NASTY.replace("/", "").replace("\0", "")):
+        (here / "run" / "replicas" / f"{name}.json").write_bytes(seal(beat).data)
+    (here / "run" / "anchors" / NASTY.replace("/", "").replace(chr(0), "")).write_bytes(b"?")
+    return here
+
+
+COMMANDS: dict[str, tuple[list[str], str]] = {
+    "status": (["status", "RUN"], f"trouble{SAFE}"),
+    "log": (["log", "RUN"], f"loss{SAFE}"),
+    "verify": (["verify", "RUN"], ""),
+    "gc": (["gc", "RUN"], ""),
+    "doctor": (["doctor", "RUN"], ""),
+    "doctor of a base": (["doctor", "BASED"], f"source{SAFE}"),
+    "follow": (["follow", "RUN", "--into", "NEW", "--once"], ""),
+    "follow without the base": (["follow", "BASED", "--into", "NEW", "--once"], f"source{SAFE}"),
+    "restore": (["restore", "RUN", "-o", "NEW"], ""),
+    "restore without the base": (["restore", "BASED", "-o", "NEW"], f"source{SAFE}"),
+    "show": (["show", "DELTA"], f"w{SAFE}"),
+    "publish of other weights": (["publish", "OTHER", "RUN"], ""),
+    "a wrong option": (["publish", "OTHER", "RUN", f"--anchor-every=x{NASTY.replace(chr(0), '')}"], ""),
+    "a wrong path": (["restore", f"/no{NASTY.replace(chr(0), '')}", "-o", "NEW"], ""),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "on_terminal"), [*((name, True) for name in COMMANDS), ("status", False), ("log", False), ("show", False)]
+)
+def test_command_prints_hostile_texts_escaped(nasty: Path, tmp_path: Path, name: str, on_terminal: bool) -> None:
+    words, expected = COMMANDS[name]
+    other = tmp_path / "other.safetensors"
+    if "OTHER" in words:
+        from safetensors.numpy import save_file
+
+        save_file({f"other{NASTY.replace(chr(0), '')}": np.zeros(3, np.float32)}, other)
+    delta = max((nasty / "run" / "deltas").rglob("*.safetensors"), default=Path("none"))
+    places = {
+        "RUN": nasty / "run",
+        "BASED": nasty / "based",
+        "NEW": tmp_path / "new",
+        "DELTA": delta,
+        "OTHER": other,
+    }
+    output = run([places.get(word, word) for word in words], on_terminal=on_terminal)
+    check(output, on_terminal=on_terminal)
+    shown = OWN_ESCAPES.sub("", output)
+    assert expected in shown
+    assert shown.strip()
+
+
+@pytest.mark.parametrize("on_terminal", [False, True], ids=["pipe", "terminal"])
+def test_error_text_of_a_store_is_escaped(tmp_path: Path, on_terminal: bool) -> None:
+    body = f"<Error><Code>Odd</Code><Message>message{NASTY}</Message></Error>".encode()
+    with http_server(lambda request: (400, {}, body)) as endpoint:
+        output = run(["status", "s3://bucket/run"], on_terminal=on_terminal, env=environment(endpoint, "key", "secret"))
+    check(output, on_terminal=on_terminal)
+    assert "error: " in OWN_ESCAPES.sub("", output)
+
+
+def test_errors_escape_their_texts() -> None:
+    problem = WeightwireError(f"message{NASTY}", hint=f"hint{NASTY}")
+    assert str(problem) == f"message{SAFE}\nhint: hint{SAFE}"
+    assert problem.args == (f"message{SAFE}",)
+
+
+@pytest.mark.parametrize("stage", ["warning", "resumed", "recovered", "swap"])
+def test_log_lines_are_escaped(stage: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "weightwire"):
+        log_event(Event(stage, 3, message=f"message{NASTY}\nhint: hint{NASTY}"))
+    [line] = caplog.messages
+    assert f"message{SAFE}\nhint: hint{SAFE}" in line
+    assert line.count("\n") == 1
+
+
+def test_log_of_a_follower_has_no_hostile_text(nasty: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "weightwire"):
+        with Follower(nasty / "run", into=tmp_path / "replica") as follower:
+            follower.once()
+        with Follower(nasty / "based", into=tmp_path / "other") as follower, suppress(WeightwireError):
+            for _ in follower.watch(timeout=0.5):
+                pass
+    assert any(f"source{SAFE}" in line for line in caplog.messages)
+    for line in caplog.messages:
+        assert all(one.isprintable() or one == "\n" for one in line)
+        assert not re.search("^error: forged", line, re.MULTILINE)
+
+
+def test_text_without_escapes_is_unchanged() -> None:
+    text = "Größe 漢字 [red] 👍 \\n"
+    assert printable(text) is text
+    assert printable(text + "\x1b") == text + "\\x1b"

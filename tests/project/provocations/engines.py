@@ -1,0 +1,348 @@
+"""Errors of engines: torch modules, vLLM servers, and engines of other packages."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from project.provocations.case import Answer, Case, Provocation, http_server
+from support.fused_model import Arrays, Fused, arrays, changed, holding, save, weights_of
+from support.stores import NOWHERE
+from weightwire import EngineError, codec, diff
+from weightwire.engines import vllm
+from weightwire.engines.live_model import LiveModel
+from weightwire.engines.registry import find_engine, open_engine
+from weightwire.engines.torch import TorchEngine
+from weightwire.engines.vllm import client, served_version
+from weightwire.engines.vllm.orders import Answer as WorkerAnswer
+from weightwire.engines.vllm.rollout_server import VllmRolloutServer
+from weightwire.engines.weight_map import learn, torch_dtype
+from weightwire.weights import DTYPES
+
+FIRST = arrays()
+SECOND = changed(FIRST, 2)
+F32 = DTYPES["F32"]
+
+
+# --- models in this process --------------------------------------------------------------------------------------
+
+
+def model(work: Callable[[Case, Fused, LiveModel], Any]) -> Provocation:
+    """Work on a model that serves version 1."""
+
+    def provoke(case: Case) -> None:
+        fused = Fused()
+        live = LiveModel(fused, fused.load_weights, threads=1)
+        live.reload(save(FIRST, case.here / "first"), holding(FIRST, 1))
+        work(case, fused, live)
+
+    return provoke
+
+
+def patch_to(after: Arrays) -> Any:
+    return diff(weights_of(FIRST), weights_of(after), coo=True)
+
+
+def stage(live: LiveModel, version: int = 2) -> Any:
+    return live.stage(patch_to(SECOND), holding(SECOND, version))
+
+
+def model_with_unknown_weights(case: Case, fused: Fused, live: LiveModel) -> None:
+    live.holding = None
+    stage(live)
+
+
+def patch_of_another_run(case: Case, fused: Fused, live: LiveModel) -> None:
+    live.stage(patch_to(SECOND), holding(SECOND, 2, "b" * 32))
+
+
+def lost_tensor(case: Case, fused: Fused, live: LiveModel) -> None:
+    less = {name: bits for name, bits in FIRST.items() if name != "head.weight"}
+    live.stage(patch_to(less), holding(less, 2))
+
+
+def patch_of_another_version(case: Case, fused: Fused, live: LiveModel) -> None:
+    live.stage(patch_to(SECOND), holding(changed(FIRST, 9), 2))
+
+
+def new_tensor(case: Case, fused: Fused, live: LiveModel) -> None:
+    live.stage(diff({}, {"other": np.zeros(4, np.float16)}), holding(SECOND, 2))
+
+
+def tensor_of_another_shape(case: Case, fused: Fused, live: LiveModel) -> None:
+    live.stage(diff({}, {"layer.norm.weight": ("BF16", (12, 2), bytes(48))}), holding(SECOND, 2))
+
+
+def moved_parameter(case: Case, fused: Fused, live: LiveModel) -> None:
+    fused.norm.data = fused.norm.data.clone()
+    stage(live)
+
+
+def patch_swapped_twice(case: Case, fused: Fused, live: LiveModel) -> None:
+    staged = stage(live)
+    staged.swap()
+    staged.swap()
+
+
+def weights_changed_by_another_program(case: Case, fused: Fused, live: LiveModel) -> None:
+    staged = stage(live)
+    fused.norm.data.view(torch.int16)[:] ^= 1
+    staged.swap()
+
+
+def write_that_does_not_hold(case: Case, fused: Fused, live: LiveModel) -> None:
+    staged = stage(live)
+    case.patch.setattr(codec, "swap_units", lambda *_: (0, 0))
+    staged.swap()
+
+
+def failing_loader(case: Case, fused: Fused, live: LiveModel) -> None:
+    live._load = lambda weights: [next(iter(weights)), 1 / 0]
+    live.reload(save(SECOND, case.here / "second"), holding(SECOND, 2))
+
+
+def loader_that_loads_nothing(case: Case, fused: Fused, live: LiveModel) -> None:
+    live._load = lambda weights: None
+    live.reload(save(SECOND, case.here / "second"), holding(SECOND, 2))
+
+
+def checkpoint_of_another_version(case: Case, fused: Fused, live: LiveModel) -> None:
+    live.reload(save(SECOND, case.here / "second"), holding(FIRST, 2))
+
+
+def tensors_tied_only_in_the_model(case: Case) -> None:
+    fused = Fused()
+    fused.head = fused.embed
+    live = LiveModel(fused, fused.load_weights, threads=1)
+    live.reload(save(FIRST, case.here / "first"), holding(FIRST, 1))
+
+
+def loads(put: Callable[[Any, list[torch.Tensor]], Any], **schema: Any) -> Provocation:
+    """Learns where the loader of a linear layer puts two tensors."""
+
+    def provoke(case: Case) -> None:
+        linear = torch.nn.Linear(4, 4, bias=False)
+        given = schema or {"a": (F32, (2, 4)), "b": (F32, (2, 4))}
+        learn(linear, lambda weights: put(linear, [value for _, value in weights]), given)
+
+    return provoke
+
+
+def unknown_name(linear: Any, values: list[torch.Tensor]) -> None:
+    raise KeyError("a")
+
+
+def new_parameter(linear: Any, values: list[torch.Tensor]) -> None:
+    linear.weight = torch.nn.Parameter(torch.cat(values))
+
+
+def parameter_loaded_twice(linear: Any, values: list[torch.Tensor]) -> None:
+    linear.weight.data[:2].copy_(values[0])
+    linear.weight.data[1:3].copy_(values[1])
+
+
+def module(state: dict[str, torch.Tensor]) -> Provocation:
+    """Loads a checkpoint into a linear layer of three inputs."""
+
+    def provoke(case: Case) -> None:
+        from safetensors.torch import save_file
+
+        save_file(state, case.here / "model.safetensors")
+        engine = TorchEngine(torch.nn.Linear(3, 1, bias=False))
+        engine.reload(case.here, holding(FIRST, 1))
+
+    return provoke
+
+
+def mixed_module(case: Case) -> None:
+    fused = Fused()
+    engine = TorchEngine(fused, load=fused.load_weights)
+    engine.reload(save(FIRST, case.here / "first"), holding(FIRST, 1))
+    engine._live._load = lambda weights: 1 / 0
+    with suppress(EngineError):
+        engine.reload(save(SECOND, case.here / "second"), holding(SECOND, 2))
+    with engine.serving():
+        pass
+
+
+# --- engines of other packages -----------------------------------------------------------------------------------
+
+PACKAGE = """
+    NOT_CALLABLE = 3
+
+    def failing(url):
+        raise ValueError("no such engine")
+
+    def nothing(url):
+        return None
+"""
+ENTRY_POINTS = """
+    [weightwire.engines]
+    missing = madeup_errors:Missing
+    number = madeup_errors:NOT_CALLABLE
+    failing = madeup_errors:failing
+    nothing = madeup_errors:nothing
+"""
+
+
+def installed(name: str) -> Provocation:
+    """Opens an engine of a package that is installed for this provocation."""
+
+    def provoke(case: Case) -> None:
+        case.file("madeup_errors.py", textwrap.dedent(PACKAGE))
+        case.file("madeup_errors-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: madeup\nVersion: 1.0\n")
+        case.file("madeup_errors-1.0.dist-info/entry_points.txt", textwrap.dedent(ENTRY_POINTS))
+        case.patch.syspath_prepend(str(case.here))
+        try:
+            open_engine(f"{name}=http://127.0.0.1:8000")
+        finally:
+            sys.modules.pop("madeup_errors", None)
+
+    return provoke
+
+
+# --- vLLM --------------------------------------------------------------------------------------------------------
+
+SERVER = {
+    "/weight_info": {"weight_version": "1"},
+    "/get_world_size": {"world_size": 2},
+    "/version": {"version": "0.29.1"},
+    "/init_weight_transfer_engine": {},
+}
+
+
+def server(
+    work: Callable[[Case, str], Any], answers: dict[str, Any], status: dict[str, int] | None = None
+) -> Provocation:
+    """Work with a server that gives these answers, and 404 to everything else."""
+
+    def respond(request: Any) -> Answer:
+        path = request.path.split("?")[0]
+        known = (status or {}).get(path, 200 if path in answers else 404)
+        return known, {}, json.dumps(answers.get(path, {"error": "not found"})).encode()
+
+    def provoke(case: Case) -> None:
+        case.patch.setattr(client, "_SHARED_MEMORY", case.here)
+        case.patch.setattr(client, "QUICK", 0.05)
+        with http_server(respond) as url:
+            work(case, url)
+
+    return provoke
+
+
+def attach(case: Case, url: str) -> None:
+    engine = vllm.VllmEngine(url)
+    try:
+        engine.attach()
+    finally:
+        engine.close()
+
+
+def attach_twice(case: Case, url: str) -> None:
+    first = vllm.VllmEngine(url)
+    try:
+        first._lock()
+        attach(case, url)
+    finally:
+        first.close()
+
+
+def unusable_directory(case: Case, url: str) -> None:
+    engine = vllm.VllmEngine(url)
+    engine._directory.write_text("a file")
+    engine.attach()
+
+
+def worker_says(answer: WorkerAnswer) -> Callable[[Case, str], None]:
+    """Reloads a server whose only worker gives this answer."""
+
+    def work(case: Case, url: str) -> None:
+        case.patch.setattr(client, "read_answers", lambda directory, token: [answer])
+        engine = vllm.VllmEngine(url)
+        engine._workers = 1
+        try:
+            engine._lock()
+            engine.reload(Path("/data/checkpoint"), holding(FIRST, 2))
+        finally:
+            engine.close()
+
+    return work
+
+
+def full_disk_for_the_patch(case: Case, url: str) -> None:
+    engine = vllm.VllmEngine(url)
+    engine.patch(patch_to(SECOND), holding(SECOND, 2))
+
+
+UPDATES = {path: {"is_paused": True} for path in ("/pause", "/resume", "/is_paused")} | {
+    path: {} for path in ("/start_weight_update", "/finish_weight_update", "/update_weights")
+}
+REFUSED = WorkerAnswer(
+    holding=None, problem="tensor 'w': is BF16 [4], and F32 [4] in the patch", hint="reload the model"
+)
+
+
+def wait_for_a_server(case: Case, url: str) -> None:
+    from weightwire.trainers.trl import _EngineLag
+
+    lag = _EngineLag(f"vllm={url}")
+    lag.sent = [2, 3]
+    lag.wait(0, 0.01)
+
+
+PROVOCATIONS: list[Provocation] = [
+    model(model_with_unknown_weights),
+    model(patch_of_another_run),
+    model(lost_tensor),
+    model(patch_of_another_version),
+    model(new_tensor),
+    model(tensor_of_another_shape),
+    model(moved_parameter),
+    model(patch_swapped_twice),
+    model(weights_changed_by_another_program),
+    model(write_that_does_not_hold),
+    model(failing_loader),
+    model(loader_that_loads_nothing),
+    model(checkpoint_of_another_version),
+    tensors_tied_only_in_the_model,
+    loads(unknown_name),
+    loads(new_parameter),
+    loads(parameter_loaded_twice),
+    loads(lambda linear, values: linear.weight.data[:2].copy_(values[0])),
+    loads(lambda linear, values: torch._foreach_add_([linear.weight.data[:2], linear.weight.data[2:]], 1)),
+    lambda case: torch_dtype("w", DTYPES["F4"]),
+    module({"weight": torch.ones(2, 2)}),
+    module({"weight": torch.ones(1, 3), "bias": torch.ones(1)}),
+    module({}),
+    module({"weight": torch.ones(1, 3, dtype=torch.bfloat16)}),
+    mixed_module,
+    # Other packages
+    lambda case: open_engine("http://127.0.0.1:8000"),
+    lambda case: find_engine("sglang"),
+    installed("missing"),
+    installed("number"),
+    installed("failing"),
+    installed("nothing"),
+    # vLLM
+    lambda case: open_engine("vllm=127.0.0.1"),
+    lambda case: served_version(NOWHERE),
+    server(attach, {}),
+    server(attach, {"/version": {"version": "0.20.0"}}),
+    server(attach, SERVER, {"/init_weight_transfer_engine": 500}),
+    server(attach, SERVER),
+    server(attach_twice, SERVER),
+    server(unusable_directory, SERVER),
+    server(worker_says(REFUSED), UPDATES),
+    server(worker_says(WorkerAnswer(holding=holding(FIRST, 1))), UPDATES),
+    server(full_disk_for_the_patch, UPDATES),
+    server(lambda case, url: VllmRolloutServer(url).check(), SERVER | {"/server_info": {"vllm_config": {}}}),
+    server(wait_for_a_server, SERVER),
+]

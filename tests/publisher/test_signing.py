@@ -1,0 +1,70 @@
+"""A publisher with a key signs every commit, and continues only a history that its key may vouch for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from support.failing_bucket import Troubled, in_memory
+from support.followers import Trainer, copy_of, paths, read, write
+from weightwire import Publisher
+from weightwire.chain.keys import PrivateKey
+from weightwire.chain.reader import read_run
+from weightwire.chain.record_paths import commit_path
+from weightwire.chain.records import Commit, seal, unseal
+from weightwire.errors import Untrusted
+
+KEY, EVIL = PrivateKey.generate(), PrivateKey.generate()
+
+
+@pytest.fixture
+def bucket() -> Troubled:
+    return in_memory()
+
+
+@pytest.fixture
+def trainer(bucket: Troubled) -> Iterator[Trainer]:
+    trainer = Trainer(bucket.inner, key=KEY)
+    yield trainer
+    trainer.close()
+
+
+class TestPublisher:
+    def test_every_commit_is_signed(self, trainer: Trainer, bucket: Troubled) -> None:
+        trainer.publish(2)
+        trainer.restart()
+        trainer.publish()
+        for path in paths(bucket, "commits/"):
+            assert unseal(read(bucket, path), Commit, path).is_authentic
+        assert asyncio.run(read_run(bucket)).keys == (KEY.public.hex,)
+
+    @pytest.mark.parametrize(
+        ("first", "second", "message"),
+        [
+            (KEY, None, "this run is signed, and this publisher has no key"),
+            (None, KEY, "this run is not signed"),
+            (KEY, EVIL, "which you do not trust"),
+        ],
+        ids=["no key", "unsigned run", "another key"],
+    )
+    def test_a_run_is_continued_only_with_its_key(
+        self, first: PrivateKey | None, second: PrivateKey | None, message: str, bucket: Troubled
+    ) -> None:
+        trainer = Trainer(bucket.inner, key=first)
+        trainer.publish(2)
+        trainer.close()
+        before = copy_of(bucket)
+        with pytest.raises(Untrusted, match=message) as caught:
+            Publisher(bucket.inner, key=second, blocking=True, on_event=lambda event: None)
+        assert caught.value.hint
+        assert {path for path in copy_of(bucket) if not path.startswith("probe/")} == {*before}
+
+    def test_a_publisher_does_not_continue_a_strangers_version(self, trainer: Trainer, bucket: Troubled) -> None:
+        trainer.publish(2)
+        trainer.close()
+        last = unseal(read(bucket, commit_path(2)), Commit, "")
+        write(bucket, commit_path(2), seal(last.record, EVIL).data)
+        with pytest.raises(Untrusted):
+            Trainer(bucket.inner, key=KEY).publish()
