@@ -102,7 +102,9 @@ class TestRolledBackBucket:
         with Follower(bucket, into=into) as follower:
             with pytest.raises(BrokenChain, match="does not have version 4, which this replica holds") as caught:
                 follower.once()
-            assert caught.value.hint == "the bucket was rolled back or replaced: follow it into a new directory"
+            assert caught.value.hint == (
+                "the bucket was rolled back or replaced: if that is intended, follow it into a new directory"
+            )
             assert bits_of(follower.checkpoint()) == trainer.bits[4]
             put_back(bucket, before)
             assert follower.once() == 4

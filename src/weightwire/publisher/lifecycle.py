@@ -44,7 +44,9 @@ class Lifecycle:
     @property
     def ending(self) -> WeightwireError:
         """The error for publications that are still pending at the end."""
-        return self.failure or Closed("the publisher was closed before this was published")
+        return self.failure or Closed(
+            "the publisher was closed before this was published", hint="create a new publisher and publish it again"
+        )
 
     def fail(self, failure: WeightwireError) -> None:
         """Keeps the first failure."""

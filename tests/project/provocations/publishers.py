@@ -65,15 +65,26 @@ def unreadable_side_file(case: Case) -> None:
     publish(case, files={"config.json": case.here / "config.json"})
 
 
-def publication_dropped_by_close(case: Case) -> None:
-    """Closed while the store does not answer."""
-    bucket = in_memory()
-    bucket.trouble("put", "", _never, times=1e9)
-    one = Publisher(bucket, threads=1)
-    publication = one.publish(WEIGHTS)
-    with suppress(TimeoutError):
-        one.close(timeout=0.05)
-    publication.wait(5)
+def closed_while_the_store_hangs(verbs: str) -> Provocation:
+    """Closed once a request with one of these verbs has been sent. The store never answers it."""
+
+    def provoke(case: Case) -> None:
+        asked = threading.Event()
+
+        async def never(act: Any) -> Any:
+            asked.set()
+            await asyncio.sleep(3600)
+
+        bucket = in_memory()
+        one = Publisher(bucket, threads=1)
+        bucket.trouble(verbs, "", never, times=1e9)
+        publication = one.publish(WEIGHTS)
+        assert asked.wait(60)
+        with suppress(TimeoutError):
+            one.close(timeout=0.05)
+        publication.wait(5)
+
+    return provoke
 
 
 def run_record_over_its_limit(case: Case) -> None:
@@ -95,10 +106,6 @@ def closed_with_a_full_bucket(case: Case) -> None:
     bucket.trouble("create", "commits/", failed, times=1e9)
     one.publish(OTHER, step=2)
     one.close()
-
-
-async def _never(act: Any) -> Any:
-    await asyncio.sleep(3600)
 
 
 def publisher_after_a_fork(case: Case) -> None:
@@ -310,7 +317,8 @@ PROVOCATIONS: list[Provocation] = [
     weights_of_another_shape,
     missing_tensor,
     weights_of_another_dtype,
-    publication_dropped_by_close,
+    closed_while_the_store_hangs("put"),  # after the capture was taken
+    closed_while_the_store_hangs("get find list create"),  # while the run is being opened
     publisher_after_a_fork,
     failing_encoder,
     wrong_encoder,
