@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weightwire.chain.keys import PrivateKey, PublicKey, read_private_key, read_public_keys
+from weightwire.chain.keys import PrivateKey, PublicKey, read_private_key, read_trusted_keys
 from weightwire.errors import BadKey, OutputError
 
 
@@ -24,7 +24,7 @@ def test_a_written_key_is_private_and_reads_back(key: PrivateKey, tmp_path: Path
     read = read_private_key(path)
     assert read is not None
     assert read.public == key.public
-    assert read_public_keys([tmp_path / "trainer.pub"]) == {key.public.hex}
+    assert read_trusted_keys([tmp_path / "trainer.pub"]) == {key.public.hex}
 
 
 def test_a_key_is_never_overwritten(key: PrivateKey, tmp_path: Path) -> None:
@@ -45,34 +45,34 @@ def test_keys_come_from_the_environment(key: PrivateKey, tmp_path: Path, monkeyp
         assert read.public == key.public
     other = PrivateKey.generate().public
     monkeypatch.setenv("WEIGHTWIRE_TRUST", f"{path}.pub, {other}")
-    assert read_public_keys(None) == {key.public.hex, other.hex}
+    assert read_trusted_keys(None) == {key.public.hex, other.hex}
 
 
 @pytest.mark.parametrize("given", [[], [""], ["ed25519:" + "ab" * 32, ""]])
 def test_trust_that_names_no_key_is_an_error(given: list[str]) -> None:
     """An empty variable in a script must not mean that everybody is trusted."""
     with pytest.raises(BadKey, match="'trust' names no key"):
-        read_public_keys(given)
+        read_trusted_keys(given)
 
 
 @pytest.mark.parametrize("text", ["", " ", ","])
 def test_an_empty_variable_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEIGHTWIRE_TRUST", text)
     with pytest.raises(BadKey, match="WEIGHTWIRE_TRUST names no key"):
-        read_public_keys(None)
+        read_trusted_keys(None)
 
 
 def test_without_a_variable_there_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WEIGHTWIRE_KEY", "WEIGHTWIRE_TRUST"):
         monkeypatch.delenv(name, raising=False)
     assert read_private_key(None) is None
-    assert read_public_keys(None) == frozenset()
+    assert read_trusted_keys(None) == frozenset()
 
 
 def test_a_file_may_hold_several_keys_and_comments(key: PrivateKey, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(f"# trainers\n{key.public}  # the first\n\n{'ab' * 32}\n")
-    assert read_public_keys([path]) == {key.public.hex, "ab" * 32}
+    assert read_trusted_keys([path]) == {key.public.hex, "ab" * 32}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_key_of_openssl_is_accepted(tmp_path: Path) -> None:
 def test_a_private_key_is_not_accepted_as_a_public_one(key: PrivateKey, tmp_path: Path) -> None:
     key.write(tmp_path / "trainer")
     with pytest.raises(BadKey, match="is a private key") as caught:
-        read_public_keys([tmp_path / "trainer"])
+        read_trusted_keys([tmp_path / "trainer"])
     assert "trainer.pub" in str(caught.value.hint)
 
 
@@ -121,11 +121,11 @@ def test_a_file_without_keys_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.pub"
     path.write_text(text + "\n")
     with pytest.raises(BadKey, match=r"is not a file of public keys|has no public key"):
-        read_public_keys([path])
+        read_trusted_keys([path])
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    for read in (lambda: read_private_key(tmp_path / "none"), lambda: read_public_keys([tmp_path / "none"])):
+    for read in (lambda: read_private_key(tmp_path / "none"), lambda: read_trusted_keys([tmp_path / "none"])):
         with pytest.raises(BadKey, match="none: cannot be read"):
             read()
 

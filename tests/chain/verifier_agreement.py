@@ -31,7 +31,7 @@ from chain.second_verifier import Refused, Verified, verify
 from weightwire import Publisher
 from weightwire.bucket.registry import open_bucket
 from weightwire.chain.keys import PrivateKey
-from weightwire.chain.record_paths import RUN, commit_path, gc_path
+from weightwire.chain.record_paths import ALIVE, RUN, commit_path, gc_path
 from weightwire.chain.records import Gc, back_versions, seal
 from weightwire.chain.signature import add_signature
 from weightwire.chain.trust import Trust
@@ -87,14 +87,14 @@ def make_chain(rng: random.Random, room: Path) -> Chain:
             key = NEXT_KEY
     objects = {str(path.relative_to(url)): path.read_bytes() for path in sorted(url.rglob("*")) if path.is_file()}
     shutil.rmtree(url)
-    chain = Chain(_without_shortcuts(objects), tuple(keys))
+    chain = Chain(_read_by_both(objects), tuple(keys))
     return _swept(chain, rng) if rng.random() < 0.2 else chain
 
 
-def _without_shortcuts(objects: Objects) -> Objects:
-    """The second verifier does not read them."""
+def _read_by_both(objects: Objects) -> Objects:
+    """Without shortcuts and the sign of life, which the second verifier does not read."""
     shortcuts = {path: _record(data) for path, data in objects.items() if path.startswith("shortcuts/")}
-    dropped = {*shortcuts, *(file["path"] for record in shortcuts.values() for file in record["files"])}
+    dropped = {ALIVE, *shortcuts, *(file["path"] for record in shortcuts.values() for file in record["files"])}
     return {path: data for path, data in objects.items() if path not in dropped}
 
 

@@ -22,8 +22,8 @@ from support.small_run import bits_of as bits_of_weights
 from support.stores import running, use
 from weightwire import Tensor
 from weightwire.bucket.registry import open_bucket
+from weightwire.chain.keys import PrivateKey
 from weightwire.chain.permissions import AccessRole, Verb, access_of
-from weightwire.chain.record_paths import ALIVE
 from weightwire.errors import Fenced
 from weightwire.follower.follower import Follower
 from weightwire.publisher.publisher import Publisher
@@ -142,6 +142,19 @@ def live_a_run(keyring: Keyring, tmp_path: Path) -> None:
     follow_late(keyring, tmp_path / "after-gc")
 
 
+def live_a_signed_run(keyring: Keyring, tmp_path: Path) -> None:
+    """The publisher restarts, and everyone compares the bucket with its sign of life."""
+    key = PrivateKey.generate()
+    for step in range(2):
+        with Publisher(open_bucket(keyring.use("publisher")), key=key) as publisher:
+            publisher.publish(weights_at(SEED, step), step=step).wait(60)
+    trust = ("--trust", str(key.public))
+    keyring.works("gpu-0", "follow", "--into", tmp_path, "--once", "--name", "gpu-0", *trust, "--max-age", "1h")
+    assert bits_of(tmp_path / "current") == bits_at(SEED, 1)
+    for command in ("status", "verify", "keys"):
+        keyring.works("reader", command, *trust)
+
+
 def follow_late(keyring: Keyring, directory: Path) -> None:
     for key in ("gpu-1", "silent", "blind"):
         ran = keyring.works(key, "follow", "--into", directory / key, "--once", "--name", "gpu-1")
@@ -177,6 +190,8 @@ def test_roles_use_every_permission_that_they_have_and_ask_for_no_others(
     live_a_run(keyring, tmp_path)
     fence_off(keyring)
     lose_a_side_file(keyring)
+    keyring.clear()
+    live_a_signed_run(keyring, tmp_path / "signed")
 
     assert {role: unused(AccessRole(role), amazon.used[f"{key}-key"]) for role, key in OWN_KEYS.items()} == {
         role: [] for role in OWN_KEYS
@@ -193,8 +208,6 @@ def unused(role: AccessRole, used: set[Need]) -> list[str]:
     places = {(need.action, dict(need.context).get("s3:prefix", need.resource)) for need in used}
     found = []
     for access in access_of(role, ["gpu-0"]):
-        if access.path == ALIVE:  # only signed runs have it
-            continue
         for verb in access.verbs:
             action = ACTIONS.get(verb, "s3:PutObject")
             start = ("team/run/" if verb is Verb.LIST else PREFIX) + access.path

@@ -103,7 +103,8 @@ class TestRolledBackBucket:
             with pytest.raises(BrokenChain, match="does not have version 4, which this replica holds") as caught:
                 follower.once()
             assert caught.value.hint == (
-                "the bucket was rolled back or replaced: if that is intended, follow it into a new directory"
+                "the bucket was rolled back or replaced: if that is intended, follow it into a new directory, "
+                "or publish under another URL"
             )
             assert bits_of(follower.checkpoint()) == trainer.bits[4]
             put_back(bucket, before)

@@ -117,7 +117,7 @@ CHAIN_MUTANTS = [
         "HEAD.json trusted",
         "HEAD.json is a hint: its version counts only if its commit exists",
         _TESTS,
-        (_READER, " and await self._exists(hint.version):", ":"),
+        (_READER, " and await self.exists(hint.version):", ":"),
     ),
     mutant(
         "newest version found too early",

@@ -316,7 +316,7 @@ TRUST_MUTANTS = [
         _TESTS,
         (
             _READER,
-            "await self.authority.check_beside(alive, newest.record if newest else None, self.where(ALIVE))",
+            "await authority.check_beside(alive, newest.record if newest else None, self.where(ALIVE))",
             "pass",
         ),
     ),
@@ -347,5 +347,28 @@ TRUST_MUTANTS = [
         "a version that the publisher has committed must be shown",
         _TESTS,
         (_FRESH, "if self._alive is not None and self._alive.version > head:", "if False:"),
+    ),
+    mutant(
+        "rolled-back run continued",
+        "a publisher refuses a run that lacks the version which its sign of life names",
+        "publisher/test_signing.py upkeep/test_key_change.py",
+        (_WRITER, "await self.chain.check_not_rolled_back()", "pass"),
+        ("publisher/takeover.py", "await chain.check_not_rolled_back()", "pass"),
+    ),
+    mutant(
+        "refused publisher claims an epoch",
+        "a publisher checks that it may sign before it claims an epoch",
+        "publisher/test_signing.py upkeep/test_key_change.py",
+        (_WRITER, "await self._check_may_sign(before)", "pass"),
+    ),
+    mutant(
+        "no sign of life without list permission",
+        "a missing next version is no reason to be silent, also if the store answers 403 for it",
+        "publisher/test_signing.py",
+        (
+            _WRITER,
+            "if await self.chain.exists(self.next_version):",
+            "if await self.bucket.find(commit_path(self.next_version)) is not None:",
+        ),
     ),
 ]

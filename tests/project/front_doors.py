@@ -146,6 +146,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "number_of",
         "read_private_key",
         "read_public_keys",
+        "read_trusted_keys",
         "read_run",
         "replica_name_of",
         "rolled_back",

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
-from support.failing_bucket import Troubled, in_memory
-from support.followers import Trainer, copy_of, paths, read, write
+from support.failing_bucket import Act, Troubled, in_memory
+from support.followers import Trainer, copy_of, paths, read, remove, write
 from weightwire import Publisher
 from weightwire.chain.keys import PrivateKey
 from weightwire.chain.reader import read_run
-from weightwire.chain.record_paths import commit_path
-from weightwire.chain.records import Commit, seal, unseal
-from weightwire.errors import Untrusted
+from weightwire.chain.record_paths import ALIVE, commit_path
+from weightwire.chain.records import Commit, SignOfLife, seal, unseal
+from weightwire.errors import BrokenChain, PermissionDenied, Untrusted
 
 KEY, EVIL = PrivateKey.generate(), PrivateKey.generate()
 
@@ -68,3 +70,29 @@ class TestPublisher:
         write(bucket, commit_path(2), seal(last.record, EVIL).data)
         with pytest.raises(Untrusted):
             Trainer(bucket.inner, key=KEY).publish()
+
+    def test_sign_of_life_is_written_if_the_store_denies_what_is_missing(self, bucket: Troubled) -> None:
+        """S3 answers 403 for a missing object to a key that may not list it."""
+
+        async def deny_missing(act: Act) -> Any:
+            if (found := await act()) is None:
+                raise PermissionDenied("this key may not do that")
+            return found
+
+        bucket.trouble("find", "commits/", deny_missing, times=1e9)
+        with Publisher(bucket, key=KEY, on_event=lambda event: None) as publisher:
+            publisher.publish({"w": np.ones(3, np.float32)}).wait(20)
+        assert unseal(read(bucket, ALIVE), SignOfLife, ALIVE).record.version == 1
+
+    def test_a_publisher_does_not_continue_a_rolled_back_run(self, trainer: Trainer, bucket: Troubled) -> None:
+        """Its sign of life names a version that the bucket has lost. To go on would be a second history."""
+        trainer.publish(3)
+        trainer.close()
+        for path in (commit_path(2), commit_path(3)):
+            remove(bucket, path)
+        before = copy_of(bucket)
+        with pytest.raises(BrokenChain, match="does not have version 3, which its publisher committed") as caught:
+            Trainer(bucket.inner, key=KEY).publish()
+        assert caught.value.hint
+        assert "publish under another URL" in caught.value.hint
+        assert {path for path in copy_of(bucket) if not path.startswith("probe/")} == {*before}

@@ -15,6 +15,7 @@ from weightwire.chain.keys import (
     PublicKey,
     read_private_key,
     read_public_keys,
+    read_trusted_keys,
     trusted_texts,
 )
 from weightwire.chain.permissions import AccessRole, Permission, Verb, access_of
@@ -120,6 +121,7 @@ __all__ = [
     "read_private_key",
     "read_public_keys",
     "read_run",
+    "read_trusted_keys",
     "replica_name_of",
     "rolled_back",
     "seal",

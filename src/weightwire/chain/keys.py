@@ -22,6 +22,7 @@ __all__ = [
     "PublicKey",
     "read_private_key",
     "read_public_keys",
+    "read_trusted_keys",
     "trusted_texts",
 ]
 
@@ -133,9 +134,14 @@ def read_private_key(given: str | os.PathLike[str] | PrivateKey | None) -> Priva
     return PrivateKey.from_pem(_read(Path(text)), text)
 
 
-def read_public_keys(given: Iterable[str | os.PathLike[str]] | None) -> frozenset[str]:
-    """The keys in these texts or files, as hex; by default those of WEIGHTWIRE_TRUST."""
-    return frozenset(key.hex for text in trusted_texts(given) for key in _public_keys(text))
+def read_public_keys(texts: Iterable[str]) -> frozenset[str]:
+    """The keys in these texts or files, as hex."""
+    return frozenset(key.hex for text in texts for key in _public_keys(text))
+
+
+def read_trusted_keys(given: Iterable[str | os.PathLike[str]] | None) -> frozenset[str]:
+    """The keys that were given as trusted, as hex; by default those of WEIGHTWIRE_TRUST."""
+    return read_public_keys(trusted_texts(given))
 
 
 def trusted_texts(given: Iterable[str | os.PathLike[str]] | None) -> list[str]:

@@ -53,7 +53,7 @@ _TABLE: Mapping[str, tuple[str, str, str, str]] = {
     # path: publisher, follower, gc, reader
     RUN: ("get create", "get", "get", "get"),
     HEAD: ("get put", "get", "", "get"),
-    ALIVE: ("put", "get", "", ""),
+    ALIVE: ("get put", "get", "", "get"),
     Folder.FILES: ("upload", "get", "", "get list"),
     Folder.EPOCHS: ("get list create", "list", "list", "get list"),
     Folder.COMMITS: ("get create", "get", "get list", "get list"),

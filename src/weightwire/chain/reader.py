@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from weightwire.bucket import Bucket, ObjectInfo, each
@@ -174,9 +175,9 @@ class ChainReader:
         """The newest version, or -1. `known` is a version that exists, or -1. Logarithmic in the distance."""
         hint = await self.read_hint()
         low, step = known, 1
-        if hint is not None and hint.version > known and await self._exists(hint.version):
+        if hint is not None and hint.version > known and await self.exists(hint.version):
             low = hint.version
-        while await self._exists(low + step):
+        while await self.exists(low + step):
             low, step = low + step, step * 2
             if low > MOST_VERSION:
                 raise BucketError(
@@ -186,7 +187,7 @@ class ChainReader:
         high = low + step
         while high - low > 1:
             middle = (low + high) // 2
-            if await self._exists(middle):
+            if await self.exists(middle):
                 low = middle
             else:
                 high = middle
@@ -296,19 +297,34 @@ class ChainReader:
             return None
         alive = self.unseal(data, SignOfLife, ALIVE)
         if self.authority is not None:
-            newest = await self.read_head(self._newest.record.version if self._newest else -1)
-            at = await self.read(alive.record.version)
-            if at is None or at.sha256 != alive.record.commit:
-                raise rolled_back(
-                    f"{self.bucket.url}: does not have version {alive.record.version}, which its publisher committed"
-                )
-            await self.authority.check_beside(alive, newest.record if newest else None, self.where(ALIVE))
+            newest = await self._check_alive(self.authority, alive)
             if newest is not None and alive.record.epoch < newest.record.epoch:
                 raise Stale(
                     f"{self.where(ALIVE)}: is of a publisher that was replaced",
                     hint="wait until the new publisher shows a sign of life",
                 )
         return alive.record
+
+    async def check_not_rolled_back(self) -> None:
+        """With `trust`: raises if a version is missing that a trusted sign of life names.
+
+        Other signs of life prove nothing: the key may have been replaced since.
+        """
+        alive = None if self.authority is None else await self.read_valid(ALIVE, SignOfLife)
+        if alive is not None and self.authority is not None:
+            with suppress(Untrusted):
+                await self._check_alive(self.authority, alive)
+
+    async def _check_alive(self, authority: Authority, alive: Sealed[SignOfLife]) -> Sealed[Commit] | None:
+        """Checks the signature, then that the bucket has the commit. Returns the newest commit."""
+        newest = await self.read_head(self._newest.record.version if self._newest else -1)
+        await authority.check_beside(alive, newest.record if newest else None, self.where(ALIVE))
+        named = await self.read(alive.record.version)
+        if named is None or named.sha256 != alive.record.commit:
+            raise rolled_back(
+                f"{self.bucket.url}: does not have version {alive.record.version}, which its publisher committed"
+            )
+        return newest
 
     def _checked(self, parent: Sealed[Commit] | None, commits: Sequence[Sealed[Commit]]) -> list[Sealed[Commit]]:
         accepted: list[Sealed[Commit]] = []
@@ -383,7 +399,8 @@ class ChainReader:
         except NotFound:
             return None
 
-    async def _exists(self, version: int) -> bool:
+    async def exists(self, version: int) -> bool:
+        """Whether there is a commit of this version."""
         path = commit_path(version)
         try:
             async with denied_means_missing(self.bucket, path):

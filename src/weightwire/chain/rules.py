@@ -56,7 +56,9 @@ def missing_commit(where: str, consequence: str = "") -> BrokenChain:
 def rolled_back(message: str) -> BrokenChain:
     """The error for a bucket that lacks a version which a replica holds."""
     return BrokenChain(
-        message, hint="the bucket was rolled back or replaced: if that is intended, follow it into a new directory"
+        message,
+        hint="the bucket was rolled back or replaced: if that is intended, follow it into a new directory, "
+        "or publish under another URL",
     )
 
 

@@ -146,12 +146,15 @@ class ChainWriter:
 
     async def take_over(self, keys: Sequence[PublicKey] = ()) -> None:
         """Claims the next epoch and fences off the previous publisher. `keys` replace those of the run from then on."""
-        self.epoch = await self._claim_epoch()
+        await self.chain.check_not_rolled_back()
+        before = await self.chain.read_head()
+        await self._check_may_sign(before)  # before the claim: a refused publisher must leave no trace
+        self.epoch = await self._claim_epoch(before)
         head = await self.chain.read_head()
         self.head = None if head is None else self.chain.remember(head)
         while True:
             self._check_not_replaced(self.head)
-            await self._check_may_sign()
+            await self._check_may_sign(self.head)
             fence = await self.prepare(kind=FENCE, keys=tuple(key.hex for key in keys))
             path = commit_path(fence.record.version)
             # Giving up is safe: a fence that arrives late belongs to an unused epoch.
@@ -212,7 +215,7 @@ class ChainWriter:
         if self.head is None or self._key is None:
             return
         try:
-            if await self.bucket.find(commit_path(self.next_version)) is not None:
+            if await self.chain.exists(self.next_version):
                 return  # another publisher has taken over
             alive = SignOfLife(
                 run=self.run.run,
@@ -235,13 +238,12 @@ class ChainWriter:
         except BucketError as problem:
             self._warn(f"{HEAD}: {problem.message}")
 
-    async def _check_may_sign(self) -> None:
+    async def _check_may_sign(self, head: Sealed[Commit] | None) -> None:
         if self.chain.authority is not None and self._key is not None:
-            await self.chain.authority.check_may_sign(self._key.public, self.head.record if self.head else None)
+            await self.chain.authority.check_may_sign(self._key.public, head.record if head else None)
 
-    async def _claim_epoch(self) -> int:
+    async def _claim_epoch(self, head: Sealed[Commit] | None) -> int:
         taken = [int(one.path[7:15]) for one in await self.bucket.list(Folder.EPOCHS) if one.path[7:15].isdecimal()]
-        head = await self.chain.read_head()
         number = max([*taken, head.record.epoch if head else 0])
         while True:
             number += 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from weightwire.bucket import Bucket
 from weightwire.chain import (
+    ALIVE,
     ChainReader,
     Commit,
     Folder,
@@ -25,7 +26,7 @@ from weightwire.chain import (
     shortcut_path,
     unlisted_means_missing,
 )
-from weightwire.errors import NotFound, RunError, UnsupportedFormat
+from weightwire.errors import BrokenChain, NotFound, RunError, UnsupportedFormat
 from weightwire.inspection.findings import Findings, Verification, VersionFiles
 
 __all__ = ["ChainWalk"]
@@ -66,6 +67,10 @@ class ChainWalk:
                 return
             for parent in found:
                 self._accept(parent)
+        try:
+            await self.chain.check_not_rolled_back()
+        except BrokenChain as problem:
+            self.findings.add(None, ALIVE, problem)
 
     def _accept(self, commit: Sealed[Commit]) -> None:
         record = commit.record

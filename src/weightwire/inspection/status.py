@@ -182,6 +182,7 @@ async def read_status(
     """The status of the run in a bucket. A broken chain is an error, unless it can be passed to `warn`."""
     run = await read_run(bucket)
     chain = ChainReader(bucket, run, trust)
+    await chain.check_not_rolled_back()
     newest_commits = await _read_newest(chain, _RECENT, warn)
     commits = [one.record for one in newest_commits]
     head = commits[-1] if commits else None
@@ -207,9 +208,10 @@ async def read_status(
     )
 
 
-async def read_keys(bucket: Bucket) -> list[str]:
+async def read_keys(bucket: Bucket, trust: Trust | None = None) -> list[str]:
     """The public keys that may sign the next version, in hex; empty if the run is not signed."""
-    chain = ChainReader(bucket, await read_run(bucket))
+    chain = ChainReader(bucket, await read_run(bucket), trust)
+    await chain.check_not_rolled_back()
     return sorted(await chain.keys_after(await chain.read_head()))
 
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from weightwire.bucket import Bucket, open_bucket
-from weightwire.chain import PrivateKey, Signer, read_private_key, read_public_keys
+from weightwire.chain import PrivateKey, Signer, read_private_key, read_trusted_keys
 from weightwire.errors import CheckpointError, Closed, NotPublished, WeightwireError, public_url
 from weightwire.publisher.notifier import FollowerNotifier
 from weightwire.publisher.publication import Publication, read_metrics, read_step
@@ -321,7 +321,7 @@ def _signer(
 ) -> Signer | None:
     private = read_private_key(key)
     given = [trust] if isinstance(trust, str | os.PathLike) else trust
-    return None if private is None else Signer(private, read_public_keys(given))
+    return None if private is None else Signer(private, read_trusted_keys(given))
 
 
 def _read_base(base: Any, is_sharded: bool) -> Weights:

@@ -112,6 +112,7 @@ class Takeover:
         else:
             self.check_schema(schema_of_weights(copies.published), run)
         chain = ChainReader(self._bucket, run, self._signer.trust if self._signer else None)
+        await chain.check_not_rolled_back()  # now, when the publisher is made, and again with the claim
         head = await chain.read_head()
         if head is None or not head.record.after:
             return UnclaimedRun(run, copies, head)

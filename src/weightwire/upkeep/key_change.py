@@ -12,8 +12,11 @@ __all__ = ["change_keys"]
 
 async def change_keys(
     bucket: Bucket, runtime: Runtime, signer: Signer, add: frozenset[str], revoke: frozenset[str], warn: Warn
-) -> int:
-    """Returns the version of the fence. It locks out the running publisher, which may hold a revoked key."""
+) -> int | None:
+    """Returns the version of the fence, or None if the run has exactly these keys already.
+
+    The fence locks out the running publisher, which may hold a revoked key.
+    """
     run = await read_run(bucket)
     if not run.keys:
         raise Untrusted(
@@ -28,6 +31,8 @@ async def change_keys(
         )
     if unknown := sorted(revoke - before):
         raise BadKey(f"{PublicKey(unknown[0]).short} is not a key of this run", hint="`weightwire keys URL` lists them")
+    if before == set(after):
+        return None
     writer = ChainWriter(bucket, run, runtime, warn, signer)
     await writer.take_over([PublicKey(key) for key in after])
     return writer.next_version - 1

@@ -26,6 +26,7 @@ from weightwire.chain import (
     read_private_key,
     read_public_keys,
     read_run,
+    read_trusted_keys,
     seal,
     unseal,
 )
@@ -274,7 +275,7 @@ PROVOCATIONS: list[Provocation] = [
     held_without_trust,
     planted_run,
     public_file("# none yet"),
-    lambda case: read_public_keys([""]),
+    lambda case: read_trusted_keys([""]),
     lambda case: Follower(publish(case, key=KEY), into=case.here / "replica", trust=TRUST, max_age=-1),
     changed_keys(frozenset(), frozenset({KEY.public.hex})),
     changed_keys(frozenset(), frozenset({STRANGER.public.hex})),

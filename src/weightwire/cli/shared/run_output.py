@@ -347,11 +347,13 @@ class VerifyOutput(JsonOutput, frozen=True, kw_only=True):
     below_version: Annotated[int | None, Meta(description="`gc` may delete data below this version; null if none")]
     rebuilt: Annotated[list[VersionRange], Meta(description="with `--rebuild`: versions whose weights were rebuilt")]
     compared_anchors: Annotated[int, Meta(description="with `--rebuild`: anchors equal to the rebuilt weights")]
+    signed: Annotated[bool, Meta(description="whether the run has keys that sign its versions")]
+    signatures_checked: Annotated[bool, Meta(description="whether signatures were checked: with `--trust`")]
     problems: Annotated[list[ProblemOutput], Meta(description="everything that is wrong")]
     ok: Annotated[bool, Meta(description="whether there are no problems")]
 
     @classmethod
-    def of(cls, url: str, found: Verification) -> VerifyOutput:
+    def of(cls, url: str, found: Verification, signatures_checked: bool) -> VerifyOutput:
         return cls(
             url=url,
             run=found.run,
@@ -363,6 +365,8 @@ class VerifyOutput(JsonOutput, frozen=True, kw_only=True):
             below_version=found.below or None,
             rebuilt=[VersionRange(first_version=first, last_version=last) for first, last in found.rebuilt],
             compared_anchors=found.compared,
+            signed=found.signed,
+            signatures_checked=signatures_checked,
             problems=[ProblemOutput(version=one.version, path=one.path, message=one.what) for one in found.problems],
             ok=found.fine,
         )
