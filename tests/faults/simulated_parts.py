@@ -37,5 +37,7 @@ async def swept(store: Store, process: Process, retention: Retention) -> Sweep:
     return await sweep(SimBucket(store, process), SimRuntime(process), retention)
 
 
-async def rekeyed(store: Store, process: Process, signer: Signer, add: frozenset[str], revoke: frozenset[str]) -> int:
+async def rekeyed(
+    store: Store, process: Process, signer: Signer, add: frozenset[str], revoke: frozenset[str]
+) -> int | None:
     return await change_keys(SimBucket(store, process), SimRuntime(process), signer, add, revoke, lambda message: None)

@@ -46,7 +46,9 @@ def follow(bucket: Troubled, into: Path) -> Callable[..., Follower]:
 
 def replace_key(bucket: Troubled) -> int:
     add, revoke = frozenset({OTHER.public.hex}), frozenset({KEY.public.hex})
-    return asyncio.run(change_keys(bucket.inner, Runtime(), Signer(KEY), add, revoke, lambda message: None))
+    version = asyncio.run(change_keys(bucket.inner, Runtime(), Signer(KEY), add, revoke, lambda message: None))
+    assert version is not None
+    return version
 
 
 def last(bucket: Troubled) -> Commit:

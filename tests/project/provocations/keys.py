@@ -42,7 +42,7 @@ def key_file(content: str) -> Provocation:
 
 
 def public_file(content: str) -> Provocation:
-    return lambda case: read_public_keys([case.file("key.pub", content)])
+    return lambda case: read_public_keys([str(case.file("key.pub", content))])
 
 
 def overwritten(case: Case) -> None:
@@ -178,6 +178,7 @@ def held_without_trust(case: Case) -> None:
 def planted_run(case: Case) -> None:
     run = publish(case, key=KEY)
     shutil.rmtree(run / "commits")
+    (run / ALIVE).unlink()
     stored = msgspec.json.decode((run / RUN).read_bytes())
     (run / RUN).write_bytes(msgspec.json.encode(stored | {"keys": [KEY.public.hex, STRANGER.public.hex]}))
     publish(case, OTHER, key=KEY)
@@ -218,7 +219,8 @@ def forked_history(case: Case) -> None:
     follow(case, trust=TRUST)
     for path in (case.here / "replica").glob("work"):
         path.unlink()
-    (run / commit_path(2)).unlink()
+    for one in (commit_path(2), ALIVE):  # the sign of life would tell the publisher
+        (run / one).unlink()
     publish(case, WEIGHTS | {"w": OTHER["w"] * 3}, key=KEY)
     follow(case, trust=TRUST)
 
