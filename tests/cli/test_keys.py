@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,11 @@ def test_known_key_changes_nothing(run: Command, run_url: str, tmp_path: Path) -
     assert "version 3 of" in ran.err
     assert "not checked" not in ran.err
     assert len(ran.out.split()) == 2
+
+
+def test_verify_says_whether_signatures_were_checked(run: Command, run_url: str, tmp_path: Path) -> None:
+    def signatures(*options: str) -> object:
+        return json.loads(run("verify", run_url, "--json", *options).out)["signatures"]
+
+    assert signatures() == "unchecked"
+    assert signatures("--trust", str(tmp_path / "key.pub")) == "checked"

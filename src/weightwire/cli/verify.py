@@ -68,7 +68,7 @@ def verify(
             ),
         )
     if as_json:
-        write_json(VerifyOutput.of(url_of(url), found, signatures_checked=trusted is not None))
+        write_json(VerifyOutput.of(url_of(url), found, rebuild=rebuild, trusted=trusted is not None))
     else:
         for problem in found.problems:
             print(printable(f"{problem.path}: {problem.what}"))

@@ -146,7 +146,7 @@ class TestRealOutput:
         assert not check("doctor", run("doctor", url, "--json").out)["can_follow"]
 
     def test_verify_output_is_as_documented(self, run: Command, url: Path) -> None:
-        assert check("verify", run("verify", url, "--rebuild", "--json").out)["rebuilt"]
+        assert check("verify", run("verify", url, "--rebuild", "--json").out)["rebuild"]["versions"]
         next((url / "deltas" / "6").iterdir()).write_bytes(b"")
         assert check("verify", run("verify", url, "--json").out)["problems"]
 

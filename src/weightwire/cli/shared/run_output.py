@@ -334,6 +334,16 @@ class VersionRange(JsonOutput, frozen=True, kw_only=True):
     last_version: Annotated[int, Meta(description="last version of the range")]
 
 
+class RebuildOutput(JsonOutput, frozen=True, kw_only=True):
+    versions: Annotated[list[VersionRange], Meta(description="versions whose weights were rebuilt")]
+    compared_anchors: Annotated[int, Meta(description="anchors equal to the rebuilt weights")]
+
+    @classmethod
+    def of(cls, found: Verification) -> RebuildOutput:
+        ranges = [VersionRange(first_version=first, last_version=last) for first, last in found.rebuilt]
+        return cls(versions=ranges, compared_anchors=found.compared)
+
+
 class VerifyOutput(JsonOutput, frozen=True, kw_only=True):
     """Written with exit code 1 as well, if there are problems."""
 
@@ -345,15 +355,13 @@ class VerifyOutput(JsonOutput, frozen=True, kw_only=True):
     bytes: Annotated[int, Meta(description="total size of `files`")]
     deleted_files: Annotated[int, Meta(description="data files that `gc` has deleted")]
     below_version: Annotated[int | None, Meta(description="`gc` may delete data below this version; null if none")]
-    rebuilt: Annotated[list[VersionRange], Meta(description="with `--rebuild`: versions whose weights were rebuilt")]
-    compared_anchors: Annotated[int, Meta(description="with `--rebuild`: anchors equal to the rebuilt weights")]
-    signed: Annotated[bool, Meta(description="whether the run has keys that sign its versions")]
-    signatures_checked: Annotated[bool, Meta(description="whether signatures were checked: with `--trust`")]
+    rebuild: Annotated[RebuildOutput | None, Meta(description="what `--rebuild` found; null without it")]
+    signatures: Annotated[str, Meta(description="`checked`; `unchecked` without `--trust`; `none` if not signed")]
     problems: Annotated[list[ProblemOutput], Meta(description="everything that is wrong")]
     ok: Annotated[bool, Meta(description="whether there are no problems")]
 
     @classmethod
-    def of(cls, url: str, found: Verification, signatures_checked: bool) -> VerifyOutput:
+    def of(cls, url: str, found: Verification, *, rebuild: bool, trusted: bool) -> VerifyOutput:
         return cls(
             url=url,
             run=found.run,
@@ -363,10 +371,8 @@ class VerifyOutput(JsonOutput, frozen=True, kw_only=True):
             bytes=found.nbytes,
             deleted_files=found.gone,
             below_version=found.below or None,
-            rebuilt=[VersionRange(first_version=first, last_version=last) for first, last in found.rebuilt],
-            compared_anchors=found.compared,
-            signed=found.signed,
-            signatures_checked=signatures_checked,
+            rebuild=RebuildOutput.of(found) if rebuild else None,
+            signatures="checked" if trusted else "unchecked" if found.signed else "none",
             problems=[ProblemOutput(version=one.version, path=one.path, message=one.what) for one in found.problems],
             ok=found.fine,
         )
