@@ -363,7 +363,7 @@ TRUST_MUTANTS = [
     ),
     mutant(
         "no sign of life without list permission",
-        "a missing next version is no reason to be silent, also if the store answers 403 for it",
+        "a publisher shows life also where the store answers 403 for the missing next version",
         "publisher/test_signing.py",
         (
             _WRITER,
