@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,11 @@ import pytest
 from support.failing_bucket import Troubled, in_memory
 from support.followers import (
     Trainer,
+    append_version,
     check,
     copy_of,
     current,
+    last_commit,
     lose_weights,
     paths,
     put_back,
@@ -31,7 +32,7 @@ from support.followers import (
 from weightwire import Follower
 from weightwire.chain.keys import PrivateKey
 from weightwire.chain.record_paths import ALIVE, RUN, commit_path
-from weightwire.chain.records import Commit, SignOfLife, back_versions, seal, unseal
+from weightwire.chain.records import Commit, SignOfLife, seal, unseal
 from weightwire.chain.writer import Signer
 from weightwire.errors import BadKey, BrokenChain, ForeignRun, ReplicaError, Stale, Untrusted, WeightwireError
 from weightwire.system.runtime import Runtime
@@ -71,37 +72,21 @@ def test_signed_versions_are_followed(trainer: Trainer, follow: Callable[..., An
 # --- what a stranger may write into the bucket -----------------------------------------------------------------------
 
 
-def _last(bucket: Troubled) -> tuple[int, Commit]:
-    version = len(paths(bucket, "commits/")) - 1
-    return version, unseal(read(bucket, commit_path(version)), Commit, "").record
-
-
-def append(bucket: Troubled, key: PrivateKey) -> None:
-    """A next version that changes nothing."""
-    version, last = _last(bucket)
-    before = unseal(read(bucket, commit_path(version)), Commit, "").sha256
-    hashes = [sha256(read(bucket, commit_path(one))).hexdigest() for one in range(version + 1)]
-    back = tuple(hashes[one] for one in back_versions(version + 1))
-    fields = {"version": version + 1, "kind": "delta", "parent": before, "before": last.after, "back": back}
-    made = msgspec.structs.replace(last, files=(), keys=(), changed=0, **fields)
-    write(bucket, commit_path(version + 1), seal(made, key).data)
-
-
 def unsigned(bucket: Troubled) -> None:
-    version, record = _last(bucket)
-    write(bucket, commit_path(version), seal(record).data)
+    record = last_commit(bucket)
+    write(bucket, commit_path(record.version), seal(record).data)
 
 
 def signed_by_a_stranger(bucket: Troubled) -> None:
-    version, record = _last(bucket)
-    write(bucket, commit_path(version), seal(record, EVIL).data)
+    record = last_commit(bucket)
+    write(bucket, commit_path(record.version), seal(record, EVIL).data)
 
 
 def changed_after_signing(bucket: Troubled) -> None:
-    version, record = _last(bucket)
-    signature = read(bucket, commit_path(version)).partition(b"\n")[2]
+    record = last_commit(bucket)
+    signature = read(bucket, commit_path(record.version)).partition(b"\n")[2]
     other = msgspec.json.encode(msgspec.structs.replace(record, step=1000))
-    write(bucket, commit_path(version), other + b"\n" + signature)
+    write(bucket, commit_path(record.version), other + b"\n" + signature)
 
 
 def a_strangers_fork(bucket: Troubled) -> None:
@@ -135,7 +120,7 @@ def other_side_files(bucket: Troubled) -> None:
 
 
 def reordered(bucket: Troubled) -> None:
-    version, _ = _last(bucket)
+    version = last_commit(bucket).version
     first, second = (read(bucket, commit_path(one)) for one in (version - 1, version))
     write(bucket, commit_path(version), first)
     write(bucket, commit_path(version - 1), second)
@@ -302,21 +287,44 @@ class TestRollback:
 
 class TestKeys:
     def test_first_use_pins_the_keys_of_the_run(
-        self, trainer: Trainer, bucket: Troubled, follow: Callable[..., Any]
+        self, trainer: Trainer, bucket: Troubled, follow: Callable[..., Any], into: Path
     ) -> None:
         trainer.publish(2)
         with follow(trust="first-use") as follower:
             assert follower.once() == 2
         good = copy_of(bucket)
-        append(bucket, EVIL)
+        append_version(bucket, EVIL)
         run = msgspec.json.decode(read(bucket, RUN))
         write(bucket, RUN, msgspec.json.encode(run | {"keys": [EVIL.public.hex]}))
         trainer.close()
+        lose_weights(into)  # which would prove run.json
         with follow(trust="first-use") as follower:
             with pytest.raises(Untrusted, match="which you do not trust"):
                 follower.once()
             put_back(bucket, good)
             assert follower.once() == 2
+
+    def test_follower_that_starts_with_a_forged_run_json_recovers(
+        self, trainer: Trainer, bucket: Troubled, follow: Callable[..., Any]
+    ) -> None:
+        """It must not keep the keys of the forged one: they would tell nothing about a later change of keys."""
+        trainer.publish(2)
+        trainer.close()
+        with follow() as follower:
+            assert follower.once() == 2
+        good = copy_of(bucket)
+        run = msgspec.json.decode(read(bucket, RUN))
+        write(bucket, RUN, msgspec.json.encode(run | {"keys": [EVIL.public.hex]}))
+        with follow() as follower:
+            with pytest.raises(BrokenChain, match="does not belong to this run"):
+                follower.once()
+            put_back(bucket, good)
+            new, old = frozenset({OTHER.public.hex}), frozenset({KEY.public.hex})
+            asyncio.run(change_keys(bucket.inner, Runtime(), Signer(KEY), new, old, lambda message: None))
+            with closing(Trainer(bucket.inner, key=OTHER, trust=[TRUST])) as after:
+                after.publish()
+            assert follower.once() == 5
+            check(follower, after.bits, 5)
 
     def test_first_use_of_a_run_without_keys_is_refused(self, bucket: Troubled, follow: Callable[..., Any]) -> None:
         with closing(Trainer(bucket.inner)) as trainer:
@@ -357,7 +365,7 @@ class TestKeys:
             assert follower.once() == 3
         good = copy_of(bucket)
         for _ in range(2):
-            append(bucket, KEY)
+            append_version(bucket, KEY, keys_from=None)
         lose_weights(into)
         with follow() as follower:
             with pytest.raises(Untrusted, match="ignores the keys that version 3 named"):
@@ -380,9 +388,11 @@ class TestKeys:
 
 class TestFreshness:
     def show(self, bucket: Troubled, age: float, key: PrivateKey | None = KEY) -> None:
-        version, record = _last(bucket)
-        commit = unseal(read(bucket, commit_path(version)), Commit, "")
-        alive = SignOfLife(run=record.run, epoch=1, version=version, commit=commit.sha256, time=Runtime().time() - age)
+        record = last_commit(bucket)
+        commit = unseal(read(bucket, commit_path(record.version)), Commit, "")
+        alive = SignOfLife(
+            run=record.run, epoch=1, version=record.version, commit=commit.sha256, time=Runtime().time() - age
+        )
         write(bucket, ALIVE, seal(alive, key).data)
 
     def test_a_publisher_shows_that_it_is_alive(

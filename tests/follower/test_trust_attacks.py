@@ -13,11 +13,22 @@ import msgspec
 import pytest
 
 from support.failing_bucket import Troubled
-from support.followers import Trainer, copy_of, current, lose_weights, paths, put_back, read, remove, write
+from support.followers import (
+    Trainer,
+    append_version,
+    copy_of,
+    current,
+    lose_weights,
+    paths,
+    put_back,
+    read,
+    remove,
+    write,
+)
 from weightwire import Follower, Publisher
 from weightwire.chain.keys import PrivateKey
 from weightwire.chain.record_paths import ALIVE, RUN, commit_path, side_path
-from weightwire.chain.records import Commit, Run, SideFile, SignOfLife, back_versions, seal, unseal
+from weightwire.chain.records import Commit, Run, SideFile, SignOfLife, seal, unseal
 from weightwire.chain.writer import Signer
 from weightwire.errors import BrokenChain, Fenced, Untrusted, WeightwireError
 from weightwire.system.runtime import Runtime
@@ -51,22 +62,6 @@ def replace_key(bucket: Troubled) -> int:
     return version
 
 
-def last(bucket: Troubled) -> Commit:
-    path = paths(bucket, "commits/")[-1]
-    return unseal(read(bucket, path), Commit, path).record
-
-
-def append(bucket: Troubled, key: PrivateKey | None, **fields: Any) -> None:
-    """A next version that changes nothing."""
-    before = last(bucket)
-    version = before.version + 1
-    hashes = [hashlib.sha256(read(bucket, commit_path(one))).hexdigest() for one in range(version)]
-    given: dict[str, Any] = {"version": version, "kind": "delta", "parent": hashes[-1], "before": before.after}
-    given |= {"back": tuple(hashes[one] for one in back_versions(version)), "files": (), "keys": (), "changed": 0}
-    made = msgspec.structs.replace(before, **given | {"keys_from": before.next_keys_from} | fields)
-    write(bucket, commit_path(version), seal(made, key).data)
-
-
 def rename_keys(bucket: Troubled, *keys: PrivateKey) -> None:
     """Writes other keys into run.json."""
     run = msgspec.json.decode(read(bucket, RUN))
@@ -85,7 +80,7 @@ def test_key_of_another_run_cannot_continue_this_one(
     with follow(KEY, EVIL) as follower:
         follower.once()
     rename_keys(bucket, EVIL)
-    append(bucket, EVIL)
+    append_version(bucket, EVIL)
     with follow(KEY, EVIL) as follower, pytest.raises(BrokenChain, match=r"does not belong to this run\.json"):
         follower.once()
 
@@ -94,13 +89,13 @@ def test_revoked_key_cannot_replace_the_fence_that_revoked_it(
     trainer: Trainer, bucket: Troubled, follow: Callable[..., Follower]
 ) -> None:
     fence = replace_key(bucket)
-    append(bucket, OTHER)
+    append_version(bucket, OTHER)
     with follow(KEY) as follower:
         assert follower.once() == 6
     forged = msgspec.structs.replace(
         unseal(read(bucket, commit_path(fence)), Commit, "").record, keys=(EVIL.public.hex,)
     )
-    append(bucket, EVIL)
+    append_version(bucket, EVIL)
     write(bucket, commit_path(fence), seal(forged, KEY).data)
     with follow(KEY) as follower, pytest.raises(Untrusted, match="ignores the keys"):
         follower.once()
@@ -146,7 +141,7 @@ def test_replica_that_lost_its_weights_does_not_go_back(
 def test_version_that_was_followed_without_trust_is_checked(
     trainer: Trainer, bucket: Troubled, follow: Callable[..., Follower]
 ) -> None:
-    append(bucket, EVIL)
+    append_version(bucket, EVIL)
     with follow() as follower:
         assert follower.once() == 5
     with follow(KEY) as follower, pytest.raises(Untrusted, match="is not a key of this run"):

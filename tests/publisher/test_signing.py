@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
-from support.failing_bucket import Act, Troubled, in_memory
+from support.chains import deny_as_s3
+from support.failing_bucket import Troubled, in_memory
 from support.followers import Trainer, copy_of, paths, read, remove, write
 from weightwire import Publisher
 from weightwire.chain.keys import PrivateKey
 from weightwire.chain.reader import read_run
 from weightwire.chain.record_paths import ALIVE, commit_path
 from weightwire.chain.records import Commit, SignOfLife, seal, unseal
-from weightwire.errors import BrokenChain, PermissionDenied, Untrusted
+from weightwire.errors import BrokenChain, Untrusted
 
 KEY, EVIL = PrivateKey.generate(), PrivateKey.generate()
 
@@ -73,13 +73,7 @@ class TestPublisher:
 
     def test_sign_of_life_is_written_if_the_store_denies_what_is_missing(self, bucket: Troubled) -> None:
         """S3 answers 403 for a missing object to a key that may not list it."""
-
-        async def deny_missing(act: Act) -> Any:
-            if (found := await act()) is None:
-                raise PermissionDenied("this key may not do that")
-            return found
-
-        bucket.trouble("find", "commits/", deny_missing, times=1e9)
+        bucket.trouble("get find", "commits/", deny_as_s3, times=1e9)
         with Publisher(bucket, key=KEY, on_event=lambda event: None) as publisher:
             publisher.publish({"w": np.ones(3, np.float32)}).wait(20)
         assert unseal(read(bucket, ALIVE), SignOfLife, ALIVE).record.version == 1

@@ -38,7 +38,7 @@ class ChainBucket(Troubled):
     def deny_missing(self) -> None:
         """From now on this key has no list permission."""
         self.trouble("list", "", denied, times=1e9)
-        self.trouble("get find", "", _as_s3_says, times=1e9)
+        self.trouble("get find", "", deny_as_s3, times=1e9)
 
     def rewrite(self, commit: Sealed[Commit]) -> None:
         """Replaces a commit."""
@@ -54,7 +54,7 @@ def versions(commits: Sequence[Sealed[Commit]]) -> list[int]:
     return [commit.record.version for commit in commits]
 
 
-async def _as_s3_says(act: Act) -> Any:
+async def deny_as_s3(act: Act) -> Any:
     """Without list permission, S3 answers the same for missing and for forbidden objects."""
     try:
         found = await act()

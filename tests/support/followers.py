@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import shutil
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -19,8 +21,9 @@ from support.samples import base as bits_for
 from support.small_run import Bits, bits_of
 from weightwire import Follower, Publisher, Update, digest, patch
 from weightwire.bucket.bucket import Bucket
+from weightwire.chain.keys import PrivateKey
 from weightwire.chain.record_paths import commit_path, heartbeat_path
-from weightwire.chain.records import Commit, Heartbeat, unseal
+from weightwire.chain.records import Commit, Heartbeat, back_versions, seal, unseal
 from weightwire.errors import WeightwireError
 from weightwire.telemetry.events import Event
 from weightwire.weights import DTYPES
@@ -120,6 +123,21 @@ def remove(bucket: Troubled, prefix: str) -> None:
 
 def commit_in(bucket: Troubled, version: int) -> Commit:
     return unseal(read(bucket, commit_path(version)), Commit, "").record
+
+
+def last_commit(bucket: Troubled) -> Commit:
+    return commit_in(bucket, len(paths(bucket, "commits/")) - 1)
+
+
+def append_version(bucket: Troubled, key: PrivateKey | None, **fields: Any) -> None:
+    """Adds a next version that changes nothing, signed with any key."""
+    before = last_commit(bucket)
+    version = before.version + 1
+    hashes = [hashlib.sha256(read(bucket, commit_path(one))).hexdigest() for one in range(version)]
+    given: dict[str, Any] = {"version": version, "kind": "delta", "parent": hashes[-1], "before": before.after}
+    given |= {"back": tuple(hashes[one] for one in back_versions(version)), "files": (), "keys": (), "changed": 0}
+    made = msgspec.structs.replace(before, **given | {"keys_from": before.next_keys_from} | fields)
+    write(bucket, commit_path(version), seal(made, key).data)
 
 
 def beat_in(bucket: Troubled, name: str) -> Heartbeat:

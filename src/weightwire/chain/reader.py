@@ -279,11 +279,15 @@ class ChainReader:
 
     async def _note_newest(self, commit: Sealed[Commit]) -> None:
         """Notes a trusted commit. The first one must prove run.json, which names the keys that it was judged by."""
+        await self.prove_run(commit)
+        if self._newest is None or commit.record.version > self._newest.record.version:
+            self._newest = commit
+
+    async def prove_run(self, commit: Sealed[Commit]) -> None:
+        """Raises unless run.json is the one that this commit, which must be trusted, builds on. Done once."""
         if not self._is_run_proven:
             await self.read_linked(0, await self.prove(commit, 0))
             self._is_run_proven = True
-        if self._newest is None or commit.record.version > self._newest.record.version:
-            self._newest = commit
 
     async def keys_after(self, head: Sealed[Commit] | None) -> frozenset[str]:
         """The keys that may sign the next commit; empty if the run is not signed."""

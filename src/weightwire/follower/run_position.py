@@ -97,8 +97,11 @@ class RunPosition:
         return commit
 
     async def _check_trusted(self, held: Sealed[Commit], chain: ChainReader) -> None:
-        """Checks a version that was fetched before this replica had trusted keys."""
-        if chain.authority is None or held.record.version <= self.seen.version:
+        """Checks a version that was fetched before this replica had trusted keys; otherwise, only run.json."""
+        if chain.authority is None:
+            return
+        if held.record.version <= self.seen.version:
+            await chain.prove_run(held)  # with a forged one, no later version could be trusted
             return
         head = await chain.read_head()
         if head is None or await chain.prove(head, held.record.version) != held.sha256:
