@@ -171,6 +171,11 @@ class Actor:
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
 
+    def dump_threads(self) -> None:
+        """Makes it say where it is, or hangs."""
+        if self.process is not None and self.alive:
+            self.process.send_signal(signal.SIGUSR1)
+
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
@@ -185,7 +190,7 @@ class Actor:
         try:
             return self.process.wait(timeout=30)
         except subprocess.TimeoutExpired as problem:
-            self.process.send_signal(signal.SIGUSR1)  # it says where it hangs
+            self.dump_threads()
             time.sleep(1.0)
             raise AssertionError(f"{self.name} did not end:\n{self.said.read_text()[-8000:]}") from problem
         finally:

@@ -300,9 +300,15 @@ class Soak:
         while not done():
             self._look()
             if time.monotonic() > until:
-                said = "\n".join(f"{one.name}: {one.actor.said.read_text()[-1500:]}" for one in self.members)
-                raise Violation(f"waited {PATIENCE:.0f} s for {what}\n{said}")
+                raise Violation(f"waited {PATIENCE:.0f} s for {what}\n{self._ask_everyone()}")
             time.sleep(0.1)
+
+    def _ask_everyone(self) -> str:
+        """What each process has said last, and where its threads are now."""
+        for one in self.members:
+            one.actor.dump_threads()
+        time.sleep(1.0)
+        return "\n".join(f"{one.name}: {one.actor.said.read_text()[-6000:]}" for one in self.members)
 
     # --- resources -----------------------------------------------------------------------------------------------
 
