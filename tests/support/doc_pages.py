@@ -21,6 +21,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from support.commands import weightwire
+from support.warm_python import WarmPython
 
 __all__ = [
     "PAGES",
@@ -125,11 +126,12 @@ def run_commands(block: str, directory: Path, variables: Mapping[str, str] | Non
 
 def run_python(code: str, directory: Path) -> str:
     """Runs a block as a script. Returns everything that it printed."""
-    script = directory / "script.py"
+    script, output = directory / "script.py", directory / "script.out"
     script.write_text(code)
-    ran = subprocess.run([sys.executable, script], cwd=directory, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return ran.stdout + ran.stderr
+    code_of_exit = WarmPython([script], output, directory).wait(300)
+    printed = output.read_text()
+    assert code_of_exit == 0, printed[-3000:]
+    return printed
 
 
 class Terminal:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
+
+from support.warm_python import FreshPython, WarmPython
 
 __all__ = ["Job"]
 
@@ -20,17 +23,24 @@ __all__ = ["Job"]
 class Job:
     """Ranks that run one of the scenes below."""
 
-    def __init__(self, room: Path, size: int, scene: str, url: str | os.PathLike[str], **options: Any) -> None:
+    def __init__(
+        self,
+        room: Path,
+        size: int,
+        scene: str,
+        url: str | os.PathLike[str],
+        start: type[WarmPython] | type[FreshPython] = WarmPython,
+        **options: Any,
+    ) -> None:
         self.room = room
         room.mkdir(exist_ok=True)
         told = {"room": str(room), "size": size, "scene": scene, "url": str(url), **options}
         # As many threads as there are ranks are enough.
         env = os.environ | {"OMP_NUM_THREADS": "1"}
-        self.processes = []
-        for rank in range(size):
-            with (room / f"rank-{rank}.out").open("wb") as said:
-                command = [sys.executable, __file__, json.dumps({**told, "rank": rank})]
-                self.processes.append(subprocess.Popen(command, env=env, stdout=said, stderr=said))
+        self.processes = [
+            start([__file__, json.dumps({**told, "rank": rank})], room / f"rank-{rank}.out", room, env)
+            for rank in range(size)
+        ]
 
     def wait(self, timeout: float = 120.0) -> list[int]:
         """The exit code of each rank."""
@@ -40,7 +50,6 @@ class Job:
         finally:
             for process in self.processes:
                 process.kill()
-                process.wait()
 
     def said(self, rank: int) -> str:
         return (self.room / f"rank-{rank}.out").read_text(errors="replace")

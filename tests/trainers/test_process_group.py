@@ -11,6 +11,7 @@ import pytest
 
 from support.run_contents import commits_in, run_in, version_in
 from support.sharded import Job
+from support.warm_python import FreshPython
 from weightwire import Publisher, WeightwireError, digest
 from weightwire.bucket.bucket import Bucket
 from weightwire.bucket.registry import open_bucket
@@ -124,7 +125,7 @@ def test_a_rank_that_dies_fails_the_others(tmp_path: Path, dies: int) -> None:
 
 def test_a_program_that_fails_exits(tmp_path: Path) -> None:
     """No thread keeps it alive, although nothing is closed."""
-    job = Job(tmp_path / "room", 2, "fail", tmp_path / "bucket")
+    job = Job(tmp_path / "room", 2, "fail", tmp_path / "bucket", FreshPython)
     assert job.wait() == [3, 3], job.said(0)
 
 

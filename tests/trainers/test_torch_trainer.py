@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 from support.failing_bucket import Troubled, in_memory
 from support.run_contents import commits_in, version_in
+from support.warm_python import warm_context
 from weightwire import Follower, digest
 from weightwire.errors import CheckpointError, Fenced
 from weightwire.publisher.publisher import Publisher
@@ -226,8 +226,7 @@ def _train_in_parallel(rank: int, directory: Path, sharded: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
 def test_the_first_process_publishes_with_ddp_and_all_with_fsdp2(tmp_path: Path, sharded: bool) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_train_in_parallel, args=(rank, tmp_path, sharded)) for rank in range(2)]
+    ranks = [warm_context().Process(target=_train_in_parallel, args=(rank, tmp_path, sharded)) for rank in range(2)]
     for one in ranks:
         one.start()
     for one in ranks:

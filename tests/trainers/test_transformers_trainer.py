@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from transformers.trainer_callback import CallbackHandler
 from support.failing_bucket import Act, Trouble, Troubled, denied, in_memory
 from support.run_contents import commits_in, run_in, version_in
 from support.vllm_server import tiny_model
+from support.warm_python import warm_context
 from weightwire import Follower, Publisher, digest
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import CheckpointError, Fenced, PermissionDenied
@@ -278,8 +278,7 @@ def _train_rows(rank: int, checkpoint: Path, directory: Path) -> None:
 
 @pytest.mark.slow
 def test_all_ranks_of_a_sharded_model_publish_it(checkpoint: Path, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=_train_rows, args=(rank, checkpoint, tmp_path)) for rank in range(2)]
+    ranks = [warm_context().Process(target=_train_rows, args=(rank, checkpoint, tmp_path)) for rank in range(2)]
     for one in ranks:
         one.start()
     for one in ranks:

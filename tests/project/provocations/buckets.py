@@ -124,7 +124,12 @@ def short_object(case: Case) -> None:
 def listed(*keys: str, more: str = "") -> Provocation:
     """A store whose listings have these keys on every page."""
     body = listing([(key, 1) for key in keys], more).body
-    return _with_s3(lambda request: (200, {}, body), lambda bucket: bucket.list(""))
+
+    def provoke(case: Case) -> None:
+        case.patch.setattr(object_store, "_BATCH", 2)  # keys that are read before a repetition is noticed
+        _with_s3(lambda request: (200, {}, body), lambda bucket: bucket.list(""))(case)
+
+    return provoke
 
 
 def refused_connection(case: Case) -> None:
