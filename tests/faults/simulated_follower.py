@@ -105,7 +105,9 @@ class SimFollower:
             disk.is_power = world.power and rng.random() < 0.7
             disk.fuse = rng.choice([rng.randrange(most) for most in (8, 40, 250)]) if world.crashes else None
         model = self.directory / "work/model.safetensors"
-        if not world.calm and self.name in world.rotted and model.exists():
+        # Without trusted keys, only the weights remember the chain: without both, it must believe the store.
+        remembers = self.trust.is_active or self.name not in world.views
+        if not world.calm and self.name in world.rotted and remembers and model.exists():
             disk.rot(model)
         process.disk = disk
         self._check_current("after a start")
