@@ -249,7 +249,7 @@ def attach(case: Case, url: str) -> None:
 def attach_twice(case: Case, url: str) -> None:
     first = vllm.VllmEngine(url)
     try:
-        first._lock()
+        first._shared.lock()
         attach(case, url)
     finally:
         first.close()
@@ -269,7 +269,7 @@ def worker_says(answer: WorkerAnswer) -> Callable[[Case, str], None]:
         engine = vllm.VllmEngine(url)
         engine._workers = 1
         try:
-            engine._lock()
+            engine._shared.lock()
             engine.reload(Path("/data/checkpoint"), holding(FIRST, 2))
         finally:
             engine.close()
