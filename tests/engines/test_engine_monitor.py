@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from weightwire.engines import engine_monitor
-from weightwire.engines.engine import EngineHealth, ServedVersion
+from weightwire.engines.engine import EngineHealth
 from weightwire.engines.engine_monitor import EngineMonitor, EngineStatus
 from weightwire.errors import EngineError, EngineGone
 from weightwire.telemetry.events import Event
@@ -21,10 +21,8 @@ class Checked:
     """An engine that answers checks as the test says."""
 
     name = "engine"
-    can_patch = True
 
     def __init__(self) -> None:
-        self.holding: ServedVersion | None = ServedVersion("run", 3, "state")
         self.health: EngineHealth | Exception = EngineHealth(3)
 
     def check_health(self) -> EngineHealth:
@@ -32,23 +30,22 @@ class Checked:
             raise self.health
         return self.health
 
-    attach = adopt = patch = reload = close = lambda *_: None
-
 
 class Scene:
     def __init__(self) -> None:
-        self.engine: Any = Checked()
+        self.checked = Checked()
+        self.engine = cast(Any, self.checked)
         self.events: list[Event] = []
         self.changes = 0
         self.monitor = EngineMonitor([self.engine], self.events.append, self._change)
         self.monitor.begin(self.engine)
-        self.monitor.end(self.engine, None)
+        self.monitor.end(self.engine, 3, None)
 
     def _change(self) -> None:
         self.changes += 1
 
     def check(self, health: EngineHealth | Exception) -> EngineStatus:
-        self.engine.health = health
+        self.checked.health = health
         self.monitor.check_now()
         [status] = self.monitor.statuses()
         return status
@@ -80,11 +77,11 @@ def test_each_problem_is_reported_once_and_its_end_as_well(scene: Scene) -> None
 def test_engine_that_is_gone_is_not_reported_again_by_its_update(scene: Scene) -> None:
     scene.check(GONE)
     scene.monitor.begin(scene.engine)
-    scene.monitor.end(scene.engine, EngineGone("engine: does not answer within 30 s"))
+    scene.monitor.end(scene.engine, 3, EngineGone("engine: does not answer within 30 s"))
     assert scene.messages() == [("warning", "engine: does not answer")]
     assert scene.check(EngineHealth(3)).trouble == "engine: does not answer within 30 s"
     scene.monitor.begin(scene.engine)
-    scene.monitor.end(scene.engine, None)
+    scene.monitor.end(scene.engine, 3, None)
     assert scene.messages()[-1] == ("recovered", "recovered: engine")
 
 
@@ -97,7 +94,7 @@ def test_engine_that_reports_another_version_serves_an_unknown_one(scene: Scene,
     assert scene.check(EngineHealth(version)) == EngineStatus("engine", None, trouble=RESTARTED)
     assert scene.check(EngineHealth(version)).trouble == RESTARTED  # until it is updated
     scene.monitor.begin(scene.engine)
-    scene.monitor.end(scene.engine, None)
+    scene.monitor.end(scene.engine, 3, None)
     assert scene.check(EngineHealth(3)) == EngineStatus("engine", 3)
 
 
@@ -109,9 +106,9 @@ def test_sleeping_engine_must_be_verified_when_it_wakes_up(scene: Scene) -> None
     assert scene.monitor.must_verify(scene.engine)
     scene.monitor.begin(scene.engine)
     assert scene.monitor.must_verify(scene.engine)
-    scene.monitor.end(scene.engine, EngineError("engine: cannot be verified"))
+    scene.monitor.end(scene.engine, 3, EngineError("engine: cannot be verified"))
     assert scene.monitor.must_verify(scene.engine)
-    scene.monitor.end(scene.engine, None)
+    scene.monitor.end(scene.engine, 3, None)
     assert not scene.monitor.must_verify(scene.engine)
     assert scene.check(EngineHealth(3)) == EngineStatus("engine", 3)
 
@@ -120,7 +117,7 @@ def test_sleeping_engine_must_be_verified_when_it_wakes_up(scene: Scene) -> None
 def test_check_during_an_update_is_not_trouble(scene: Scene, health: EngineHealth) -> None:
     scene.monitor.begin(scene.engine)
     assert scene.check(health) == EngineStatus("engine", 3)
-    scene.monitor.end(scene.engine, None)
+    scene.monitor.end(scene.engine, 3, None)
     assert not scene.monitor.must_verify(scene.engine)
     assert scene.events == []
 
@@ -129,7 +126,7 @@ def test_long_pause_for_an_update_is_shown(scene: Scene, monkeypatch: pytest.Mon
     monkeypatch.setattr(engine_monitor, "_LONG_PAUSE", 0.0)
     scene.monitor.begin(scene.engine)
     assert scene.check(EngineHealth(is_asleep=True)).paused_for > 0
-    scene.monitor.end(scene.engine, None)
+    scene.monitor.end(scene.engine, 3, None)
     assert scene.check(EngineHealth(3)).paused_for == 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.disk import Disk, at_every_step
-from weightwire.system import durable_files
+from weightwire.system import durable_files, open_regular
 
 
 def test_write_file_replaces_the_content(tmp_path: Path) -> None:
@@ -94,11 +94,10 @@ def test_lock_is_exclusive(tmp_path: Path) -> None:
 def test_lock_of_a_file_that_its_holder_removes_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the next one would create and lock another file, and two would hold the lock."""
     path = tmp_path / "lock"
-    opened = durable_files.open_regular
 
     def open_and_lose(*args: Any) -> int:
-        monkeypatch.setattr(durable_files, "open_regular", opened)
-        fd = opened(*args)
+        monkeypatch.setattr(durable_files, "open_regular", open_regular)
+        fd = open_regular(*args)
         path.unlink()
         return fd
 

@@ -75,7 +75,7 @@ def follow(
     continues where it was. Engines are patched while they serve; if that is not possible, they reload DIR/current.
     """
     engines = open_engines(engine or ())
-    needs_listen = {"--token-file": token_file, "--insecure": insecure or None}
+    needs_listen: dict[str, Any] = {"--token-file": token_file, "--insecure": insecure or None}
     needs_listen |= {"--max-behind": max_behind, "--max-lag": max_lag}
     _check_listen(listen, once, [name for name, value in needs_listen.items() if value is not None])
     access = access_of(token_file, insecure) if listen is not None else Access()

@@ -15,7 +15,9 @@ from weightwire.errors import EngineError, EngineGone, WeightwireError
 from weightwire.system import Closeable
 from weightwire.telemetry import Event, Listener, warning
 
-__all__ = ["EngineMonitor", "EngineStatus"]
+__all__ = ["BUG", "EngineMonitor", "EngineStatus"]
+
+BUG = "this is a bug in weightwire or in the package of the engine: report it"
 
 _EVERY = 1.0  # seconds from one check to the next
 _LONG_PAUSE = 2.0  # seconds from which on a pause for an update counts
@@ -121,13 +123,13 @@ class EngineMonitor(Closeable):
         with self._lock:
             self._records[engine.name].is_working = True
 
-    def end(self, engine: Engine, problem: WeightwireError | None) -> None:
-        """`problem`: why the engine does not serve the version of the update."""
+    def end(self, engine: Engine, version: int | None, problem: WeightwireError | None) -> None:
+        """`version` is what the engine serves now. `problem`: why that is not the version of the update."""
         record = self._records[engine.name]
         with self._lock:
             before = record.problems()
             record.is_working, record.paused_since = False, None
-            record.version = engine.holding.version if engine.holding else None
+            record.version = version
             record.update_problem = problem
             if problem is None:
                 record.must_verify = record.is_asleep
@@ -176,7 +178,7 @@ class EngineMonitor(Closeable):
         except WeightwireError as raised:
             problem = raised
         except Exception as raised:  # a bug in an engine
-            problem = EngineError(f"{engine.name}: {type(raised).__name__}: {raised}", hint="this is a bug: report it")
+            problem = EngineError(f"{engine.name}: {type(raised).__name__}: {raised}", hint=BUG)
         if self._closing.is_set():  # a closed connection proves nothing
             return
         with self._lock:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Self
 
 from weightwire.chain import StageTiming
-from weightwire.engines.engine import Engine, ServedVersion, Swap
-from weightwire.engines.engine_monitor import EngineMonitor, EngineStatus
+from weightwire.engines.engine import CheckedEngine, Engine, ServedVersion, Swap
+from weightwire.engines.engine_monitor import BUG, EngineMonitor, EngineStatus
 from weightwire.errors import EngineError, EngineGone, WeightwireError
 from weightwire.follower import Follower, Update
 from weightwire.replica import CheckpointAbout
@@ -154,9 +154,13 @@ class Keeper(Closeable):
         except WeightwireError as raised:
             problem = raised
         except Exception as raised:  # a bug in one engine must not stop the others
-            problem = EngineError(f"{engine.name}: {type(raised).__name__}: {raised}")
-        self._monitor.end(engine, problem)
+            problem = EngineError(f"{engine.name}: {type(raised).__name__}: {raised}", hint=BUG)
+        self._monitor.end(engine, self._served_by(engine), problem)
         return stages
+
+    def _served_by(self, engine: Engine) -> int | None:
+        held, position = engine.holding, self._follower.replica.position
+        return held.version if held and position and held.run == position.run else None  # not of another run
 
     # --- one engine ----------------------------------------------------------------------------------------------
 
@@ -164,7 +168,8 @@ class Keeper(Closeable):
         try:
             engine.attach()
         except EngineGone:  # it may still be starting
-            raise
+            if not isinstance(engine, CheckedEngine):  # a check tells when it is there
+                raise
         except EngineError as problem:
             self._refusal = problem
         return {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from weightwire.engines.vllm.shared_directory import PAUSED, SharedDirectory
 from weightwire.errors import EngineError
+from weightwire.system import durable_files
 
 
 @pytest.fixture
@@ -43,6 +45,31 @@ def test_leftovers_of_a_killed_follower_are_removed(shared: SharedDirectory) -> 
     shared.lock()
     assert [path.name for path in shared.path.iterdir()] == ["lock"]
     shared.release()
+
+
+def test_directories_of_followers_that_were_killed_are_removed(tmp_path: Path) -> None:
+    names = ["killed", "paused", "young", "alive", "foreign"]
+    paths = {name: tmp_path / f"weightwire-0-{name}" for name in names} | {"other": tmp_path / "weightwire-1-killed"}
+    for name, path in paths.items():
+        path.mkdir()
+        (path / "7.safetensors").write_bytes(b"a patch")
+        if name != "foreign":
+            (path / "lock").touch()
+        if name == "paused":
+            (path / PAUSED).touch()
+        if name != "young":
+            os.utime(path, (0, 0))
+    held = durable_files.lock_file(paths["alive"] / "lock")
+    assert held is not None
+    shared = SharedDirectory(tmp_path / "weightwire-0-8000", "engine")
+    shared.lock()
+    shared.release()
+    os.close(held)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in paths.values()} - {
+        "weightwire-0-killed"
+    }
+    assert {path.name for path in paths["paused"].iterdir()} == {"lock", PAUSED}
+    assert (paths["alive"] / "7.safetensors").exists()
 
 
 def test_second_follower_is_refused_and_removes_nothing(shared: SharedDirectory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +16,7 @@ PAUSED = "paused"
 """The file that marks a paused server. It stays when a follower ends, because a later one has to resume the server."""
 
 _LOCK = "lock"
+_OLD = 60.0  # seconds; a younger directory may belong to a follower that is just starting
 _TRIES = 10  # to lock a directory that another follower removes at the same time
 
 
@@ -43,16 +45,30 @@ class SharedDirectory:
                 f"{self._owner}: another follower updates this engine", hint="stop that follower, or drop --engine here"
             )
         self._remove_leftovers()
+        self._remove_abandoned()
 
     def release(self) -> None:
         """Removes the directory, unless the server is left paused."""
         if self._lock_file is not None and self.path.is_dir():
-            with suppress(OSError):
-                self._remove_leftovers()
-                if not (self.path / PAUSED).exists():
-                    (self.path / _LOCK).unlink(missing_ok=True)
-                    self.path.rmdir()
+            self._remove()
         self._unlock()
+
+    def _remove(self) -> None:
+        with suppress(OSError):
+            self._remove_leftovers()
+            if not (self.path / PAUSED).exists():
+                (self.path / _LOCK).unlink(missing_ok=True)
+                self.path.rmdir()
+
+    def _remove_abandoned(self) -> None:
+        """Removes the directories of followers that were killed and never started again for the same server."""
+        prefix = self.path.name.rpartition("-")[0] + "-"
+        for path in self.path.parent.glob(f"{prefix}*"):
+            abandoned = SharedDirectory(path, self._owner)
+            with suppress(OSError):
+                if path != self.path and time.time() - path.stat().st_mtime > _OLD and (path / _LOCK).is_file():
+                    abandoned._lock_file = durable_files.lock_file(path / _LOCK)
+                    abandoned.release()
 
     def _take(self) -> int | None:
         for _ in range(_TRIES):
