@@ -93,4 +93,4 @@ class TestListening:
                 urllib.request.urlopen(f"{address}/readyz", timeout=10)
             assert following.stop().code == 0
         assert (status["version"], status["head"], status["behind"]) == (None, None, None)
-        assert status["reasons"] == ["this replica: serves no version of this run yet"]
+        assert status["reasons"] == ["this replica: no version of this run yet"]

@@ -28,13 +28,13 @@ def reasons(following: Any, kept: Any = None, *, max_behind: int | None = None, 
 
 
 def test_replica_without_engines_is_ready_once_it_holds_a_version() -> None:
-    assert reasons(follower(None, -1)) == "this replica: serves no version of this run yet"
+    assert reasons(follower(None, -1)) == "this replica: no version of this run yet"
     assert reasons(follower()) == ""
 
 
 def test_engines_are_ready_if_all_of_them_serve_a_version() -> None:
     both = keeper(EngineStatus("a", 5), EngineStatus("b"))
-    assert reasons(follower(), both) == "b: serves no version of this run yet"
+    assert reasons(follower(), both) == "b: no version of this run yet"
     assert reasons(follower(), keeper(EngineStatus("a", 5), EngineStatus("b", 4))) == ""
 
 

@@ -28,7 +28,7 @@ class _Worker:
 
     def answer(self, path: str, query: dict[str, list[str]], body: dict[str, Any]) -> Any:
         match path:
-            case "/health" | "/start_weight_update":
+            case "/health" | "/start_weight_update" | "/v1/models":
                 return {}
             case "/weight_info":
                 return {"weight_version": self.version}
@@ -80,7 +80,7 @@ class _Worker:
         partial.replace(directory / f"{order['token']}.1.json")
 
 
-def _serve(port: int) -> None:
+def serve(port: int) -> None:
     worker = _Worker()
 
     class Handler(BaseHTTPRequestHandler):
@@ -111,4 +111,4 @@ def _serve(port: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]))

@@ -35,7 +35,7 @@ class EngineStatus:
 
 
 @dataclass
-class _Record:
+class _EngineRecord:
     version: int | None = None
     pause_seconds: float | None = None
     update_problem: WeightwireError | None = None
@@ -63,7 +63,7 @@ class EngineMonitor(Closeable):
         self._engines = engines
         self._emit = emit
         self._on_change = on_change
-        self._records = {engine.name: _Record() for engine in engines}
+        self._records = {engine.name: _EngineRecord() for engine in engines}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -149,7 +149,7 @@ class EngineMonitor(Closeable):
     def note_pause(self, engine: Engine, seconds: float) -> None:
         self._records[engine.name].pause_seconds = seconds
 
-    def _tell(self, name: str, record: _Record, before: list[WeightwireError]) -> bool:
+    def _tell(self, name: str, record: _EngineRecord, before: list[WeightwireError]) -> bool:
         """Emits an event for each new problem, or for the end of all. Returns whether there was any."""
         known, now = {one.message for one in before}, record.problems()
         new = [one for one in now if one.message not in known]
@@ -194,7 +194,7 @@ class EngineMonitor(Closeable):
             self._on_change()
 
 
-def _note_silence(name: str, record: _Record, health: EngineHealth, is_idle: bool, began: float) -> None:
+def _note_silence(name: str, record: _EngineRecord, health: EngineHealth, is_idle: bool, began: float) -> None:
     """The engine answers, but generates nothing. During an update, that is its pause."""
     record.health_problem = None
     record.paused_since = record.paused_since or began
@@ -207,7 +207,7 @@ def _note_silence(name: str, record: _Record, health: EngineHealth, is_idle: boo
         )
 
 
-def _note_service(name: str, record: _Record, health: EngineHealth, is_idle: bool) -> None:
+def _note_service(name: str, record: _EngineRecord, health: EngineHealth, is_idle: bool) -> None:
     record.health_problem = record.paused_since = None
     if record.is_asleep:
         record.is_asleep = False
@@ -222,7 +222,7 @@ def _note_service(name: str, record: _Record, health: EngineHealth, is_idle: boo
         record.version = None
 
 
-def _status(name: str, record: _Record) -> EngineStatus:
+def _status(name: str, record: _EngineRecord) -> EngineStatus:
     trouble = "; ".join(one.message for one in record.problems())
     paused = 0.0 if record.paused_since is None else time.monotonic() - record.paused_since
     return EngineStatus(name, record.version, record.pause_seconds, trouble, paused if paused > _LONG_PAUSE else 0.0)

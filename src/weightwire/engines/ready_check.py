@@ -105,7 +105,7 @@ class ReadyCheck:
         if status.trouble:
             yield status.trouble
         if behind is None:
-            yield f"{status.name}: serves no version of this run yet"
+            yield f"{status.name}: no version of this run yet"
         elif most is not None and behind > most:
             yield f"{status.name}: {behind} version{'' if behind == 1 else 's'} behind; {most} are allowed"
         if longest is not None and lag > longest:

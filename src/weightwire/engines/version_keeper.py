@@ -26,7 +26,7 @@ __all__ = ["Keeper"]
 
 _RETRY_AFTER = 2.0  # seconds
 _LONGEST = 10.0  # seconds to wait for an engine before the others continue without it
-_LOOK = 0.1  # seconds within which an engine that hangs is no longer waited for
+_LOOK = 0.1  # seconds within which an engine that turns out to hang stops delaying others
 
 _EngineStages = dict[str, StageTiming]
 
