@@ -7,22 +7,21 @@ import socket
 import sys
 import textwrap
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from project.provocations.case import Answer, Case, Provocation, http_server, publish
+from project.provocations.case import Answer, Case, Provocation, http_server
 from support.fused_model import Arrays, Fused, arrays, changed, holding, save, weights_of
 from support.stores import NOWHERE
-from weightwire import EngineError, Follower, codec, diff
+from weightwire import EngineError, codec, diff
 from weightwire.engines import vllm
 from weightwire.engines.live_model import LiveModel
 from weightwire.engines.registry import find_engine, open_engine
 from weightwire.engines.torch import TorchEngine
-from weightwire.engines.version_keeper import Keeper
 from weightwire.engines.vllm import client, health_check, served_version
 from weightwire.engines.vllm.orders import Answer as WorkerAnswer
 from weightwire.engines.vllm.rollout_server import VllmRolloutServer
@@ -312,15 +311,6 @@ def hanging_server(case: Case) -> None:
             engine.close()
 
 
-def engine_without_a_version(case: Case) -> None:
-    publish(case)
-    with (
-        Follower(case.run, into=case.here / "replica", threads=1) as follower,
-        closing(Keeper(follower, [TorchEngine(Fused())])) as keeper,
-    ):
-        keeper.check_served(1)
-
-
 def wait_for_a_server(case: Case, url: str) -> None:
     from weightwire.trainers.trl import _EngineLag
 
@@ -376,7 +366,6 @@ PROVOCATIONS: list[Provocation] = [
     server(full_disk_for_the_patch, UPDATES),
     server(reload_a_sleeping_server, UPDATES | {"/is_sleeping": {"is_sleeping": True}}),
     hanging_server,
-    engine_without_a_version,
     server(lambda case, url: VllmRolloutServer(url).check(), SERVER | {"/server_info": {"vllm_config": {}}}),
     server(wait_for_a_server, SERVER),
 ]
