@@ -130,6 +130,17 @@ def test_long_pause_for_an_update_is_shown(scene: Scene, monkeypatch: pytest.Mon
     assert scene.check(EngineHealth(3)).paused_for == 0
 
 
+def test_engine_that_an_update_left_paused_can_be_updated(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a reload helps after an update that failed halfway."""
+    monkeypatch.setattr(engine_monitor, "_LONG_PAUSE", 0.0)
+    scene.monitor.begin(scene.engine)
+    scene.monitor.end(scene.engine, None, EngineError("engine: failed halfway"))
+    status = scene.check(EngineHealth(is_paused=True))
+    assert (status.trouble, status.paused_for > 0) == ("engine: failed halfway", True)
+    assert scene.monitor.can_be_updated(scene.engine)
+    assert not scene.monitor.must_verify(scene.engine)
+
+
 def test_idle_engine_whose_workers_do_not_answer_is_gone(scene: Scene) -> None:
     assert scene.check(EngineHealth(is_stuck=True)).trouble == "engine: its workers do not answer"
     assert scene.monitor.is_gone(scene.engine)

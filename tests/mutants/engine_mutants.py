@@ -49,6 +49,12 @@ ENGINE_MUTANTS = [
         (_MONITOR, "is_idle = not was_working and not record.is_working and", "is_idle ="),
     ),
     mutant(
+        "failed update taken for a sleep",
+        "an engine that a failed update left paused is reloaded",
+        "engines/vllm/test_health_check.py",
+        (_CLIENT, "if health.is_asleep and self._paused_mark.exists():", "if False:"),
+    ),
+    mutant(
         "hanging engine waited for",
         "nobody waits for an engine that does not answer",
         _COMMAND,

@@ -69,7 +69,8 @@ class EngineHealth:
     """What an engine that answers says about itself. `version` is the version that it reports to clients."""
 
     version: int | None = None
-    is_asleep: bool = False  # or paused: it generates nothing
+    is_asleep: bool = False  # or paused by another program: it generates nothing
+    is_paused: bool = False  # by an update, perhaps of a follower that was killed, or one that failed
     is_stuck: bool = False  # its HTTP server answers, but what generates does not
 
 

@@ -186,7 +186,7 @@ class EngineMonitor(Closeable):
             is_idle = not was_working and not record.is_working and record.version == version
             if problem is not None:
                 record.health_problem = problem
-            elif health.is_asleep or health.is_stuck:
+            elif health.is_asleep or health.is_stuck or health.is_paused:
                 _note_silence(engine.name, record, health, is_idle, began)
             else:
                 _note_service(engine.name, record, health, is_idle)
@@ -201,7 +201,7 @@ def _note_silence(name: str, record: _EngineRecord, health: EngineHealth, is_idl
     if is_idle and health.is_asleep:
         record.is_asleep = record.must_verify = True
         record.health_problem = asleep(name)
-    elif is_idle:
+    elif is_idle and health.is_stuck:
         record.health_problem = EngineGone(
             f"{name}: its workers do not answer", hint="it hangs, or is overloaded: see its log"
         )

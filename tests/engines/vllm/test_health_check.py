@@ -6,14 +6,15 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from project.provocations.case import Answer, http_server
 from weightwire.engines.engine import EngineHealth
-from weightwire.engines.vllm import health_check
+from weightwire.engines.vllm import VllmEngine, client, health_check
 from weightwire.engines.vllm.health_check import VllmHealthCheck
 from weightwire.errors import EngineGone
 
@@ -50,6 +51,16 @@ def test_running_server_tells_its_health(
     monkeypatch.setattr(health_check, "_CORE", 0.2)
     with server(answers) as url, VllmHealthCheck(url) as check:
         assert check.check() == health
+
+
+def test_server_that_an_update_left_paused_does_not_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would never be reloaded."""
+    monkeypatch.setattr(client, "_SHARED_MEMORY", tmp_path)
+    with server({"/is_sleeping": {"is_sleeping": True}}) as url, closing(VllmEngine(url)) as engine:
+        assert engine.check_health() == EngineHealth(is_asleep=True)
+        engine._directory.mkdir()
+        engine._paused_mark.touch()
+        assert engine.check_health() == EngineHealth(is_paused=True)
 
 
 def test_server_that_answers_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

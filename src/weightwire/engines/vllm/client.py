@@ -87,7 +87,10 @@ class VllmEngine:
         return self._holding
 
     def check_health(self) -> EngineHealth:
-        return self._health.check()
+        health = self._health.check()
+        if health.is_asleep and self._paused_mark.exists():
+            return EngineHealth(is_paused=True)
+        return health
 
     def adopt(self, checkpoint: Path, target: ServedVersion) -> bool:
         with self._session() as finish:
