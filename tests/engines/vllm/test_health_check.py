@@ -48,7 +48,8 @@ def server(answers: dict[str, Any]) -> Iterator[str]:
 def test_running_server_tells_its_health(
     answers: dict[str, Any], health: EngineHealth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health_check, "_CORE", 0.2)
+    monkeypatch.setattr(health_check, "_CORE", 0.3 if None in answers.values() else 20.0)
+    monkeypatch.setattr(health_check, "_FRONT_END", 20.0)
     with server(answers) as url, VllmHealthCheck(url) as check:
         assert check.check() == health
 
