@@ -39,7 +39,10 @@ def server(answers: dict[str, Any]) -> Iterator[str]:
     [
         ({"/is_sleeping": {"is_sleeping": False}, "/weight_info": {"weight_version": "7"}}, EngineHealth(7)),
         ({"/is_sleeping": {"is_sleeping": False}, "/weight_info": {"weight_version": "default"}}, EngineHealth(None)),
-        ({"/is_sleeping": {"is_sleeping": True}, "/weight_info": None}, EngineHealth(is_asleep=True)),
+        (
+            {"/is_sleeping": {"is_sleeping": True}, "/weight_info": {"weight_version": "7"}},
+            EngineHealth(is_asleep=True),
+        ),
         ({"/weight_info": {"weight_version": "7"}}, EngineHealth(7)),  # offers no /is_sleeping
         ({"/is_sleeping": None, "/health": {}}, EngineHealth(is_stuck=True)),
         ({"/is_sleeping": {}, "/weight_info": None, "/health": {}}, EngineHealth(is_stuck=True)),
