@@ -21,12 +21,14 @@ from weightwire.codec import _kernel, block_codec, numpy_kernel
 WITH_VLLM = {
     "tests/project/test_deploy.py",
     "tests/engines/vllm/test_client.py",
+    "tests/engines/vllm/test_server_health.py",
     "tests/project/test_docs_engines.py",
     "tests/project/test_readme.py",
     "tests/trainers/test_trl_trainer.py",
 }
-# Each needs something that takes long to make: a page in a browser, every error, a kernel with sanitizers.
+# Each needs something that takes long to make: a page in a browser, every error, a kernel with sanitizers, engines.
 IN_ONE_PROCESS = {
+    "tests/cli/test_follow_ready.py",
     "tests/fuzz/test_golden_mutations.py",
     "tests/page/test_browser.py",
     "tests/project/test_design.py",

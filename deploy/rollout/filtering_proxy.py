@@ -2,7 +2,7 @@
 
 In developer mode, everyone who reaches vLLM's port can pause it, load other weights and call any method of its workers.
 Its API key does not protect these calls. So vLLM listens on localhost only, behind this proxy. Knows HTTP, the safe
-paths, who may use them, and limits. Knows nothing of weights.
+paths, who may use them and when, and limits. Knows nothing of weights.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict, CIMultiDictProxy
+from ready_gate import ReadyGate
 from yarl import URL
 
 from weightwire.system import Guard
@@ -24,8 +25,11 @@ __all__ = ["FilteringProxy"]
 
 # Whole paths with plain names: no server can interpret one of them as a path outside of /v1.
 _OPEN = re.compile(
-    r"GET /(health|weight_info)|(GET|POST|OPTIONS) /v1(/[A-Za-z0-9_-]+)+|(POST|OPTIONS) /inference/v1/generate"
+    r"GET /(health|healthz|readyz|weight_info)"
+    r"|(GET|POST|OPTIONS) /v1(/[A-Za-z0-9_-]+)+|(POST|OPTIONS) /inference/v1/generate"
 )
+_WITHOUT_TOKEN = {"/health", "/healthz", "/readyz"}  # load balancers use them
+_WHEN_NOT_READY = {"/weight_info"}  # trainers wait for a version with it
 # Headers of one connection, not of the message.
 _HOP = {
     "connection",
@@ -53,15 +57,18 @@ _log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_inf
 
 
 class FilteringProxy:
-    """Call `open()` when the server behind it is ready. Responses are streamed, token by token.
+    """Call `open()` when the server behind it runs. Responses are streamed, token by token.
 
-    `GET /health` needs no token: load balancers use it.
+    While `gate` is closed, clients get 503, also from `GET /health` and `GET /readyz`.
     """
 
-    def __init__(self, outside: socket.socket, server: str, guard: Guard | None = None) -> None:
+    def __init__(
+        self, outside: socket.socket, server: str, guard: Guard | None = None, gate: ReadyGate | None = None
+    ) -> None:
         self._socket = outside
         self._server = server
         self._guard = guard
+        self._gate = gate
         self._listening: asyncio.Server | None = None
         self._session: ClientSession | None = None
         self._runner: web.AppRunner | None = None
@@ -113,8 +120,16 @@ class FilteringProxy:
                 {"error": f"{request.method} {path}: not available through this proxy"}, status=404
             )
         turned = self._guard and self._guard.turned(lambda name: request.headers.getall(name, []))
-        if turned and not (turned.status == 401 and path == "/health"):
+        if turned and not (turned.status == 401 and path in _WITHOUT_TOKEN):
             return web.json_response({"error": turned.reason}, status=turned.status, headers=turned.headers)
+        if path == "/healthz":
+            return web.json_response({"alive": True})
+        if self._gate and not self._gate.is_open and path not in _WHEN_NOT_READY:
+            # Not the reasons: they name the bucket and servers behind the proxy.
+            headers = {"Retry-After": "1"}
+            return web.json_response({"ready": False, "error": "not ready"}, status=503, headers=headers)
+        if path == "/readyz":
+            return web.json_response({"ready": True})
         assert self._session is not None
         body = _Body(request)
         response: web.StreamResponse | None = None

@@ -8,6 +8,8 @@
     WEIGHTWIRE_INSECURE   1: serve other machines without a token
     WEIGHTWIRE_NAME   name of this replica in `weightwire status`
     WEIGHTWIRE_DIR    directory of the replica. Default: ~/weightwire
+    WEIGHTWIRE_MAX_BEHIND   clients get 503 while vLLM is more versions behind than this. Default: any number
+    WEIGHTWIRE_MAX_LAG      clients get 503 while vLLM has been behind for longer, such as 60s. Default: any time
     VLLM_OPTIONS      more command line options for vLLM
 
 If one part dies, or on SIGTERM, all parts stop. Knows processes and the source of the model. Knows nothing of weights.
@@ -32,10 +34,12 @@ from typing import Any, NoReturn, Self
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from filtering_proxy import FilteringProxy
+from ready_gate import ReadyGate
+from typer import BadParameter
 
 from weightwire import Follower
 from weightwire.chain.reader import read_run
-from weightwire.cli.shared.bucket_command import with_bucket
+from weightwire.cli.shared.bucket_command import duration, with_bucket
 from weightwire.cli.shared.terminal import fail, say
 from weightwire.errors import CannotListen, NoRun, WeightwireError
 from weightwire.system import Access, Guard, read_token, resolve
@@ -55,6 +59,7 @@ class Settings:
     name: str
     directory: Path
     options: tuple[str, ...]
+    limits: tuple[str, ...]  # options of `follow`
     access: Access
 
     @classmethod
@@ -79,6 +84,7 @@ class Settings:
             variables.get("WEIGHTWIRE_NAME", ""),
             Path(variables.get("WEIGHTWIRE_DIR") or Path.home() / "weightwire").absolute(),
             options,
+            _limits(variables),
             # vLLM checks its key only under /v1; the proxy checks it everywhere.
             Access(variables.get("VLLM_API_KEY") or read_token(), variables.get("WEIGHTWIRE_INSECURE") == "1"),
         )
@@ -86,6 +92,17 @@ class Settings:
     @property
     def replica(self) -> Path:
         return self.directory / "replica"
+
+
+def _limits(variables: Mapping[str, str]) -> tuple[str, ...]:
+    behind, lag = variables.get("WEIGHTWIRE_MAX_BEHIND", "").strip(), variables.get("WEIGHTWIRE_MAX_LAG", "").strip()
+    if behind and not (behind.isascii() and behind.isdecimal()):
+        fail(f"WEIGHTWIRE_MAX_BEHIND is {behind!r}, which is not a number of versions", "unset it, or use 4, say")
+    try:
+        duration(lag or "0")
+    except BadParameter as problem:
+        fail(f"WEIGHTWIRE_MAX_LAG: {problem.message}", "unset it, or use 60s, say")
+    return (*(("--max-behind", behind) if behind else ()), *(("--max-lag", lag) if lag else ()))
 
 
 def main() -> None:
@@ -197,16 +214,20 @@ async def _serve(settings: Settings, outside: socket.socket, model: Path, guard:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = f"http://127.0.0.1:{_free_port()}"
+    server, status = f"http://127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}"
     async with AsyncExitStack() as stack:
         vllm = await stack.enter_async_context(Child("vLLM", _vllm(settings, model, server), VLLM_SERVER_DEV_MODE="1"))
         if await _first(_healthy(server), stop.wait(), vllm.ended()) == 0:
-            follower = await stack.enter_async_context(Child("the follower", _follow(settings, model, server)))
-            proxy = FilteringProxy(outside, server, guard)
+            command = _follow(settings, model, server, status)
+            follower = await stack.enter_async_context(Child("the follower", command))
+            gate = ReadyGate(f"http://{status}/readyz", say)
+            proxy = FilteringProxy(outside, server, guard, gate)
             stack.push_async_callback(proxy.close)
             await proxy.open()
-            say(f"serving on http://{settings.host}:{settings.port}")
-            await _first(stop.wait(), vllm.ended(), follower.ended())
+            stack.callback(asyncio.create_task(gate.watch()).cancel)
+            if await _first(gate.opened(), stop.wait(), vllm.ended(), follower.ended()) == 0:
+                say(f"serving on http://{settings.host}:{settings.port}")
+                await _first(stop.wait(), vllm.ended(), follower.ended())
     return 0 if stop.is_set() else 1
 
 
@@ -220,9 +241,9 @@ def _vllm(settings: Settings, model: Path, server: str) -> list[str]:
     return [*command, "--weight-transfer-config", '{"backend": "weightwire"}', "--enable-scale-out"]
 
 
-def _follow(settings: Settings, model: Path, server: str) -> list[str]:
+def _follow(settings: Settings, model: Path, server: str, status: str) -> list[str]:
     command = [sys.executable, "-m", "weightwire", "follow", settings.url, "--into", str(settings.replica)]
-    command += ["--engine", f"vllm={server}"]
+    command += ["--engine", f"vllm={server}", "--listen", status, *settings.limits]
     command += ["--base", str(model)] if settings.model else []
     return [*command, "--name", settings.name] if settings.name else command
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -69,7 +70,16 @@ class TestListening:
             ran = following.stop()
 
         assert ran.code == 0
-        assert status == {"version": 1, "head": 1, "behind": 0, "trouble": ""}
+        assert status == {
+            "ready": True,
+            "version": 1,
+            "head": 1,
+            "behind": 0,
+            "behind_seconds": 0.0,
+            "trouble": "",
+            "reasons": [],
+            "engines": [],
+        }
         assert 'weightwire_version{role="follower"} 1.0' in metrics
         assert 'weightwire_stage_seconds_count{role="follower",stage="apply"} 1.0' in metrics
         assert bits_of(replica / "current") == bits_of(path)
@@ -78,5 +88,9 @@ class TestListening:
         with Running("follow", trainer.bucket, "--into", replica, "--listen", "127.0.0.1:0") as following:
             address = following.wait_for("listening on ").split()[-1]
             with urllib.request.urlopen(address, timeout=10) as response:
-                assert json.load(response) == {"version": None, "head": None, "behind": None, "trouble": ""}
+                status = json.load(response)
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                urllib.request.urlopen(f"{address}/readyz", timeout=10)
             assert following.stop().code == 0
+        assert (status["version"], status["head"], status["behind"]) == (None, None, None)
+        assert status["reasons"] == ["this replica: no version of this run yet"]

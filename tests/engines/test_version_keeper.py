@@ -18,7 +18,7 @@ from weightwire.chain.record_paths import heartbeat_path
 from weightwire.chain.records import Heartbeat, unseal
 from weightwire.delta.file import Delta
 from weightwire.engines import version_keeper
-from weightwire.engines.engine import ServedVersion, Swap
+from weightwire.engines.engine import EngineHealth, ServedVersion, Swap
 from weightwire.engines.torch import TorchEngine
 from weightwire.engines.version_keeper import Keeper
 from weightwire.errors import EngineError, EngineGone
@@ -234,6 +234,71 @@ def test_a_restarted_engine_is_noticed_and_reloaded(tmp_path: Path) -> None:
         assert contents(engine.model) == loaded(one.bits)
 
 
+def test_a_version_of_another_run_is_not_served(tmp_path: Path) -> None:
+    engine = Watched()
+    with scene(tmp_path, engine) as one:
+        engine._live.holding = ServedVersion("b" * 32, 7, "")
+        one.follower.once()
+        one.keeper.connect()
+        until(lambda: engine.asked == ["attach"])
+        assert one.keeper.served is None
+        one.bring()
+        assert one.keeper.served == 1
+
+
+def test_an_engine_that_refuses_to_be_updated_at_all_is_an_error(tmp_path: Path) -> None:
+    engine = Watched()
+    engine.failing = "attach"
+    with scene(tmp_path, engine) as one:
+        one.keeper.check_accepted()
+        one.keeper.connect()
+        until(lambda: one.keeper._refusal is not None)
+        with pytest.raises(EngineError, match="will not attach"):
+            one.keeper.check_accepted()
+        assert one.warnings == []  # the error is enough
+        with pytest.raises(EngineError, match="engine: serves no version, not version 1"):
+            one.keeper.check_served(1)
+
+
+def test_an_engine_that_hangs_at_the_start_delays_no_other(tmp_path: Path) -> None:
+    """It is not waited for, because a check has noticed that it hangs."""
+    quick, stuck = Watched("quick"), HangingEngine("stuck")
+    with scene(tmp_path, quick, stuck) as one:
+        try:
+            one.keeper.connect()
+            until(lambda: one.keeper.trouble == "stuck: does not answer")
+            began = time.monotonic()
+            for _ in range(3):
+                version = one.publish()
+                one.bring()
+                assert quick.version == version
+            assert time.monotonic() - began < version_keeper._LONGEST
+            assert stuck.asked == []
+        finally:
+            stuck.go.set()
+        until(lambda: one.keeper.trouble == "")
+        one.keeper.retry_failed()
+        assert one.keeper.served == version
+        assert contents(stuck.model) == loaded(one.bits)
+
+
+class HangingEngine(Watched):
+    """An engine that answers nothing until `go` is set."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.go = threading.Event()
+
+    def check_health(self) -> EngineHealth:
+        if not self.go.is_set():
+            raise EngineGone(f"{self.name}: does not answer")
+        return EngineHealth(self.version)
+
+    def attach(self, run: str = "") -> ServedVersion | None:
+        self.go.wait(20)
+        return super().attach(run)
+
+
 def test_a_failed_patch_becomes_a_reload(tmp_path: Path) -> None:
     engine = Watched()
     with scene(tmp_path, engine) as one:
@@ -341,6 +406,13 @@ def _until(condition: Callable[[], bool], then: Callable[[], None]) -> None:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)
     then()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_engines_are_kept_up_to_date_in_the_background(tmp_path: Path) -> None:

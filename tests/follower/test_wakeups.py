@@ -19,6 +19,7 @@ class Woken:
 
     def __init__(self) -> None:
         self.count = 0
+        self.not_ready: list[str] = []
 
     def wake(self) -> None:
         self.count += 1
@@ -29,6 +30,9 @@ class Woken:
     def metrics(self) -> bytes:
         return b"weightwire_version 4\n"
 
+    def reasons(self) -> list[str]:
+        return self.not_ready
+
 
 @pytest.fixture
 def woken() -> Woken:
@@ -37,7 +41,9 @@ def woken() -> Woken:
 
 @pytest.fixture
 def server(woken: Woken) -> Iterator[WakeupServer]:
-    with WakeupServer("0", wake=woken.wake, status=woken.status, metrics=woken.metrics) as server:
+    with WakeupServer(
+        "0", wake=woken.wake, status=woken.status, metrics=woken.metrics, reasons=woken.reasons
+    ) as server:
         yield server
 
 
@@ -65,6 +71,41 @@ class TestAnswers:
 
     def test_metrics_request_returns_the_metrics(self, server: WakeupServer, woken: Woken) -> None:
         assert asked(server, "/metrics") == (200, woken.metrics())
+
+    def test_readiness_request_says_why_it_is_not_ready(self, server: WakeupServer, woken: Woken) -> None:
+        assert [json.loads(asked(server, "/healthz")[1]), asked(server, "/healthz")[0]] == [{"alive": True}, 200]
+        code, body = asked(server, "/readyz")
+        assert (code, json.loads(body)) == (200, {"ready": True, "reasons": []})
+        woken.not_ready = ["it serves no version"]
+        code, body = asked(server, "/readyz?verbose")
+        assert (code, json.loads(body)) == (503, {"ready": False, "reasons": ["it serves no version"]})
+        assert asked(server, "/healthz")[0] == 200
+        assert woken.count == 0
+
+    def test_failing_readiness_check_is_not_ready(self, woken: Woken) -> None:
+        def reasons() -> NoReturn:
+            raise ZeroDivisionError
+
+        with WakeupServer("0", wake=woken.wake, status=dict, metrics=bytes, reasons=reasons) as server:
+            assert asked(server, "/readyz")[0] == 500
+
+    def test_load_balancer_without_the_token_gets_no_reasons(self, woken: Woken) -> None:
+        woken.not_ready = ["it serves no version"]
+        options: dict[str, Any] = {"wake": woken.wake, "status": dict, "metrics": bytes, "reasons": woken.reasons}
+        with WakeupServer("0", access=Access(token="a" * 32), **options) as server:
+            reply, body = ask(server.address, "/readyz")
+            assert (reply.status, json.loads(body)) == (503, {"ready": False})
+            assert ask(server.address, "/healthz")[0].status == 200
+            _, body = ask(server.address, "/readyz", Authorization="Bearer " + "a" * 32)
+            assert json.loads(body)["reasons"] == woken.not_ready
+            for method, path in (("POST", "/readyz"), ("GET", "/readyz/"), ("GET", "/status")):
+                assert ask(server.address, path, method)[0].status == 401
+        assert woken.count == 0
+
+    @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+    def test_load_balancers_must_name_this_machine(self, server: WakeupServer, path: str) -> None:
+        request = f"GET {path} HTTP/1.1\r\nHost: evil.example\r\n\r\n".encode()
+        assert raw_reply(server.address, request).startswith(b"HTTP/1.0 403 ")
 
     @pytest.mark.parametrize("hosts", [[], ["rollout-3.cluster"], ["localhost", "evil.example"]])
     def test_foreign_host_headers_are_refused(self, server: WakeupServer, woken: Woken, hosts: list[str]) -> None:

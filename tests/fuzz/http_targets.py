@@ -18,9 +18,9 @@ from weightwire.system.access import Access, Guard
 from weightwire.system.http_server import HttpReply, HttpRequest, _Handler, _Service
 
 WORDS = (
-    "GET", "HEAD", "POST", "/status", "/metrics", "/run.json", "/page.css", "HTTP/1.1", "HTTP/1.0", "HTTP/0.9", "\r\n",
-    "Host: ", "localhost", "127.0.0.1", "[::1]", "Content-Length: ", "If-None-Match: ", "Accept-Encoding: gzip",
-    "Connection: keep-alive", "Expect: 100-continue", "\r\n\r\n", "?", "%00",
+    "GET", "HEAD", "POST", "/status", "/metrics", "/readyz", "/healthz", "/run.json", "/page.css", "HTTP/1.1",
+    "HTTP/1.0", "HTTP/0.9", "\r\n", "Host: ", "localhost", "127.0.0.1", "[::1]", "Content-Length: ", "If-None-Match: ",
+    "Accept-Encoding: gzip", "Connection: keep-alive", "Expect: 100-continue", "\r\n\r\n", "?", "%00",
 )  # fmt: skip
 
 
@@ -49,6 +49,7 @@ class Connection:
 
 def answer_wakeup(request: HttpRequest) -> HttpReply:
     told = SimpleNamespace(_wake=lambda: None, _status=lambda: {"version": 1}, _metrics=lambda: b"metric 1\n")
+    told._reasons = lambda: ["it holds no version yet"]
     return WakeupServer._answer(cast(WakeupServer, told), request)
 
 
@@ -97,7 +98,7 @@ PAGE = _Service(answer_page, ("GET", "HEAD"), _HEADERS, 30.0, GUARD)
 
 TARGETS = [
     Target("http-follower", partial(check_http, FOLLOWER), mutate_http,
-           partial(http_seeds, ("/", "/status", "/metrics")), WORDS, 1024),
+           partial(http_seeds, ("/", "/status", "/metrics", "/readyz", "/healthz")), WORDS, 1024),
     Target("http-page", partial(check_http, PAGE), mutate_http,
            partial(http_seeds, ("/", "/run.json", "/page.css", "/other")), WORDS, 1024),
 ]  # fmt: skip

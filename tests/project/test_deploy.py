@@ -225,6 +225,8 @@ def test_sigterm_stops_the_rollout_server_while_it_waits_for_a_run(tmp_path: Pat
         ),
         ({"WEIGHTWIRE_URL": "run", "PORT": "http"}, "PORT is 'http', which is not a port"),
         ({"WEIGHTWIRE_URL": "run", "VLLM_OPTIONS": "'"}, "cannot parse VLLM_OPTIONS"),
+        ({"WEIGHTWIRE_URL": "run", "WEIGHTWIRE_MAX_BEHIND": "-1"}, "WEIGHTWIRE_MAX_BEHIND is '-1', which is not"),
+        ({"WEIGHTWIRE_URL": "run", "WEIGHTWIRE_MAX_LAG": "long"}, "WEIGHTWIRE_MAX_LAG: 'long' is not a duration"),
         ({"WEIGHTWIRE_URL": "run", "MODEL": "nobody/nothing"}, "cannot download MODEL 'nobody/nothing'"),
     ],
 )

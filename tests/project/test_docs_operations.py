@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
 
-from support.commands import bits_of
+from support.commands import Running, bits_of
 from support.doc_models import save_checkpoints
 from support.doc_pages import blocks, filled, run_commands, run_python, run_shell
-from support.stores import SeaweedFS
+from support.http_client import ask
+from support.stores import SeaweedFS, free_ports
 
 
 def test_operations_examples_work_on_one_run(seaweedfs: SeaweedFS, tmp_path: Path) -> None:
@@ -39,6 +42,21 @@ def test_metrics_example_prints_the_documented_metrics(tmp_path: Path) -> None:
     assert 'weightwire_version{role="publisher"} 1.0' in printed
     for name in ("weightwire_stage_seconds", "weightwire_bytes_total", "weightwire_warnings_total"):
         assert name in printed
+
+
+def test_readiness_example_answers(tmp_path: Path) -> None:
+    [block] = blocks("docs/operations.md", "Readiness")
+    save_checkpoints(tmp_path)
+    run_commands("weightwire publish checkpoint-100 run", tmp_path)
+    [port] = free_ports(1)
+    follow, curl = block.replace("8100", str(port)).splitlines()
+    words = [{"s3://bucket/run": str(tmp_path / "run"), "replica": str(tmp_path / "replica")}.get(one, one)
+             for one in shlex.split(follow)]  # fmt: skip
+    with Running(*words[1:]) as following:
+        following.wait_for("version 1")
+        address, _, path = curl.removeprefix("curl ").partition("/")
+        reply, body = ask(address, f"/{path}")
+    assert (reply.status, json.loads(body)) == (200, {"ready": True, "reasons": []})
 
 
 @pytest.mark.slow

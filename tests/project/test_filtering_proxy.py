@@ -7,6 +7,7 @@ import socket
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from weightwire.follower import WakeupServer
 from weightwire.system import Access, Guard
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
@@ -53,7 +55,10 @@ class Behind:
 
 
 def through_a_proxy(
-    monkeypatch: pytest.MonkeyPatch, work: Callable[[Behind], Coroutine[Any, Any, None]], guard: Guard | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    work: Callable[[Behind], Coroutine[Any, Any, None]],
+    guard: Guard | None = None,
+    gate: Any = None,
 ) -> Behind:
     monkeypatch.syspath_prepend(DEPLOY / "rollout")
     from filtering_proxy import FilteringProxy
@@ -64,7 +69,7 @@ def through_a_proxy(
             app = Starlette(routes=[Route("/{path:path}", behind.answer, methods=["GET", "POST"])])
             server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
             serving = asyncio.create_task(server.serve(sockets=[inside]))
-            proxy = FilteringProxy(outside, f"http://127.0.0.1:{inside.getsockname()[1]}", guard)
+            proxy = FilteringProxy(outside, f"http://127.0.0.1:{inside.getsockname()[1]}", guard, gate)
             await proxy.open()
             try:
                 await work(behind)
@@ -180,3 +185,69 @@ class TestProxy:
             assert await connect(behind, whole)
 
         through_a_proxy(monkeypatch, ask)
+
+
+class TestReadiness:
+    def test_nothing_is_forwarded_while_the_gate_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        gate = SimpleNamespace(is_open=False)
+
+        async def ask(behind: Behind) -> None:
+            for line in ("POST /v1/completions", "POST /inference/v1/generate", "GET /v1/models", "GET /health"):
+                assert b" 503 " in await behind.send(f"{line} HTTP/1.1\r\nContent-Length: 0"), line
+            reply = await behind.send("GET /readyz HTTP/1.1", until=b"}")
+            assert b" 503 " in reply
+            assert b"Retry-After: 1" in reply
+            assert b'{"ready": false, "error": "not ready"}' in reply
+            assert b" 200 " in await behind.send("GET /healthz HTTP/1.1")
+            assert b" 200 " in await behind.send("GET /weight_info HTTP/1.1")
+            assert b" 404 " in await behind.send("POST /pause HTTP/1.1\r\nContent-Length: 0")
+            gate.is_open = True
+            for line in ("POST /v1/completions", "GET /health", "GET /readyz"):
+                assert b" 200 " in await behind.send(f"{line} HTTP/1.1\r\nContent-Length: 0"), line
+
+        behind = through_a_proxy(monkeypatch, ask, gate=gate)
+        assert [path for _, path in behind.seen] == ["/weight_info", "/v1/completions", "/health"]
+
+    def test_closed_gate_does_not_replace_the_token(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def ask(behind: Behind) -> None:
+            assert b" 401 " in await behind.send("GET /v1/models HTTP/1.1")
+            assert b" 401 " in await behind.send("GET /weight_info HTTP/1.1")
+            assert b" 503 " in await behind.send("GET /readyz HTTP/1.1")
+            assert b" 503 " in await behind.send("GET /health HTTP/1.1")
+            assert b" 200 " in await behind.send("GET /healthz HTTP/1.1")
+
+        guard = Guard(Access("the-token"), "0.0.0.0", "0.0.0.0")
+        assert through_a_proxy(monkeypatch, ask, guard, SimpleNamespace(is_open=False)).seen == []
+
+    def test_gate_is_open_while_the_follower_is_ready(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(DEPLOY / "rollout")
+        import ready_gate
+
+        monkeypatch.setattr(ready_gate, "_EVERY", 0.02)
+        said: list[str] = []
+        reasons: list[str] = ["it serves no version"]
+
+        async def until(check: Callable[[], bool]) -> None:
+            async with asyncio.timeout(10):
+                while not check():
+                    await asyncio.sleep(0.01)
+
+        async def watch(url: str) -> None:
+            gate = ready_gate.ReadyGate(url, said.append)
+            watching = asyncio.create_task(gate.watch())
+            await asyncio.sleep(0.1)
+            assert not gate.is_open
+            reasons.clear()
+            await gate.opened()
+            assert gate.is_open
+            reasons.append("it hangs")
+            await until(lambda: not gate.is_open)
+            reasons.clear()
+            await until(lambda: len(said) == 2)
+            server.close()
+            await until(lambda: not gate.is_open)
+            watching.cancel()
+
+        with WakeupServer("0", wake=lambda: None, status=dict, metrics=bytes, reasons=lambda: reasons) as server:
+            asyncio.run(watch(f"http://{server.address}/readyz"))
+        assert said[:2] == ["not ready: clients get 503 until this has passed", "ready again"]

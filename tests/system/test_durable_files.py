@@ -9,11 +9,12 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.disk import Disk, at_every_step
-from weightwire.system import durable_files
+from weightwire.system import durable_files, open_regular
 
 
 def test_write_file_replaces_the_content(tmp_path: Path) -> None:
@@ -88,6 +89,23 @@ def test_lock_is_exclusive(tmp_path: Path) -> None:
     again = durable_files.lock_file(tmp_path / "lock")
     assert again is not None
     os.close(again)
+
+
+def test_lock_of_a_file_that_its_holder_removes_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next one would create and lock another file, and two would hold the lock."""
+    path = tmp_path / "lock"
+
+    def open_and_lose(*args: Any) -> int:
+        monkeypatch.setattr(durable_files, "open_regular", open_regular)
+        fd = open_regular(*args)
+        path.unlink()
+        return fd
+
+    monkeypatch.setattr(durable_files, "open_regular", open_and_lose)
+    lock = durable_files.lock_file(path)
+    assert lock is not None
+    assert durable_files.lock_file(path) is None
+    os.close(lock)
 
 
 def test_remove_deletes_files_links_and_trees(tmp_path: Path) -> None:

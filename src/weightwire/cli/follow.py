@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from weightwire.cli.shared.bucket_command import Base, Url, url_of
+from weightwire.cli.shared.engine_updates import late_engines, open_engines, update_once
 from weightwire.cli.shared.follow_output import (
     Arrival,
     FollowListener,
@@ -20,17 +22,17 @@ from weightwire.cli.shared.follow_output import (
     wait_for_run,
 )
 from weightwire.cli.shared.json_output import write_json, write_json_line
-from weightwire.cli.shared.listen_options import Insecure, TokenFile, access_of
+from weightwire.cli.shared.listen_options import Insecure, MaxBehind, MaxLag, TokenFile, access_of
 from weightwire.cli.shared.progress_bar import progress_bar
 from weightwire.cli.shared.run_output import FollowOutput
+from weightwire.cli.shared.status_server import open_status_server
 from weightwire.cli.shared.stop_signal import StopSignal, interrupt_leaves, stop_on_signal
 from weightwire.cli.shared.terminal import AsJson, Threads, note_if_slow, say
 from weightwire.cli.shared.trust_options import MaxAge, TrustedOrFirst
-from weightwire.engines import Engine, Keeper, open_engine
-from weightwire.errors import EngineError, EngineGone
-from weightwire.follower import Follower, Update, WakeupServer
+from weightwire.engines import Engine, EngineStatus, Keeper, ReadyCheck, ReadyLimits
+from weightwire.follower import Follower, Update
 from weightwire.system import Access, parse_address
-from weightwire.telemetry import Metrics
+from weightwire.telemetry import Event, Metrics
 from weightwire.weights import nbytes_of
 
 __all__ = ["follow"]
@@ -50,7 +52,7 @@ def follow(
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve /wake (POST), /metrics and /status."),
+        typer.Option(metavar="HOST:PORT", help="Serve /wake (POST), /healthz, /readyz, /status and /metrics."),
     ] = None,
     token_file: TokenFile = None,
     insecure: Insecure = False,
@@ -60,6 +62,8 @@ def follow(
             metavar="NAME=URL", help="Engine to keep up to date, such as vllm=http://127.0.0.1:8000; repeatable."
         ),
     ] = None,
+    max_behind: MaxBehind = None,
+    max_lag: MaxLag = None,
     trust: TrustedOrFirst = None,
     max_age: MaxAge = None,
     threads: Threads = None,
@@ -70,13 +74,10 @@ def follow(
     DIR/current is a complete checkpoint of exactly one version at any time. A follower that was stopped or killed
     continues where it was. Engines are patched while they serve; if that is not possible, they reload DIR/current.
     """
-    engines = [_open_engine(text) for text in engine or ()]
-    if listen is not None:
-        if once:
-            raise typer.BadParameter("cannot be used with --once", param_hint="--listen")
-        parse_address(listen)
-    elif token_file is not None or insecure:
-        raise typer.BadParameter("needs --listen", param_hint="--insecure" if insecure else "--token-file")
+    engines = open_engines(engine or ())
+    needs_listen: dict[str, Any] = {"--token-file": token_file, "--insecure": insecure or None}
+    needs_listen |= {"--max-behind": max_behind, "--max-lag": max_lag}
+    _check_listen(listen, once, [name for name, value in needs_listen.items() if value is not None])
     access = access_of(token_file, insecure) if listen is not None else Access()
     if name is not None:
         check_name(name)
@@ -85,27 +86,45 @@ def follow(
     there = find_run(url, wait=not once)
     metrics = None if listen is None else Metrics("follower")
     listener = FollowListener(metrics, as_json=as_json and not once)
+    check = ReadyCheck(ReadyLimits(max_behind, max_lag))
+
+    def hear(event: Event) -> None:
+        check(event)
+        listener(event)
+
     with interrupt_leaves(lambda: _left(into)), ExitStack() as stack:
         stop = None if once else stack.enter_context(stop_on_signal())
         options: dict[str, Any] = {"trust": trust, "max_age": max_age, "threads": threads}
-        options |= {"base": base, "name": name, "on_event": listener, "on_progress": listener.progress}
+        options |= {"base": base, "name": name, "on_event": hear, "on_progress": listener.progress}
         follower = stack.enter_context(Follower(url, into=into, **options))
         if stop is None:
             _follow_once(url, follower, into, engines, listener, as_json)
             return
+        keeper = stack.enter_context(closing(_keeper(follower, engines, listener))) if engines else None
         if listen is not None and metrics is not None:
-            server = stack.enter_context(_wakeup_server(listen, follower, metrics, access))
-            say(f"listening on http://{server.address}")
+            server = open_status_server(listen, follower, keeper, check, metrics, access)
+            say(f"listening on http://{stack.enter_context(server).address}")
         if there or wait_for_run(url, stop):
-            keeper = stack.enter_context(closing(_keeper(follower, engines, listener))) if engines else None
             _follow(url, follower, keeper, listener, stop, as_json)
+        statuses = keeper.statuses() if keeper is not None else ()
         stack.close()
-        stop.finish(_left(into))
+        stop.finish(_left(into, statuses))
 
 
-def _left(into: Path) -> str:
+def _check_listen(listen: str | None, once: bool, options: list[str]) -> None:
+    """`options` are those given that need --listen."""
+    if listen is None and options:
+        raise typer.BadParameter("needs --listen", param_hint=options[0])
+    if listen is not None:
+        if once:
+            raise typer.BadParameter("cannot be used with --once", param_hint="--listen")
+        parse_address(listen)
+
+
+def _left(into: Path, statuses: Iterable[EngineStatus] = ()) -> str:
     version = current_version(into)
-    return f"{into / 'current'} is version {version}" if version is not None else f"{into} holds no version yet"
+    held = f"{into / 'current'} is version {version}" if version is not None else f"{into} holds no version yet"
+    return held + late_engines(statuses, version)
 
 
 def _follow_once(
@@ -119,7 +138,8 @@ def _follow_once(
     arrival = listener.arrival(update)
     report(update, arrival, into / "current")
     if engines:
-        arrival = replace(arrival, pauses=_update_once(follower, engines, update, listener))
+        pauses = update_once(follower, engines, update, listener)
+        arrival = replace(arrival, pauses=pauses, served_version=update.version)
     if as_json:
         write_json(_output(url, follower, update, arrival, checkpoint))
 
@@ -134,8 +154,11 @@ def _follow(
                 first.close()
                 if keeper is not None:
                     keeper.bring(update)
-                arrival = listener.arrival(update)
-                report(update, arrival)
+                arrival, late = listener.arrival(update), ""
+                if keeper is not None:
+                    arrival = replace(arrival, served_version=keeper.served)
+                    late = late_engines(keeper.statuses(), update.version)
+                report(update, arrival, engines=late)
                 if as_json:
                     directory = follower.replica.directory
                     current = directory / "current" if current_version(directory) == update.version else None
@@ -143,6 +166,7 @@ def _follow(
                 if stop.is_set():
                     break
             if keeper is not None:
+                keeper.check_accepted()
                 keeper.retry_failed()
 
 
@@ -162,56 +186,13 @@ def _output(url: str, follower: Follower, update: Update, arrival: Arrival, chec
         checkpoint=None if checkpoint is None else str(checkpoint),
         seconds=round(arrival.seconds, 3),
         behind_seconds=None if arrival.behind_seconds is None else round(arrival.behind_seconds, 3),
+        served_version=arrival.served_version,
         pause_seconds={engine: round(seconds, 6) for engine, seconds in arrival.pauses.items()},
     )
 
 
-# --- engines -----------------------------------------------------------------------------------------------------
-
-
-def _open_engine(text: str) -> Engine:
-    try:
-        return open_engine(text)
-    except EngineError as problem:
-        example = "use NAME=URL, such as vllm=http://127.0.0.1:8000"
-        raise typer.BadParameter(f"{problem.message}; {problem.hint}; {example}", param_hint="--engine") from problem
-
-
 def _keeper(follower: Follower, engines: list[Engine], listener: FollowListener) -> Keeper:
-    """Attaches the engines. One that refuses fails here, before anything is followed."""
-    for engine in engines:
-        with suppress(EngineGone):  # it may still be starting
-            engine.attach()
-    return Keeper(follower, engines, on_event=listener)
-
-
-def _update_once(
-    follower: Follower, engines: list[Engine], update: Update, listener: FollowListener
-) -> dict[str, float]:
-    with closing(_keeper(follower, engines, listener)) as keeper:
-        for engine in keeper.engines:
-            engine.attach()
-        keeper.bring(update)
-        if keeper.trouble:
-            raise EngineError(keeper.trouble, hint="fix the engine, then run this command again")
-        pauses = listener.pop_pauses()
-        for engine in keeper.engines:
-            paused = f", paused for {1000 * pauses[engine.name]:.0f} ms" if engine.name in pauses else ""
-            say(f"{engine.name} serves version {keeper.served}{paused}")
-        return pauses
-
-
-# --- the server of --listen ----------------------------------------------------------------------------------------
-
-
-def _wakeup_server(address: str, follower: Follower, metrics: Metrics, access: Access) -> WakeupServer:
-    def status() -> dict[str, Any]:
-        version, head = follower.version, follower.head
-        behind = None if version is None else max(0, head - version)
-        return {"version": version, "head": None if head < 0 else head, "behind": behind, "trouble": follower.trouble}
-
-    def render() -> bytes:
-        metrics.see(follower.version, follower.head)
-        return metrics.render()
-
-    return WakeupServer(address, wake=follower.wake, status=status, metrics=render, access=access)
+    """Contacts the engines in the background: one that hangs must not delay the start."""
+    keeper = Keeper(follower, engines, on_event=listener)
+    keeper.connect()
+    return keeper

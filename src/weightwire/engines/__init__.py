@@ -2,6 +2,8 @@
 
 engine            the interface of an engine
 registry          engines by name, built in or installed
+engine_monitor    what is known about each engine: the results of updates and of checks
+ready_check       whether every engine serves a version that is new enough
 version_keeper    keeps any number of engines at a follower's version: stage, swap, reload
 weight_map        where each checkpoint tensor lies in a running model, learned from the model's own loader
 live_model        a running model's weights: patched in place, verified, restored if a check fails
@@ -11,7 +13,9 @@ vllm              the engine for a vLLM server on this machine
 
 from typing import TYPE_CHECKING
 
-from weightwire.engines.engine import Engine, RolloutServer, ServedVersion, Swap
+from weightwire.engines.engine import CheckedEngine, Engine, EngineHealth, RolloutServer, ServedVersion, Swap
+from weightwire.engines.engine_monitor import EngineStatus
+from weightwire.engines.ready_check import EngineState, ReadyCheck, ReadyLimits, ReplicaState
 from weightwire.engines.registry import EngineKind, Program, engine_names, find_engine, open_engine
 from weightwire.engines.version_keeper import Keeper
 from weightwire.lazy_exports import lazy_exports
@@ -20,10 +24,17 @@ if TYPE_CHECKING:
     from weightwire.engines.torch import TorchEngine
 
 __all__ = [
+    "CheckedEngine",
     "Engine",
+    "EngineHealth",
     "EngineKind",
+    "EngineState",
+    "EngineStatus",
     "Keeper",
     "Program",
+    "ReadyCheck",
+    "ReadyLimits",
+    "ReplicaState",
     "RolloutServer",
     "ServedVersion",
     "Swap",

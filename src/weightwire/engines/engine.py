@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from weightwire.delta import Delta
+from weightwire.errors import EngineError
 
-__all__ = ["Engine", "RolloutServer", "ServedVersion", "Swap"]
+__all__ = ["CheckedEngine", "Engine", "EngineHealth", "RolloutServer", "ServedVersion", "Swap", "asleep"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,29 @@ class Engine(Protocol):
         """Disconnects. The engine keeps serving."""
 
 
+@dataclass(frozen=True)
+class EngineHealth:
+    """What an engine that answers says about itself. `version` is the version that it reports to clients."""
+
+    version: int | None = None
+    is_asleep: bool = False  # or paused by another program: it generates nothing
+    is_paused: bool = False  # by an update, perhaps of a follower that was killed, or one that failed
+    is_stuck: bool = False  # its HTTP server answers, but what generates does not
+
+
+@runtime_checkable
+class CheckedEngine(Protocol):
+    """An engine in another process, which may hang, sleep or be restarted without the follower."""
+
+    name: str
+
+    def check_health(self) -> EngineHealth:
+        """Asks the engine, within 4 seconds and without disturbing an update. Raises EngineGone without an answer.
+
+        Another thread than the other calls may call it, at the same time.
+        """
+
+
 class RolloutServer(Protocol):
     """A trainer's view of the server that generates for it. All calls raise EngineGone if it cannot be reached."""
 
@@ -74,3 +98,11 @@ class RolloutServer(Protocol):
 
     def forget_version(self) -> None:
         """Clears the version that it reports, until a follower sets it again."""
+
+
+def asleep(name: str) -> EngineError:
+    """The error for an engine that generates nothing, and not because of an update."""
+    return EngineError(
+        f"{name}: is asleep, or was paused by another program",
+        hint="wake it with POST /wake_up, or resume it with POST /resume",
+    )

@@ -24,6 +24,8 @@ from weightwire.telemetry import Event
 
 __all__ = ["FollowLoop"]
 
+_LONG_LOOK = 5.0  # seconds after which a look that has not ended counts as an outage
+
 
 class FollowLoop:
     """Use `run` to follow until cancelled, or call `look` for each update."""
@@ -35,6 +37,8 @@ class FollowLoop:
         self.trouble = ""
         self._context = context
         self._looking = asyncio.Lock()
+        self._look_began: float | None = None  # of the current look
+        self._last_look = runtime.clock()  # when the last look succeeded
         self._polling = Polling(bucket, runtime)
         self._heartbeat = HeartbeatWriter(context, name, rename)
         self._patches = PatchQueue(self.replica, runtime)
@@ -57,6 +61,13 @@ class FollowLoop:
     def head(self) -> int:
         """The newest version seen, or -1."""
         return self._position.head
+
+    @property
+    def outage(self) -> float:
+        """Seconds since the last look that succeeded, if looks fail or the current one hangs. Otherwise 0."""
+        now, began = self._context.runtime.clock(), self._look_began
+        is_slow = began is not None and now - began > _LONG_LOOK
+        return now - self._last_look if self.trouble or is_slow else 0.0
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -112,7 +123,13 @@ class FollowLoop:
     async def look(self, *, retries_later: bool = False) -> bool:
         """Discovers new versions and applies them. Returns whether there were any. See `Discovery.look`."""
         async with self._looking:
-            return await self._discovery.look(retries_later=retries_later)
+            self._look_began = self._context.runtime.clock()
+            try:
+                moved = await self._discovery.look(retries_later=retries_later)
+            finally:
+                self._look_began = None
+            self._last_look = self._context.runtime.clock()
+            return moved
 
     def _reach(self, commit: Sealed[Commit], nbytes: int, seconds: float) -> None:
         self._context.stage("apply", commit.record.version, nbytes, seconds)

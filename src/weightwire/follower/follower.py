@@ -96,6 +96,11 @@ class Follower(Closeable):
         """The current error, or an empty string."""
         return self._work.trouble
 
+    @property
+    def outage(self) -> float:
+        """Seconds for which the bucket could not be read, or 0. Versions of that time are unknown here."""
+        return self._work.outage
+
     def once(self) -> int:
         """Catches up with the newest version and returns it. Raises an error if that is not possible."""
 

@@ -35,7 +35,7 @@ class TrustSettings:
         if max_age is not None and not settings.is_active:
             raise BadKey(
                 "max_age needs trusted keys: without them, a sign of life proves nothing",
-                hint=f"pass --trust KEY, trust= in Python, or {TRUST_VARIABLE}",
+                hint=f"pass --trust KEY, trust= in Python, or {TRUST_VARIABLE}; to limit the lag of engines: --max-lag",
             )
         return settings
 

@@ -1,16 +1,19 @@
-"""The HTTP server of a follower: wakes it, and serves its metrics and status.
+"""The HTTP server of a follower: wakes it, and serves its readiness, status and metrics.
 
     POST (any path)     looks for a new version now; answers 202
-    GET /, /status      version, head, behind and trouble, as JSON
+    GET /healthz        200 while the follower runs
+    GET /readyz         200 if it is ready, otherwise 503 with the reasons, as JSON
+    GET /, /status      what it and its engines serve, as JSON
     GET /metrics        Prometheus' text format
 
-It ignores the body of every request. `Access` decides who may send one, and `Polling` how often a wake-up counts.
+Load balancers need no token for /healthz and /readyz, but get no reasons without it. The server ignores the body of
+every request. `Access` decides who may send one, and `Polling` how often a wake-up counts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weightwire.system import Access, Closeable, HttpReply, HttpRequest, HttpServer, parse_address
@@ -18,6 +21,7 @@ from weightwire.system import Access, Closeable, HttpReply, HttpRequest, HttpSer
 __all__ = ["WakeupServer"]
 
 _TIMEOUT = 5.0  # seconds for a request, and for sending the reply
+_PUBLIC = ("/healthz", "/readyz")
 
 
 class WakeupServer(Closeable):
@@ -33,9 +37,11 @@ class WakeupServer(Closeable):
         wake: Callable[[], None],
         status: Callable[[], Mapping[str, Any]],
         metrics: Callable[[], bytes],
+        reasons: Callable[[], Sequence[str]] = tuple,
         access: Access | None = None,
     ) -> None:
-        self._wake, self._status, self._metrics = wake, status, metrics
+        """`reasons` returns why the follower is not ready, or nothing."""
+        self._wake, self._status, self._metrics, self._reasons = wake, status, metrics, reasons
         host, port = parse_address(address)
         self._server = HttpServer(
             host,
@@ -45,6 +51,7 @@ class WakeupServer(Closeable):
             methods=("GET", "POST"),
             timeout=_TIMEOUT,
             access=access or Access(),
+            public=_PUBLIC,
             options="",
         )
         self.address = self._server.address
@@ -58,7 +65,18 @@ class WakeupServer(Closeable):
             self._wake()
             return HttpReply(202, "application/json", b"{}\n")
         if request.path in ("/", "/status"):
-            return HttpReply(200, "application/json", json.dumps(self._status()).encode() + b"\n")
+            return _as_json(200, self._status())
         if request.path == "/metrics":
             return HttpReply(200, "text/plain; version=0.0.4; charset=utf-8", self._metrics())
-        return HttpReply(404, "text/plain", b"not found: use GET /status or /metrics, or POST to wake the follower\n")
+        if request.path == "/healthz":
+            return _as_json(200, {"alive": True})
+        if request.path == "/readyz":
+            reasons = list(self._reasons())
+            shown = {"reasons": reasons} if request.is_trusted else {}
+            return _as_json(503 if reasons else 200, {"ready": not reasons, **shown})
+        paths = "/status, /readyz, /healthz or /metrics"
+        return HttpReply(404, "text/plain", f"not found: use GET {paths}, or POST to wake the follower\n".encode())
+
+
+def _as_json(status: int, value: Mapping[str, Any]) -> HttpReply:
+    return HttpReply(status, "application/json", json.dumps(value).encode() + b"\n")

@@ -36,18 +36,28 @@ _CHUNK = 1 << 26
 def lock_file(path: Path) -> int | None:
     """Takes a lock that the system releases when the process ends. None if another process holds it.
 
-    Does not follow a link: the file may be created and written to.
+    Does not follow a link: the file may be created and written to. The holder may remove the file before it ends.
     """
-    fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+    while True:
+        fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(fd, path):
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # removed since it was opened: the next one would lock another file
+
+
+def _is_at(fd: int, path: Path) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def make_directory(path: Path) -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -86,6 +86,7 @@ class HttpRequest:
     method: str
     path: str
     headers: Message
+    is_trusted: bool = True  # False: it lacks the token, and asks for one of the public paths
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,12 @@ class _Service:
     headers: Mapping[str, str]  # of every reply
     timeout: float
     guard: Guard
+    public: frozenset[str] = frozenset()  # paths to GET without the token
 
     def reply_to(self, request: HttpRequest) -> HttpReply:
         turned = self.guard.turned(lambda name: request.headers.get_all(name, []))
+        if turned is not None and turned.status == 401 and request.method == "GET" and request.path in self.public:
+            request, turned = replace(request, is_trusted=False), None
         if turned is not None:
             return HttpReply(turned.status, "text/plain", turned.reason.encode() + b"\n", turned.headers)
         try:
@@ -136,15 +140,19 @@ class HttpServer(Closeable):
         headers: Mapping[str, str] | None = None,
         access: Access | None = None,
         browser: bool = False,
+        public: Iterable[str] = (),
         options: str = "--",
     ) -> None:
-        """`timeout` is for reading a request, and again for sending the reply. See `Guard` for `browser`."""
+        """`timeout` is for reading a request, and again for sending the reply. See `Guard` for `browser`.
+
+        The paths in `public` need no token. Their answers must not tell much: see `HttpRequest.is_trusted`.
+        """
         self._server, guard = _listen(
             host, list(ports), options, lambda place: Guard(access or Access(), host, place, browser=browser)
         )
         place, self.port = str(self._server.server_address[0]), int(self._server.server_address[1])
         self.address = format_address(place, self.port)
-        self._server.service = _Service(answer, methods, headers or {}, timeout, guard)
+        self._server.service = _Service(answer, methods, headers or {}, timeout, guard, frozenset(public))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name=name, daemon=True)
 
     def start(self) -> None:

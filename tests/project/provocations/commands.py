@@ -33,6 +33,7 @@ from weightwire.demo import programs
 from weightwire.demo.processes import Processes
 from weightwire.demo.proof import prove
 from weightwire.demo.scenario import _make_room
+from weightwire.engines.engine import Swap
 from weightwire.engines.registry import EngineKind, Program
 from weightwire.engines.torch import TorchEngine
 from weightwire.page import PageServer, document
@@ -100,7 +101,7 @@ def checkpoint_that_is_written_to(case: Case) -> None:
 
 
 class Unwilling:
-    """An engine that takes no weights."""
+    """An engine that ignores the weights that it is given."""
 
     can_patch, holding, name = False, None, "http://127.0.0.1:8000"
 
@@ -110,15 +111,15 @@ class Unwilling:
     def adopt(self, checkpoint: Path, target: Any) -> bool:
         return False
 
-    def reload(self, checkpoint: Path, target: Any) -> None:
-        raise weightwire.EngineError(f"{self.name}: has no room for these weights", hint="use a larger GPU")
+    def reload(self, checkpoint: Path, target: Any) -> Swap:
+        return Swap(0.0, 0.0)
 
     def close(self) -> None:
         pass
 
 
 def engine_that_takes_no_weights(case: Case) -> None:
-    case.patch.setattr("weightwire.cli.follow.open_engine", lambda text: Unwilling())
+    case.patch.setattr("weightwire.cli.shared.engine_updates.open_engine", lambda text: Unwilling())
     run = publish(case)
     command("follow", run, "--into", case.here / "replica", "--once", "--engine", "other=http://127.0.0.1:8000")
 

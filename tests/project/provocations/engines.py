@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import textwrap
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from weightwire.engines import vllm
 from weightwire.engines.live_model import LiveModel
 from weightwire.engines.registry import find_engine, open_engine
 from weightwire.engines.torch import TorchEngine
-from weightwire.engines.vllm import client, served_version
+from weightwire.engines.vllm import client, health_check, served_version
 from weightwire.engines.vllm.orders import Answer as WorkerAnswer
 from weightwire.engines.vllm.rollout_server import VllmRolloutServer
 from weightwire.engines.weight_map import learn, torch_dtype
@@ -249,7 +250,7 @@ def attach(case: Case, url: str) -> None:
 def attach_twice(case: Case, url: str) -> None:
     first = vllm.VllmEngine(url)
     try:
-        first._lock()
+        first._shared.lock()
         attach(case, url)
     finally:
         first.close()
@@ -269,7 +270,7 @@ def worker_says(answer: WorkerAnswer) -> Callable[[Case, str], None]:
         engine = vllm.VllmEngine(url)
         engine._workers = 1
         try:
-            engine._lock()
+            engine._shared.lock()
             engine.reload(Path("/data/checkpoint"), holding(FIRST, 2))
         finally:
             engine.close()
@@ -288,6 +289,26 @@ UPDATES = {path: {"is_paused": True} for path in ("/pause", "/resume", "/is_paus
 REFUSED = WorkerAnswer(
     holding=None, problem="tensor 'w': is BF16 [4], and F32 [4] in the patch", hint="reload the model"
 )
+
+
+def reload_a_sleeping_server(case: Case, url: str) -> None:
+    engine = vllm.VllmEngine(url)
+    try:
+        engine._shared.lock()
+        engine.reload(Path("/data/checkpoint"), holding(FIRST, 2))
+    finally:
+        engine.close()
+
+
+def hanging_server(case: Case) -> None:
+    case.patch.setattr(health_check, "_CORE", 0.1)
+    case.patch.setattr(health_check, "_FRONT_END", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        engine = vllm.VllmEngine(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        try:
+            engine.check_health()
+        finally:
+            engine.close()
 
 
 def wait_for_a_server(case: Case, url: str) -> None:
@@ -343,6 +364,8 @@ PROVOCATIONS: list[Provocation] = [
     server(worker_says(REFUSED), UPDATES),
     server(worker_says(WorkerAnswer(holding=holding(FIRST, 1))), UPDATES),
     server(full_disk_for_the_patch, UPDATES),
+    server(reload_a_sleeping_server, UPDATES | {"/is_sleeping": {"is_sleeping": True}}),
+    hanging_server,
     server(lambda case, url: VllmRolloutServer(url).check(), SERVER | {"/server_info": {"vllm_config": {}}}),
     server(wait_for_a_server, SERVER),
 ]

@@ -72,6 +72,7 @@ class Arrival:
     behind_seconds: float | None  # since the commit
     first: bool  # of this process: the time since the commit is not a lag
     pauses: dict[str, float]  # seconds by engine
+    served_version: int | None = None  # the lowest that any engine serves
 
 
 class FollowListener:
@@ -135,8 +136,8 @@ class FollowListener:
         return pauses
 
 
-def report(update: Update, arrival: Arrival, checkpoint: Path | None = None) -> None:
-    """One line on stderr for a version, with the place of its checkpoint."""
+def report(update: Update, arrival: Arrival, checkpoint: Path | None = None, engines: str = "") -> None:
+    """One line on stderr for a version, with the place of its checkpoint, and the engines that do not serve it."""
     step = "" if update.step is None else f" (step {update.step})"
     fetched = "held already" if arrival.bytes_fetched is None else byte_size(arrival.bytes_fetched)
     late = ""
@@ -145,4 +146,4 @@ def report(update: Update, arrival: Arrival, checkpoint: Path | None = None) -> 
         late = f", committed {ago(seconds)}" if arrival.first else f", {seconds:.2f} s behind the commit"
     paused = "".join(f", {engine} paused for {1000 * seconds:.0f} ms" for engine, seconds in arrival.pauses.items())
     place = "" if checkpoint is None else f", in {checkpoint}"
-    say(f"version {update.version}{step}: {fetched}{late}{paused}{place}")
+    say(f"version {update.version}{step}: {fetched}{late}{paused}{place}{engines}")

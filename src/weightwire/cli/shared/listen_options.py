@@ -1,4 +1,4 @@
-"""The options of every command that listens: who may use its server."""
+"""The options of commands that listen: who may use the server, and when it says that it is ready."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from weightwire.cli.shared.bucket_command import duration
 from weightwire.system import TOKEN_VARIABLE, Access, read_token
 
-__all__ = ["Insecure", "TokenFile", "access_of"]
+__all__ = ["Insecure", "MaxBehind", "MaxLag", "TokenFile", "access_of"]
 
 TokenFile = Annotated[
     Path | None,
@@ -22,6 +23,26 @@ TokenFile = Annotated[
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Listen beyond this machine without a token: everyone may connect.")
+]
+
+MaxBehind = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="N",
+        show_default="any number",
+        help="With --listen: not ready if an engine is more than N versions behind the newest.",
+    ),
+]
+MaxLag = Annotated[
+    float | None,
+    typer.Option(
+        parser=duration,
+        metavar="TIME",
+        show_default="any time",
+        help="With --listen: not ready if an engine has not served the newest version for longer than this, "
+        "or the bucket could not be read for that long.",
+    ),
 ]
 
 

@@ -124,6 +124,9 @@ class FollowOutput(RestoreOutput, frozen=True, kw_only=True):
     """
 
     behind_seconds: Annotated[float | None, Meta(description="time since the commit; null if nothing was fetched")]
+    served_version: Annotated[
+        int | None, Meta(description="lowest version that its engines serve; null if one serves none or it has none")
+    ]
     pause_seconds: Annotated[dict[str, float], Meta(description="by engine: how long it paused for the update")]
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from weightwire.delta import Delta
-from weightwire.engines.engine import ServedVersion, Swap
+from weightwire.engines.engine import EngineHealth, ServedVersion, Swap, asleep
 from weightwire.engines.vllm.connection import QUICK, START, VllmConnection, VllmRefusal
+from weightwire.engines.vllm.health_check import VllmHealthCheck, is_asleep
 from weightwire.engines.vllm.orders import Action, Answer, read_answers
+from weightwire.engines.vllm.shared_directory import PAUSED, SharedDirectory
 from weightwire.errors import EngineError, public_url
-from weightwire.system import durable_files
 
 __all__ = ["VllmEngine"]
 
@@ -44,8 +45,12 @@ class VllmEngine:
         # By port, not by URL: the same local server may have several names.
         shared = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
         self._directory = shared / f"weightwire-{os.getuid()}-{self._server.port}"
-        self._paused_mark = self._directory / "paused"
-        self._lock_file: int | None = None
+        self._shared = SharedDirectory(self._directory, self.name)
+        self._health = VllmHealthCheck(url)
+
+    @property
+    def _paused_mark(self) -> Path:
+        return self._directory / PAUSED
 
     @property
     def holding(self) -> ServedVersion | None:
@@ -59,7 +64,7 @@ class VllmEngine:
 
     def attach(self, run: str = "") -> ServedVersion | None:
         self._holding = None
-        self._lock()
+        self._shared.lock()
         served = self._server.get("/weight_info").get("weight_version")
         self._workers = int(self._server.get("/get_world_size").get("world_size", 1))
         one = int(self._server.get("/get_world_size?include_dp=false").get("world_size", self._workers))
@@ -81,30 +86,11 @@ class VllmEngine:
             self._resume_if_left_paused()
         return self._holding
 
-    def _lock(self) -> None:
-        """Locks the engine for this follower, and removes leftovers of a killed one."""
-        if self._lock_file is not None and self._directory.is_dir():
-            return
-        self._unlock()
-        try:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
-            self._lock_file = durable_files.lock_file(self._directory / "lock")
-        except OSError as problem:
-            raise EngineError(
-                f"{self._directory}: cannot be used ({problem.strerror})", hint="check its owner and the free space"
-            ) from problem
-        if self._lock_file is None:
-            raise EngineError(
-                f"{self.name}: another follower updates this engine", hint="stop that follower, or drop --engine here"
-            )
-        for path in self._directory.iterdir():
-            if path.name not in ("lock", "paused"):
-                path.unlink(missing_ok=True)
-
-    def _unlock(self) -> None:
-        if self._lock_file is not None:
-            os.close(self._lock_file)
-            self._lock_file = None
+    def check_health(self) -> EngineHealth:
+        health = self._health.check()
+        if health.is_asleep and self._paused_mark.exists():
+            return EngineHealth(is_paused=True)
+        return health
 
     def adopt(self, checkpoint: Path, target: ServedVersion) -> bool:
         with self._session() as finish:
@@ -157,9 +143,9 @@ class VllmEngine:
             return Swap(ready - began, time.perf_counter() - ready)
 
     def close(self) -> None:
-        self._server.close()
-        self._pausing.close()
-        self._unlock()
+        for connection in (self._server, self._pausing, self._health):
+            connection.close()
+        self._shared.release()
 
     # --- orders --------------------------------------------------------------------------------------------------
 
@@ -238,6 +224,8 @@ class VllmEngine:
             self._holding = known
             finished.append(version)
 
+        if not self._paused_mark.exists() and is_asleep(self._server, QUICK):
+            raise asleep(self.name)  # its weights may not be in memory
         try:
             self._server.post("/start_weight_update", {})
         except VllmRefusal:  # a killed follower left an update open

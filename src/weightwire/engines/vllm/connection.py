@@ -13,7 +13,7 @@ from typing import Any
 from weightwire.errors import EngineError, EngineGone, public_url
 from weightwire.system import Closeable
 
-__all__ = ["QUICK", "START", "VllmConnection", "VllmRefusal"]
+__all__ = ["QUICK", "START", "NotOffered", "VllmConnection", "VllmRefusal"]
 
 START = 'start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "weightwire"}\''
 QUICK = 30.0  # seconds, for calls that should be instant
@@ -22,6 +22,10 @@ _OLDEST = "0.29"
 
 class VllmRefusal(EngineError):
     """The server answered with an error."""
+
+
+class NotOffered(EngineError):
+    """The server does not have the endpoint."""
 
 
 class VllmConnection(Closeable):
@@ -36,9 +40,10 @@ class VllmConnection(Closeable):
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(parts.hostname or "", port)
         self._last_seen = time.monotonic()
+        self._is_closed = False
 
-    def get(self, path: str) -> dict[str, Any]:
-        return self._call("GET", path, None, QUICK)
+    def get(self, path: str, timeout: float = QUICK) -> dict[str, Any]:
+        return self._call("GET", path, None, timeout)
 
     def post(self, path: str, body: dict[str, Any], timeout: float = QUICK) -> dict[str, Any]:
         return self._call("POST", path, body, timeout)
@@ -49,7 +54,8 @@ class VllmConnection(Closeable):
             self.get("/weight_info")
 
     def close(self) -> None:
-        """Closes at once, also while another thread waits for an answer."""
+        """Closes for good and at once, also while another thread waits for an answer."""
+        self._is_closed = True
         if self._connection.sock is not None:
             with contextlib.suppress(OSError):
                 self._connection.sock.shutdown(socket.SHUT_RDWR)
@@ -65,20 +71,28 @@ class VllmConnection(Closeable):
                 self._connection.close()
                 # The server closes idle connections, and then never saw the request: try once more.
                 if fresh or attempt == 2 or not isinstance(problem, http.client.RemoteDisconnected | ConnectionError):
-                    raise EngineGone(
-                        f"{self._url}: cannot be reached ({problem or type(problem).__name__})",
-                        hint="start vLLM there, or use the URL of a running server",
-                    ) from problem
+                    raise self._gone(problem, timeout) from problem
         self._last_seen = time.monotonic()
         if status == 200:
             return answer
         if status == 404:
-            raise EngineError(f"{self._url}: does not offer {path.split('?')[0]} ({self._about()})", hint=START)
+            raise NotOffered(f"{self._url}: does not offer {path.split('?')[0]} ({self._about()})", hint=START)
         raise VllmRefusal(f"{self._url}{path.split('?')[0]}: {_reason(answer, status)}", hint="see the server's log")
+
+    def _gone(self, problem: Exception, timeout: float) -> EngineGone:
+        if isinstance(problem, TimeoutError):
+            hint = "it hangs, or is overloaded: see its log, and restart it if it stays so"
+            return EngineGone(f"{self._url}: does not answer within {timeout:.2g} s", hint=hint)
+        return EngineGone(
+            f"{self._url}: cannot be reached ({problem or type(problem).__name__})",
+            hint="start vLLM there, or use the URL of a running server",
+        )
 
     def _exchange(
         self, method: str, path: str, body: dict[str, Any] | None, timeout: float
     ) -> tuple[int, dict[str, Any]]:
+        if self._is_closed:  # another thread closed it while this one waited
+            raise ConnectionError("the connection is closed")
         self._connection.timeout = timeout
         if self._connection.sock is not None:
             self._connection.sock.settimeout(timeout)

@@ -1,0 +1,88 @@
+"""The directory in shared memory that a follower and its vLLM server share. One follower at a time may use it."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from weightwire.errors import EngineError
+from weightwire.system import durable_files
+
+__all__ = ["PAUSED", "SharedDirectory"]
+
+PAUSED = "paused"
+"""The file that marks a paused server. It stays when a follower ends, because a later one has to resume the server."""
+
+_LOCK = "lock"
+_OLD = 60.0  # seconds; a younger directory may belong to a follower that is just starting
+_TRIES = 10  # to lock a directory that another follower removes at the same time
+
+
+class SharedDirectory:
+    """Call `lock` before its first use, and `release` at the end, which removes it."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        """`owner` is the engine's name, for errors."""
+        self.path = path
+        self._owner = owner
+        self._lock_file: int | None = None
+
+    def lock(self) -> None:
+        """Locks the engine for this follower, and removes leftovers of a killed one."""
+        if self._lock_file is not None and self.path.is_dir():
+            return
+        self._unlock()
+        try:
+            self._lock_file = self._take()
+        except OSError as problem:
+            raise EngineError(
+                f"{self.path}: cannot be used ({problem.strerror})", hint="check its owner and the free space"
+            ) from problem
+        if self._lock_file is None:
+            raise EngineError(
+                f"{self._owner}: another follower updates this engine", hint="stop that follower, or drop --engine here"
+            )
+        self._remove_leftovers()
+        self._remove_abandoned()
+
+    def release(self) -> None:
+        """Removes the directory, unless the server is left paused."""
+        if self._lock_file is not None and self.path.is_dir():
+            self._remove()
+        self._unlock()
+
+    def _remove(self) -> None:
+        with suppress(OSError):
+            self._remove_leftovers()
+            if not (self.path / PAUSED).exists():
+                (self.path / _LOCK).unlink(missing_ok=True)
+                self.path.rmdir()
+
+    def _remove_abandoned(self) -> None:
+        """Removes the directories of followers that were killed and never started again for the same server."""
+        prefix = self.path.name.rpartition("-")[0] + "-"
+        for path in self.path.parent.glob(f"{prefix}*"):
+            abandoned = SharedDirectory(path, self._owner)
+            with suppress(OSError):
+                if path != self.path and time.time() - path.stat().st_mtime > _OLD and (path / _LOCK).is_file():
+                    abandoned._lock_file = durable_files.lock_file(path / _LOCK)
+                    abandoned.release()
+
+    def _take(self) -> int | None:
+        for _ in range(_TRIES):
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileNotFoundError):
+                return durable_files.lock_file(self.path / _LOCK)
+        return None
+
+    def _remove_leftovers(self) -> None:
+        for path in self.path.iterdir():
+            if path.name not in (_LOCK, PAUSED):
+                path.unlink(missing_ok=True)
+
+    def _unlock(self) -> None:
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None

@@ -1,0 +1,93 @@
+"""The directory that a follower and its server share: one follower at a time, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from weightwire.engines.vllm.shared_directory import PAUSED, SharedDirectory
+from weightwire.errors import EngineError
+from weightwire.system import durable_files
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> SharedDirectory:
+    return SharedDirectory(tmp_path / "shared", "engine")
+
+
+def test_released_directory_is_removed(shared: SharedDirectory) -> None:
+    shared.lock()
+    shared.lock()
+    (shared.path / "7.safetensors").write_bytes(b"a patch")
+    shared.release()
+    assert not shared.path.exists()
+    shared.release()
+
+
+def test_mark_of_a_paused_server_stays(shared: SharedDirectory) -> None:
+    shared.lock()
+    (shared.path / PAUSED).touch()
+    (shared.path / "7.safetensors").write_bytes(b"a patch")
+    shared.release()
+    assert {path.name for path in shared.path.iterdir()} == {"lock", PAUSED}
+    again = SharedDirectory(shared.path, "engine")
+    again.lock()
+    (again.path / PAUSED).unlink()
+    again.release()
+    assert not shared.path.exists()
+
+
+def test_leftovers_of_a_killed_follower_are_removed(shared: SharedDirectory) -> None:
+    shared.path.mkdir()
+    (shared.path / "7.safetensors").write_bytes(b"a patch")
+    shared.lock()
+    assert [path.name for path in shared.path.iterdir()] == ["lock"]
+    shared.release()
+
+
+def test_directories_of_followers_that_were_killed_are_removed(tmp_path: Path) -> None:
+    names = ["killed", "paused", "young", "alive", "foreign"]
+    paths = {name: tmp_path / f"weightwire-0-{name}" for name in names} | {"other": tmp_path / "weightwire-1-killed"}
+    for name, path in paths.items():
+        path.mkdir()
+        (path / "7.safetensors").write_bytes(b"a patch")
+        if name != "foreign":
+            (path / "lock").touch()
+        if name == "paused":
+            (path / PAUSED).touch()
+        if name != "young":
+            os.utime(path, (0, 0))
+    held = durable_files.lock_file(paths["alive"] / "lock")
+    assert held is not None
+    shared = SharedDirectory(tmp_path / "weightwire-0-8000", "engine")
+    shared.lock()
+    shared.release()
+    os.close(held)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in paths.values()} - {
+        "weightwire-0-killed"
+    }
+    assert {path.name for path in paths["paused"].iterdir()} == {"lock", PAUSED}
+    assert (paths["alive"] / "7.safetensors").exists()
+
+
+def test_second_follower_is_refused_and_removes_nothing(shared: SharedDirectory) -> None:
+    shared.lock()
+    second = SharedDirectory(shared.path, "engine")
+    with pytest.raises(EngineError, match="engine: another follower updates this engine"):
+        second.lock()
+    second.release()
+    assert shared.path.exists()
+    shared.release()
+    second.lock()
+    second.release()
+
+
+def test_directory_that_was_deleted_is_made_again(shared: SharedDirectory) -> None:
+    shared.lock()
+    (shared.path / "lock").unlink()
+    shared.path.rmdir()
+    shared.lock()
+    assert shared.path.is_dir()
+    shared.release()
