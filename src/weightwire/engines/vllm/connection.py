@@ -74,6 +74,8 @@ class VllmConnection(Closeable):
             return answer
         if status == 404:
             raise EngineError(f"{self._url}: does not offer {path.split('?')[0]} ({self._about()})", hint=START)
+        if status == 503:
+            raise EngineGone(f"{self._url}: is not ready ({_reason(answer, status)})", hint="wait until it has started")
         raise VllmRefusal(f"{self._url}{path.split('?')[0]}: {_reason(answer, status)}", hint="see the server's log")
 
     def _exchange(
