@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +123,14 @@ class TestFields:
         assert not honoured & NEUTRAL.keys()
         assert not honoured & IGNORED
         assert not IGNORED & NEUTRAL.keys()
+
+    def test_the_docs_list_every_accepted_field(self) -> None:
+        page = (Path(__file__).parents[2] / "docs" / "engines.md").read_text(encoding="utf-8")
+        section = page.split("### Request fields")[1].split("\n### ")[0]
+        names = {*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, *IGNORED}
+        assert not {
+            name for name in names if f"`{name}`" not in section.replace("`stream_options.", "`stream_options`")
+        }
 
     def test_a_misspelt_field_is_refused(self) -> None:
         with pytest.raises(Refusal, match="unknown field 'temprature': remove it, or check its spelling"):

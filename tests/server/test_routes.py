@@ -186,6 +186,7 @@ class TestOtherRoutes:
         assert 'weightwire_requests_total{status="400"}' in text
         assert "weightwire_tokens_total" in text
         assert "weightwire_served -1.0" in text
+        assert "weightwire_ready 0.0" in text
 
 
 # --- under load --------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from typing import Any
 from weightwire.engines.version_keeper import Keeper
 from weightwire.follower.follower import Follower
 from weightwire.server.http_listener import HttpListener
-from weightwire.server.ready_check import ReadyCheck, ReadyLimits
 from weightwire.server.routes import Routes
 from weightwire.server.service import CompletionService, serving
+from weightwire.server.serving_check import ServingCheck, ServingLimits
 from weightwire.telemetry.events import Event
 from weightwire.telemetry.metrics import Metrics
 
@@ -71,7 +71,7 @@ def nothing(event: Event) -> None:
 
 @contextmanager
 def completion_server(
-    model: Path, bucket: Path, into: Path, names: tuple[str, ...] = (), limits: ReadyLimits | None = None
+    model: Path, bucket: Path, into: Path, names: tuple[str, ...] = (), limits: ServingLimits | None = None
 ) -> Iterator[CompletionClient]:
     """Runs the whole server. Follows the run, if there is one."""
     routes = Routes(Metrics("follower"))
@@ -88,5 +88,5 @@ def completion_server(
         assert client.call("/health")[0] == 503
         assert client.call("/readyz")[0] == 503
         assert client.call("/healthz")[0] == 200
-        routes.open(service, ReadyCheck(follower, keeper, limits or ReadyLimits()))
+        routes.open(service, ServingCheck(follower, keeper, limits or ServingLimits()))
         yield client

@@ -25,7 +25,7 @@ from weightwire.cli.shared.trust_options import TrustedOrFirst
 from weightwire.engines.version_keeper import Keeper
 from weightwire.errors import CheckpointError, EngineError, NoRun, Unavailable
 from weightwire.follower import Follower
-from weightwire.server.ready_check import ReadyCheck, ReadyLimits
+from weightwire.server.serving_check import ServingCheck, ServingLimits
 from weightwire.telemetry import Metrics
 from weightwire.weights import DEFAULT_DTYPE
 
@@ -75,8 +75,18 @@ def serve(
         typer.Option(
             metavar="N",
             min=0,
-            show_default="any",
-            help="Not ready (GET /readyz is a 503) while the served version is more than N versions old.",
+            show_default="any number",
+            help="Not ready (GET /readyz is a 503) while it is more than N versions behind the newest.",
+        ),
+    ] = None,
+    max_lag: Annotated[
+        float | None,
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            show_default="any time",
+            help="Not ready if it has not served the newest version for longer than this, or the bucket could not be "
+            "read for that long.",
         ),
     ] = None,
     max_age: Annotated[
@@ -85,8 +95,8 @@ def serve(
             parser=duration,
             metavar="TIME",
             show_default="any",
-            help="Not ready while the served version was committed longer ago. With --trust, also refuse new versions "
-            "if the publisher's last sign of life is older than this.",
+            help="Not ready if the served version was committed longer ago. With --trust, also refuse new versions if "
+            "the publisher's last sign of life is older than this.",
         ),
     ] = None,
     trust: TrustedOrFirst = None,
@@ -101,7 +111,7 @@ def serve(
     tokens came from. New versions are swapped in between two tokens. MODEL is loaded in the dtype of the run, or in
     bfloat16 before the run exists.
     """
-    access, limits = access_of(token_file, insecure), ReadyLimits(max_behind, max_age)
+    access, limits = access_of(token_file, insecure), ServingLimits(max_behind, max_lag, max_age)
     if name is not None:
         check_name(name)
     _check_is_local(model)
@@ -131,7 +141,7 @@ def serve(
         service = stack.enter_context(serving(model, follower, threads, dtype, served_model_name or ()))
         stop = stack.enter_context(stop_on_signal())
         keeper = stack.enter_context(closing(Keeper(follower, [service.engine], on_event=listener)))
-        versions = _Versions(follower, keeper, listener, ReadyCheck(follower, keeper, limits))
+        versions = _Versions(follower, keeper, listener, ServingCheck(follower, keeper, limits))
         if there:
             _catch_up(follow, versions, stop)
         routes.open(service, versions.ready)
@@ -195,7 +205,7 @@ class _Versions:
     follower: Follower
     keeper: Keeper
     listener: FollowListener
-    ready: ReadyCheck
+    ready: ServingCheck
 
     def serve_new(self, stop: StopSignal, *, once: bool = False) -> None:
         """Serves new versions until there has been none for a moment. With `once` it serves at most one."""
@@ -206,6 +216,7 @@ class _Versions:
             if once or stop.is_set():
                 break
         self.keeper.retry_failed()
+        self.ready.refresh()
 
 
 def _catch_up(url: str, versions: _Versions, stop: StopSignal) -> None:

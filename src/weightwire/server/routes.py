@@ -38,8 +38,8 @@ from weightwire.telemetry import Metrics
 
 if TYPE_CHECKING:  # imports torch, which takes seconds; /health must answer before that
     from weightwire.server.completion_stream import CompletionStream
-    from weightwire.server.ready_check import ReadyCheck
     from weightwire.server.service import CompletionService
+    from weightwire.server.serving_check import ServingCheck
 
 __all__ = ["Routes"]
 
@@ -54,7 +54,7 @@ class Routes:
 
     def __init__(self, metrics: Metrics) -> None:
         self._service: CompletionService | None = None
-        self._check: ReadyCheck | None = None
+        self._check: ServingCheck | None = None
         self._metrics = metrics
         registry = metrics.registry
         self._requests = Counter("weightwire_requests", "Requests answered.", ["status"], registry=registry)
@@ -62,6 +62,7 @@ class Routes:
         self._running = Gauge("weightwire_running", "Sequences being generated.", registry=registry)
         self._waiting = Gauge("weightwire_waiting", "Sequences waiting to start.", registry=registry)
         self._served = Gauge("weightwire_served", "Version served; -1 if none.", registry=registry)
+        self._is_ready = Gauge("weightwire_ready", "1 while /readyz answers 200.", registry=registry)
         self._hashing = asyncio.Lock()  # /weights reads all weights: one request at a time
         self.app = Starlette(
             routes=[
@@ -79,7 +80,7 @@ class Routes:
             exception_handlers={HTTPException: _http_problem, WeightwireError: _problem, Exception: _bug},
         )
 
-    def open(self, service: CompletionService, check: ReadyCheck | None = None) -> None:
+    def open(self, service: CompletionService, check: ServingCheck | None = None) -> None:
         """`check` decides about /readyz. Without it, the server is never ready."""
         self._service, self._check = service, check
 
@@ -152,13 +153,17 @@ class Routes:
         return json_reply({"status": "alive"})
 
     async def _readyz(self, request: Request) -> Response:
+        state = self._readiness()
+        return json_reply(state, 200 if state["ready"] else 503)
+
+    def _readiness(self) -> dict[str, Any]:
         service, check = self._service, self._check
         if service is None or check is None:
-            return json_reply({"ready": False, "reason": "the server is starting"}, 503)
+            return {"ready": False, "reason": "the server is starting"}
         state = check.look()
         if service.batcher.paused and state["ready"]:
             state |= {"ready": False, "reason": "paused: POST /resume continues"}
-        return json_reply(state, 200 if state["ready"] else 503)
+        return state
 
     async def _weights(self, request: Request) -> Response:
         service = self._ready()
@@ -175,6 +180,7 @@ class Routes:
         self._waiting.set(service.batcher.waiting if service else 0)
         version = service.version if service else None
         self._served.set(-1 if version is None else version)
+        self._is_ready.set(self._readiness()["ready"])
         return Response(self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

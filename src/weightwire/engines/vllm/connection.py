@@ -70,12 +70,12 @@ class VllmConnection(Closeable):
                         hint="start vLLM there, or use the URL of a running server",
                     ) from problem
         self._last_seen = time.monotonic()
+        if status == 503:
+            raise EngineGone(f"{self._url}: is not ready ({_reason(answer, status)})", hint="wait until it has started")
         if status == 200:
             return answer
         if status == 404:
             raise EngineError(f"{self._url}: does not offer {path.split('?')[0]} ({self._about()})", hint=START)
-        if status == 503:
-            raise EngineGone(f"{self._url}: is not ready ({_reason(answer, status)})", hint="wait until it has started")
         raise VllmRefusal(f"{self._url}{path.split('?')[0]}: {_reason(answer, status)}", hint="see the server's log")
 
     def _exchange(

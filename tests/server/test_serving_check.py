@@ -10,18 +10,19 @@ import pytest
 
 from support.completion_server import CompletionClient
 from weightwire.follower.update import Update
-from weightwire.server.ready_check import ReadyCheck, ReadyLimits
+from weightwire.server import serving_check
+from weightwire.server.serving_check import ServingCheck, ServingLimits
 
 
 class Scene:
     """A follower and a keeper, of which only the versions matter."""
 
     def __init__(self, **limits: Any) -> None:
-        self.follower = SimpleNamespace(head=-1)
+        self.follower = SimpleNamespace(head=-1, trouble="")
         self.keeper = SimpleNamespace(served=None, trouble="")
         follower: Any = self.follower
         keeper: Any = self.keeper
-        self.check = ReadyCheck(follower, keeper, ReadyLimits(**limits))
+        self.check = ServingCheck(follower, keeper, ServingLimits(**limits))
 
     def arrive(self, version: int, age: float = 0.0, *, served: bool = True) -> None:
         self.follower.head = max(self.follower.head, version)
@@ -70,6 +71,45 @@ def test_the_age_is_that_of_the_served_version() -> None:
     assert scene.reason is None
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in its only entry. It does not pass by itself."""
+    now = [1000.0]
+    monkeypatch.setattr(serving_check.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_lag_begins_with_a_version_that_is_not_served(clock: list[float]) -> None:
+    scene = Scene(max_lag=5)
+    scene.arrive(1)
+    clock[0] += 100
+    scene.check.refresh()
+    assert scene.reason is None
+    scene.follower.head = 2
+    clock[0] += 5
+    assert scene.reason is None
+    clock[0] += 1
+    assert scene.reason == "behind the newest version for 6 s; at most 5 s are allowed"
+    scene.follower.head = 3
+    scene.arrive(2)
+    assert scene.check.look()["behind_seconds"] == 6
+    scene.arrive(3)
+    assert scene.reason is None
+
+
+def test_the_lag_counts_while_the_bucket_cannot_be_read(clock: list[float]) -> None:
+    scene = Scene(max_lag=5)
+    scene.arrive(1)
+    scene.check.refresh()
+    scene.follower.trouble = "the bucket does not answer"
+    clock[0] += 6
+    scene.check.refresh()
+    assert scene.check.look()["behind_seconds"] == 6
+    assert "behind the newest version for 6 s" in scene.reason
+    scene.follower.trouble = ""
+    assert scene.reason is None
+
+
 def test_an_engine_that_refuses_a_version_is_not_ready() -> None:
     scene = Scene()
     scene.arrive(1)
@@ -92,7 +132,7 @@ def test_a_server_without_a_run_is_alive_and_not_ready(client: CompletionClient)
 
 
 def test_a_paused_server_is_not_ready(client: CompletionClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReadyCheck, "look", lambda _: {"ready": True, "reason": None})
+    monkeypatch.setattr(ServingCheck, "look", lambda _: {"ready": True, "reason": None})
     assert client.call("/readyz")[0] == 200
     client.call("/pause?mode=keep", b"")
     try:
