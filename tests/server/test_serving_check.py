@@ -10,7 +10,6 @@ import pytest
 
 from support.completion_server import CompletionClient
 from weightwire.follower.update import Update
-from weightwire.server import serving_check
 from weightwire.server.serving_check import ServingCheck, ServingLimits
 
 
@@ -75,7 +74,7 @@ def test_the_age_is_that_of_the_served_version() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time in its only entry. It does not pass by itself."""
     now = [1000.0]
-    monkeypatch.setattr(serving_check.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("weightwire.server.serving_check.monotonic", lambda: now[0])
     return now
 
 

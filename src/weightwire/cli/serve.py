@@ -112,10 +112,7 @@ def serve(
     bfloat16 before the run exists.
     """
     access, limits = access_of(token_file, insecure), ServingLimits(max_behind, max_lag, max_age)
-    if name is not None:
-        check_name(name)
-    _check_is_local(model)
-    check_installed("serve", ("starlette", "torch", "transformers", "uvicorn"), "serve")
+    _check_arguments(model, name)
     from weightwire.server.http_listener import HttpListener
     from weightwire.server.routes import Routes
 
@@ -131,9 +128,8 @@ def serve(
         directory = into or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightwire-")))
         # MODEL may be the run's base, which is not in the bucket.
         options: dict[str, Any] = {"trust": trust, "max_age": max_age if trusted_texts(trust or None) else None}
-        options |= {"threads": threads, "base": model, "name": name}
-        options |= {"on_event": listener, "on_progress": listener.progress}
-        follower = stack.enter_context(Follower(follow, into=directory, **options))
+        options |= {"threads": threads, "base": model, "name": name, "on_event": listener}
+        follower = stack.enter_context(Follower(follow, into=directory, on_progress=listener.progress, **options))
         say(f"loading {model}")
         # Here, because torch and transformers take seconds to import.
         from weightwire.server.service import serving
@@ -154,6 +150,13 @@ def serve(
         listening.close()  # before the rest, so that pending requests are answered
         stack.close()
         stop.finish(_left(served))
+
+
+def _check_arguments(model: Path, name: str | None) -> None:
+    if name is not None:
+        check_name(name)
+    _check_is_local(model)
+    check_installed("serve", ("starlette", "torch", "transformers", "uvicorn"), "serve")
 
 
 def _check_is_local(model: Path) -> None:

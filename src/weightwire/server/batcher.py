@@ -41,7 +41,7 @@ class FairLock:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _PendingRequest:
     """The sequences of one request. `on_step` is called after each step."""
 
     sequences: Sequence[Running]
@@ -58,7 +58,7 @@ class Batcher:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._waiting: deque[Running] = deque()
-        self._jobs: dict[Future[list[Running]], _Job] = {}
+        self._jobs: dict[Future[list[Running]], _PendingRequest] = {}
         self._changed = threading.Condition()
         self._closed = self._paused = False
         self._resting = False  # the thread waits for work
@@ -100,7 +100,7 @@ class Batcher:
                     f"{len(sequences)} sequences do not fit: {len(self._waiting)} of {_MOST_WAITING} places are taken",
                     hint="try later, or use another server",
                 )
-            self._jobs[future] = _Job(sequences, on_step)
+            self._jobs[future] = _PendingRequest(sequences, on_step)
             self._waiting.extend(sequences)
             self._changed.notify_all()
         future.add_done_callback(self._note_cancelled)

@@ -27,7 +27,7 @@ from weightwire.weights import DEFAULT_DTYPE
 
 __all__ = ["CompletionService", "serving"]
 
-_Request = CompletionRequest | ChatRequest
+_AnyRequest = CompletionRequest | ChatRequest
 
 
 class CompletionService:
@@ -60,14 +60,14 @@ class CompletionService:
             served = ", ".join(map(repr, self.names))
             raise Refusal(404, f"model {name!r:.200} is not served here: use {served}, or leave it out")
 
-    async def complete(self, ask: _Request) -> tuple[list[ChoicePart], int]:
+    async def complete(self, ask: _AnyRequest) -> tuple[list[ChoicePart], int]:
         """Returns the choices and the number of prompt tokens. Raises a Refusal if the request does not fit."""
         # In a thread: long prompts must not block other requests.
         asked = await asyncio.to_thread(self._tasks, ask)
         sequences = await asyncio.wrap_future(self.batcher.submit(task for tasks in asked for task in tasks))
         return [_finished(index, one) for index, one in enumerate(sequences)], _prompt_tokens(asked)
 
-    async def stream(self, ask: _Request) -> tuple[CompletionStream, int]:
+    async def stream(self, ask: _AnyRequest) -> tuple[CompletionStream, int]:
         """Like `complete`, while the choices are generated. Close the stream in any case."""
         asked = await asyncio.to_thread(self._tasks, ask)
         tasks = [task for tasks in asked for task in tasks]
@@ -78,7 +78,7 @@ class CompletionService:
         holding = self.engine.holding
         return holding.version if holding else None
 
-    def _tasks(self, ask: _Request) -> list[list[Task]]:
+    def _tasks(self, ask: _AnyRequest) -> list[list[Task]]:
         """The tasks of each prompt: one per choice."""
         seed = secrets.randbits(64) if ask.seed is None else ask.seed
         prompts = [self._chat(ask)] if isinstance(ask, ChatRequest) else list(map(self._prompt, ask.prompts))
@@ -119,7 +119,7 @@ class CompletionService:
             )
         return tuple(tokens)
 
-    def _task(self, ask: _Request, prompt: tuple[int, ...], seed: int, index: int) -> Task:
+    def _task(self, ask: _AnyRequest, prompt: tuple[int, ...], seed: int, index: int) -> Task:
         free = self.model.positions - len(prompt)
         return Task(
             prompt=prompt,
@@ -171,7 +171,7 @@ def _prompt_tokens(asked: list[list[Task]]) -> int:
     return sum(len(tasks[0].prompt) for tasks in asked)
 
 
-def _sampling(ask: _Request) -> Sampling:
+def _sampling(ask: _AnyRequest) -> Sampling:
     """The fields that the request gives."""
     given = {one.name: getattr(ask, one.name) for one in fields(Sampling)}
     return Sampling(**{name: value for name, value in given.items() if value is not None})

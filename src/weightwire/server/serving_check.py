@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+from time import monotonic, time
 from typing import Any
 
 from weightwire.engines import Keeper
@@ -37,7 +37,7 @@ class ServingCheck:
         self._keeper = keeper
         self._limits = limits
         self._commits: dict[int, float] = {}  # times by version
-        self._current = time.monotonic()  # when the newest version was served last
+        self._current = monotonic()  # when the newest version was served last
 
     def note(self, update: Update) -> None:
         served = self._keeper.served
@@ -59,13 +59,13 @@ class ServingCheck:
         return {"ready": reason is None, "reason": reason, **state}
 
     def _lag(self, served: int | None) -> float:
-        now = time.monotonic()
+        now = monotonic()
         if served is not None and served >= self._follower.head and not self._follower.trouble:
             self._current = now
         return round(now - self._current, 3)
 
     def _age(self, served: int) -> float:
-        now = time.time()
+        now = time()
         # A reload may serve a version that was not noted.
         return round(max(0.0, now - self._commits.setdefault(served, now)), 3)
 
