@@ -36,7 +36,7 @@ IN_ONE_PROCESS = {
 }
 SERVERS = {"rclone", "seaweedfs", "vllm", "vllm_split"}
 # `make core` tests the core without torch. A test that imports one of these packages is skipped there.
-BEYOND_THE_CORE = {"peft", "starlette", "torch", "transformers", "trl", "uvicorn", "vllm", "websockets"}
+BEYOND_THE_CORE = {"openai", "peft", "starlette", "torch", "transformers", "trl", "uvicorn", "vllm", "websockets"}
 CORE_ONLY = find_spec("torch") is None
 
 MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30

@@ -63,6 +63,11 @@ class TestRefusals:
     def test_invalid_url_is_an_error(self, tiny: Path) -> None:
         weightwire("serve", tiny, "--follow", "gopher://x/y", "--port", 0).check_failed("gopher")
 
+    def test_invalid_limits_of_readiness_are_errors(self, tiny: Path, tmp_path: Path) -> None:
+        for option, value in (("--max-behind", "-1"), ("--max-lag", "soon"), ("--max-age", "soon")):
+            ran = weightwire("serve", tiny, "--follow", tmp_path, option, value)
+            assert (ran.code, option in ran.err) == (2, True)
+
     def test_invalid_name_is_an_error(self, tiny: Path, tmp_path: Path) -> None:
         ran = weightwire("serve", tiny, "--follow", tmp_path, "--name", "../x")
         assert (ran.code, "Invalid value for --name" in ran.err) == (2, True)
@@ -119,17 +124,34 @@ def test_server_waits_for_the_run_follows_it_and_survives_a_kill(tiny: Path, tmp
     url = f"http://127.0.0.1:{port}"
     command: list[str | Path | int] = ["serve", tiny, "--follow", bucket, "--port", port]
     command += ["--into", tmp_path / "replica", "--name", "one"]
-    question = {"prompt": "hello", "max_tokens": 4}
+    command += [
+        "--served-model-name",
+        "policy",
+        "--served-model-name",
+        "other",
+        "--max-behind",
+        0,
+        "--max-lag",
+        "30s",
+        "--max-age",
+        "1h",
+    ]
+    question = {"prompt": "hello", "max_tokens": 4, "model": "other"}
 
     def serves(version: int) -> None:
         served = call(f"{url}/weights")
         assert (served["version"], served["state"]) == (version, versions_in(bucket)[version]["after"])
+        assert call(f"{url}/readyz")["ready"] is True
         [choice] = call(f"{url}/v1/completions", question)["choices"]
         assert {span["version"] for span in choice["weight_versions"]} == {str(version)}
 
     with Running(*command, "--threads", 1) as server:
         server.wait_for(f"serving {tiny} on {url}")
         server.wait_for("waiting for a run at")
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            call(f"{url}/readyz")
+        assert call(f"{url}/healthz") == {"status": "alive"}
+        assert [model["id"] for model in call(f"{url}/v1/models")["data"]] == ["policy", "other"]
         [choice] = call(f"{url}/v1/completions", question)["choices"]
         assert {span["version"] for span in choice["weight_versions"]} == {"default"}
         with Publisher(bucket, files=tiny, blocking=True, on_event=nothing, notify=[f"{url}/wake"]) as publisher:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -27,7 +26,9 @@ from weightwire.chain.records import (
     seal,
     unseal,
 )
-from weightwire.server.completion_api import CompletionRequest, parse_request
+from weightwire.server.completion_request import ChatRequest, CompletionRequest, parse_chat, parse_completion
+
+Seeds = tuple[bytes, ...]
 
 STAGES = {"fetch": StageTiming(0.25, 100, 3.5), "apply": StageTiming(1.5)}
 
@@ -116,22 +117,41 @@ REQUESTS = (
     b'{"prompt":["a","b"],"n":2,"max_tokens":5,"temperature":0.5,"top_p":0.9,"stop":["x"],"seed":1,"logprobs":2}',
     b'{"prompt":[1,2,3],"stop":"\\n","return_token_ids":true,"stream":false,"echo":null,"model":"m"}',
     b'{"prompt":[[1,2],[3]],"temperature":0}',
+    b'{"prompt":"a","top_k":5,"min_p":0.1,"repetition_penalty":1.2,"presence_penalty":-1,"user":"u","best_of":1}',
+)
+CHATS = (
+    b'{"messages":[{"role":"user","content":"hi"}],"stream":true,"stream_options":{"include_usage":true}}',
+    b'{"messages":[{"role":"system","content":[{"type":"text","text":"a"}],"name":"b","refusal":null}],"n":2,'
+    b'"logprobs":true,"top_logprobs":3,"max_completion_tokens":5,"chat_template_kwargs":{"x":[1]},"tools":[]}',
 )
 
 
 def check_completion(data: bytes) -> str:
     def decode() -> None:
-        ask = parse_request(data)
-        demand(parse_request(msgspec.json.encode(ask)) == ask, "a request does not round-trip")
+        ask = parse_completion(data)
+        demand(parse_completion(msgspec.json.encode(ask)) == ask, "a request does not round-trip")
         demand(1 <= len(ask.prompts) * (ask.n or 1) <= 4096 and all(ask.stops), "the limits of a request")
 
     return verdict_of(decode)
 
 
-def mutate_request(data: bytes, rng: random.Random) -> bytes:
-    return mutate_json(data, rng, fields_of(CompletionRequest))
+def check_chat(data: bytes) -> str:
+    def decode() -> None:
+        ask = parse_chat(data)
+        demand(parse_chat(msgspec.json.encode(ask)) == ask, "a request does not round-trip")
+        demand(1 <= ask.count <= 4096 and bool(ask.messages) and all(ask.stops), "the limits of a request")
+
+    return verdict_of(decode)
 
 
-COMPLETION = Target("completion", check_completion, mutate_request, lambda: REQUESTS, fields_of(CompletionRequest))
+def request_target(name: str, check: Callable[[bytes], str], kind: type[msgspec.Struct], seeds: Seeds) -> Target:
+    words = fields_of(kind)
+    return Target(name, check, lambda data, rng: mutate_json(data, rng, words), lambda: seeds, words)
 
-TARGETS = [*(record_target(name) for name in RECORDS), COMPLETION]
+
+REQUEST_TARGETS = [
+    request_target("completion", check_completion, CompletionRequest, REQUESTS),
+    request_target("chat", check_chat, ChatRequest, CHATS),
+]
+
+TARGETS = [*(record_target(name) for name in RECORDS), *REQUEST_TARGETS]

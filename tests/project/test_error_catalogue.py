@@ -66,13 +66,14 @@ UNPROVOKED = {
     "publisher/takeover.py: _read": _RACE,
     "publisher/takeover.py: _finish_dropped": _SIGNAL,
     "replica/workdir.py: Workdir._replay": _LIBRARY,
-    "server/completion_api.py: parse_request": _ANSWER,
+    "server/engine_routes.py: _EngineRoutes.refuse_push": _ANSWER,
     "server/model_loader.py: _tokenizer": "needs a model; tests/server provokes it",
+    "server/refusal.py: bad_request": _ANSWER,
     "server/routes.py: Routes._ready": _ANSWER,
     "server/routes.py: _all_parts": _ANSWER,
     "server/routes.py: _body": _ANSWER,
     "server/routes.py: _unless_gone": _ANSWER,
-    "server/service.py: CompletionService._prompt": _ANSWER,
+    "server/service.py: CompletionService.check_model": _ANSWER,
     "trainers/process_group.py: _serve": _RACE,
 }
 

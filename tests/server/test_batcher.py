@@ -16,7 +16,8 @@ from support.vllm_server import tiny_config
 from weightwire.engines.torch import TorchEngine
 from weightwire.errors import EngineError
 from weightwire.server.batcher import Batcher, FairLock
-from weightwire.server.generation import Generation, Running, Task
+from weightwire.server.generation import Generation
+from weightwire.server.sequence import Running, Sampling, Task
 
 LONG = 400  # tokens; more than are generated during a test
 
@@ -37,7 +38,7 @@ def batcher(engine: TorchEngine) -> Iterator[Batcher]:
 
 def task(length: int = 4, most: int = 3, seed: int = 0) -> Task:
     prompt = tuple(random.Random(seed).randrange(3, 320) for _ in range(length))
-    return Task(prompt, most, temperature=0.0, top_p=1.0, stops=(), tops=0, seed=seed, index=0)
+    return Task(prompt, most, Sampling(temperature=0.0), seed=seed)
 
 
 def result(future: Future[list[Running]]) -> list[Running]:
@@ -103,12 +104,55 @@ def test_mixed_weights_fail_requests_until_the_next_reload(batcher: Batcher, eng
 
 def test_a_failing_model_fails_requests_and_the_batcher_continues(batcher: Batcher) -> None:
     running = batcher.submit([task(most=LONG)])
-    wrong = Task((100_000,), 1, 0.0, 1.0, (), 0, 0, 0)  # not a token
+    wrong = Task((100_000,), 1)  # not a token
     with pytest.raises(EngineError, match="the model failed"):
         result(batcher.submit([wrong]))
     assert running.exception(timeout=60) is not None
     assert result(batcher.submit([task()]))[0].reason
     assert (batcher.running, batcher.waiting) == (0, 0)
+
+
+def test_a_paused_batcher_adds_no_tokens_until_it_resumes(batcher: Batcher) -> None:
+    one = Running(task(most=LONG))
+    future = batcher.start([one])
+    eventually(lambda: batcher.running)
+    batcher.pause()
+    reached = len(one.tokens)
+    late = batcher.submit([task()])
+    time.sleep(0.1)
+    assert (batcher.paused, len(one.tokens), late.done()) == (True, reached, False)
+    batcher.resume()
+    assert result(late)[0].reason
+    assert len(one.tokens) > reached
+    future.cancel()
+
+
+def test_cancelled_requests_of_a_paused_batcher_are_dropped(batcher: Batcher) -> None:
+    future = batcher.submit([task(most=LONG)])
+    eventually(lambda: batcher.running)
+    batcher.pause()
+    waiting = batcher.submit([task(most=LONG)])
+    future.cancel()
+    waiting.cancel()
+    eventually(lambda: not batcher.running and not batcher.waiting)
+    batcher.pause()  # a second time changes nothing
+    batcher.resume()
+    assert result(batcher.submit([task()]))[0].reason
+
+
+def test_a_paused_batcher_can_be_closed(engine: TorchEngine) -> None:
+    batcher = Batcher(Generation(engine._model, engine.serving, ends=(), decode=str))
+    batcher.pause()
+    future = batcher.submit([task()])
+    batcher.close()
+    with pytest.raises(EngineError, match="stopping"):
+        result(future)
+
+
+def test_each_step_is_announced(batcher: Batcher) -> None:
+    one, lengths = Running(task(most=5)), list[int]()
+    result(batcher.start([one], on_step=lambda: lengths.append(len(one.tokens))))
+    assert lengths == [2, 3, 4, 5]  # a step after the prompt was read adds the second token
 
 
 def test_close_fails_waiting_requests(engine: TorchEngine) -> None:

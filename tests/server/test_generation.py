@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from support.vllm_server import tiny_config
-from weightwire.server.generation import Generation, Running, Task
+from weightwire.server.generation import Generation
+from weightwire.server.sequence import Running, Sampling, Task
 
 Prompt = tuple[int, ...]
 
@@ -47,9 +47,9 @@ def prompts(*lengths: int) -> list[Prompt]:
     return [tuple(numbers.randrange(3, 320) for _ in range(length)) for length in lengths]
 
 
-def task(prompt: Prompt, most: int = 12, **fields: Any) -> Task:
-    greedy = Task(prompt, most, temperature=0.0, top_p=1.0, stops=(), tops=0, seed=0, index=0)
-    return replace(greedy, **fields)
+def task(prompt: Prompt, most: int = 12, *, sampling: Sampling | None = None, **fields: Any) -> Task:
+    """A greedy task, unless it has sampling settings."""
+    return Task(prompt, most, sampling or Sampling(temperature=0.0), **fields)
 
 
 def as_letters(tokens: list[int]) -> str:
@@ -127,14 +127,16 @@ class TestLogprobs:
     def test_logprobs_equal_those_of_one_forward_pass(self) -> None:
         model = model_of("qwen3")
         given = prompts(3, 25, 8)
-        for one in finish(generation(model), *(task(prompt, temperature=1.0, seed=2) for prompt in given)):
+        for one in finish(generation(model), *(task(prompt, sampling=Sampling(), seed=2) for prompt in given)):
             expected = logprobs_of(model, one.task.prompt, one.tokens)
             chosen = expected.gather(1, torch.tensor(one.tokens)[:, None])[:, 0]
             assert torch.tensor(one.logprobs) == pytest.approx(chosen.numpy(), abs=1e-4)
 
     def test_logprobs_include_the_most_likely_tokens(self) -> None:
         model = model_of("qwen3")
-        [one, plain] = finish(generation(model), *(task(p, 4, temperature=5.0, tops=3) for p in prompts(6, 4)))
+        [one, plain] = finish(
+            generation(model), *(task(p, 4, sampling=Sampling(temperature=5.0), tops=3) for p in prompts(6, 4))
+        )
         likeliest = logprobs_of(model, one.task.prompt, one.tokens).topk(3)
         for step, top in enumerate(one.tops):
             assert set(top) == {one.tokens[step], *likeliest.indices[step].tolist()}
@@ -143,33 +145,12 @@ class TestLogprobs:
 
 
 class TestSampling:
-    def drawn(self, **fields: Any) -> tuple[Any, Any]:
-        """Counts the first tokens of 4000 draws, and returns the counts and the logits."""
-        model, [prompt] = model_of("qwen3"), prompts(6)
-        tasks = [task(prompt, 1, index=index, seed=11, **fields) for index in range(4000)]
-        tokens = [one.tokens[0] for one in finish(generation(model), *tasks)]
-        logits = model(torch.tensor([prompt])).logits[0, -1].double()
-        return np.bincount(tokens, minlength=320) / 4000, logits
-
-    @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-    def test_samples_follow_the_distribution(self, temperature: float) -> None:
-        shares, logits = self.drawn(temperature=temperature)
-        expected = (logits / temperature).softmax(0).numpy()
-        assert np.all(np.abs(shares - expected) < 5 * np.sqrt(expected / 4000) + 1e-3)
-        assert np.count_nonzero(shares) > 10
-
-    def test_top_p_drops_the_tail(self) -> None:
-        shares, logits = self.drawn(temperature=1.0, top_p=0.5)
-        expected = logits.softmax(0).sort(descending=True)
-        count = int((expected.values.cumsum(0) < 0.5).sum()) + 1
-        assert set(np.flatnonzero(shares)) == set(expected.indices[:count].tolist())
-
     def test_a_seed_gives_the_same_tokens_in_any_batch(self) -> None:
         model = model_of("qwen3")
         wanted, *others = prompts(9, 30, 2)
-        seeded = task(wanted, temperature=1.0, seed=-5, index=1)
+        seeded = task(wanted, sampling=Sampling(), seed=-5, index=1)
         [first] = finish(generation(model), seeded)
-        *_, second = finish(generation(model), *(task(one, temperature=1.0, seed=9) for one in others), seeded)
+        *_, second = finish(generation(model), *(task(one, sampling=Sampling(), seed=9) for one in others), seeded)
         assert first.tokens == second.tokens
         for seed, index in ((6, 1), (-6, 1), (-5 + 2**63, 1), (-5, 2)):
             [third] = finish(generation(model), replace(seeded, seed=seed, index=index))
@@ -177,7 +158,11 @@ class TestSampling:
 
     def test_a_tiny_temperature_is_greedy(self) -> None:
         model, [prompt] = model_of("qwen3"), prompts(7)
-        [cold, colder] = finish(generation(model), task(prompt, temperature=1e-4), task(prompt, temperature=1e-30))
+        [cold, colder] = finish(
+            generation(model),
+            task(prompt, sampling=Sampling(temperature=1e-4)),
+            task(prompt, sampling=Sampling(temperature=1e-30)),
+        )
         assert cold.tokens == colder.tokens == generate_alone(model, prompt, 12)
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -20,6 +20,7 @@ from starlette.routing import Route
 from support.stores import free_ports
 from weightwire.errors import CannotListen
 from weightwire.server import http_listener
+from weightwire.server.event_stream import EventStream
 from weightwire.server.http_listener import HttpListener
 from weightwire.system import Access
 
@@ -33,7 +34,28 @@ async def _health(request: Request) -> PlainTextResponse:
     return PlainTextResponse("healthy")
 
 
-APP = Starlette(routes=[Route("/sleep/{seconds}", _sleep), Route("/health", _health)])
+FLOOD = 64 << 20  # bytes; more than a socket takes
+FLOODED: list[str] = []  # how each flood ended
+
+
+async def _flood(request: Request) -> EventStream:
+    async def events() -> AsyncGenerator[bytes, None]:
+        for _ in range(FLOOD >> 16):
+            yield bytes(1 << 16)
+            await asyncio.sleep(0)
+        FLOODED.append("whole")
+
+    return EventStream(events(), on_close=lambda: FLOODED.append("closed"))
+
+
+APP = Starlette(
+    routes=[
+        Route("/sleep/{seconds}", _sleep),
+        Route("/health", _health),
+        Route("/readyz", _health),
+        Route("/flood", _flood),
+    ]
+)
 
 
 def get(url: str) -> str:
@@ -142,6 +164,8 @@ class TestToken:
             assert status(listening.url, host, "Authorization: Bearer " + "u" * 32) == 401
             assert status(listening.url, host, "Authorization: Bearer " + "t" * 32) == 200
             assert status(listening.url, host, path="/health") == 200
+            assert status(listening.url, host, path="/readyz") == 200
+            assert status(listening.url, host, path="/flood") == 401
             assert status(listening.url, host, path="/health/") == 401
             assert status(listening.url, host, path="/sleep/0?/health") == 401
 
@@ -195,6 +219,31 @@ class TestLimits:
         reply = b""
         while reply.count(b"slept") < 2:
             reply += connected.recv(1000) or pytest.fail("disconnected")
+
+    def test_a_client_that_does_not_read_is_disconnected(
+        self, connected: socket.socket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(http_listener, "_UNREAD", 0.3)
+        FLOODED.clear()
+        connected.sendall(b"GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        began = time.monotonic()
+        while not FLOODED:
+            assert time.monotonic() - began < 10
+            time.sleep(0.01)
+        assert FLOODED == ["closed"]
+
+    def test_a_client_that_reads_slowly_gets_all(
+        self, connected: socket.socket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(http_listener, "_UNREAD", 1.0)
+        FLOODED.clear()
+        connected.sendall(b"GET /flood HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        size = 0
+        while data := connected.recv(1 << 22):
+            size += len(data)
+            time.sleep(0.02)
+        assert size > FLOOD
+        assert FLOODED[0] == "whole"
 
     def test_large_headers_are_refused(self, connected: socket.socket) -> None:
         connected.sendall(b"GET /sleep/0 HTTP/1.1\r\nA: " + 33_000 * b"b")

@@ -9,9 +9,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,69 +17,16 @@ import pytest
 import torch
 
 from support.commands import versions_in
+from support.completion_server import CompletionClient, completion_server, nothing
 from weightwire import Publisher
 from weightwire.delta.state import digest
-from weightwire.engines.version_keeper import Keeper
 from weightwire.engines.vllm import served_version
 from weightwire.engines.vllm.sample_versions import spans_of
-from weightwire.follower.follower import Follower
-from weightwire.server.generation import Task
-from weightwire.server.http_listener import HttpListener
-from weightwire.server.routes import Routes
-from weightwire.server.service import CompletionService, serving
-from weightwire.telemetry.events import Event
-from weightwire.telemetry.metrics import Metrics
-
-
-@dataclass
-class Client:
-    url: str
-    service: CompletionService
-
-    def call(self, path: str, body: Any = None) -> tuple[int, Any]:
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        try:
-            with urllib.request.urlopen(f"{self.url}{path}", data, timeout=60) as reply:
-                return reply.status, json.loads(reply.read())
-        except urllib.error.HTTPError as problem:
-            return problem.code, json.loads(problem.read())
-
-    def complete(self, **fields: Any) -> list[Any]:
-        status, answer = self.call("/v1/completions", {"return_token_ids": True, "logprobs": 0, **fields})
-        assert status == 200, answer
-        return list(answer["choices"])
-
-
-def nothing(event: Event) -> None:
-    pass
-
-
-@contextmanager
-def serve(model: Path, bucket: Path, into: Path) -> Iterator[Client]:
-    """Runs the whole server in this process. Follows the run, if there is one."""
-    routes = Routes(Metrics("follower"))
-    with ExitStack() as stack:
-        follower = stack.enter_context(Follower(bucket, into=into, on_event=nothing))
-        service = stack.enter_context(serving(model, follower))
-        if bucket.exists():
-            stack.enter_context(Keeper(follower, [service.engine], on_event=nothing))
-        listening = stack.enter_context(HttpListener(routes.app, "127.0.0.1", 0))
-        client = Client(listening.url, service)
-        assert client.call("/health")[0] == 503
-        routes.open(service)
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A client of a server without a run. Shared: tests must not change it."""
-    here = tmp_path_factory.mktemp("server")
-    with serve(tiny, here / "bucket", here / "replica") as client:
-        yield client
+from weightwire.server.sequence import Task
 
 
 class TestCompletions:
-    def test_several_prompts_are_answered_in_order(self, client: Client) -> None:
+    def test_several_prompts_are_answered_in_order(self, client: CompletionClient) -> None:
         both = client.complete(prompt=["abc", "a longer one"], n=2, max_tokens=4, temperature=0)
         assert [one["index"] for one in both] == [0, 1, 2, 3]
         assert both[0]["token_ids"] == both[1]["token_ids"]
@@ -92,13 +36,13 @@ class TestCompletions:
         assert alone["token_ids"] == by_tokens["token_ids"]
         assert len(alone["logprobs"]["token_logprobs"]) == len(alone["logprobs"]["tokens"]) == len(alone["token_ids"])
 
-    def test_max_tokens_defaults_to_16_and_is_limited_by_positions(self, client: Client) -> None:
+    def test_max_tokens_defaults_to_16_and_is_limited_by_positions(self, client: CompletionClient) -> None:
         [one] = client.complete(prompt="a", temperature=0)
         assert len(one["token_ids"]) == 16 or one["finish_reason"] == "stop"
         [one] = client.complete(prompt=[5] * 505, max_tokens=100, seed=1)
         assert (len(one["token_ids"]), one["finish_reason"]) == (7, "length")
 
-    def test_the_same_seed_gives_the_same_answer(self, client: Client) -> None:
+    def test_the_same_seed_gives_the_same_answer(self, client: CompletionClient) -> None:
         def ask(seed: int | None) -> list[Any]:
             return [one["token_ids"] for one in client.complete(prompt="seed", n=3, max_tokens=6, seed=seed)]
 
@@ -107,14 +51,14 @@ class TestCompletions:
         assert ask(None) != ask(None)
         assert len({tuple(one) for one in ask(7)}) == 3
 
-    def test_a_completion_ends_at_a_stop_text(self, client: Client) -> None:
+    def test_a_completion_ends_at_a_stop_text(self, client: CompletionClient) -> None:
         asked = {"prompt": "stop", "max_tokens": 40, "seed": 3}
         [whole] = client.complete(**asked)
         stop = next(letter for letter in whole["text"][1:] if letter.isascii())
         [cut] = client.complete(**asked, stop=[stop])
         assert (cut["finish_reason"], cut["text"]) == ("stop", whole["text"].partition(stop)[0])
 
-    def test_many_clients_are_served_at_once(self, client: Client) -> None:
+    def test_many_clients_are_served_at_once(self, client: CompletionClient) -> None:
         texts = [f"{number} bottles of beer on the wall"[: 3 + number % 20] for number in range(40)]
         alone = {text: client.complete(prompt=text, max_tokens=2, seed=5)[0] for text in texts[:5]}
         answers: dict[str, Any] = {}
@@ -151,13 +95,13 @@ class TestRefusals:
             (b" " * ((16 << 20) + 1), 413, "larger than 16 MiB"),
         ],
     )
-    def test_invalid_requests_are_refused(self, client: Client, body: Any, status: int, message: str) -> None:
+    def test_invalid_requests_are_refused(self, client: CompletionClient, body: Any, status: int, message: str) -> None:
         code, answer = client.call("/v1/completions", body)
         assert (code, answer["error"]["code"]) == (status, status)
         assert message in answer["error"]["message"]
         assert answer["error"]["type"] == "invalid_request_error"
 
-    def test_a_large_request_does_not_block_others(self, client: Client) -> None:
+    def test_a_large_request_does_not_block_others(self, client: CompletionClient) -> None:
         """Only the last of many texts is too long, so all of them must be read first."""
         refused: list[Any] = []
         body = {"prompt": ["ab cd " * 80] * 4095 + [""]}
@@ -171,8 +115,8 @@ class TestRefusals:
         assert refused[0][0] == 400
         assert sum(waited) > 2 * max(waited)
 
-    def test_a_full_queue_is_a_503(self, client: Client) -> None:
-        task = Task((5,), 500, 0.0, 1.0, (), 0, 0, 0)
+    def test_a_full_queue_is_a_503(self, client: CompletionClient) -> None:
+        task = Task((5,), 500)
         future = client.service.batcher.submit([task] * 16_384)
         try:
             code, answer = client.call("/v1/completions", {"prompt": "a", "n": 4096})
@@ -181,8 +125,11 @@ class TestRefusals:
         assert (code, answer["error"]["code"], answer["error"]["type"]) == (503, 503, "server_error")
         assert "4096 sequences do not fit" in answer["error"]["message"]
 
-    @pytest.mark.parametrize("path", ["/health", "/v1/completions", "/weights", "/metrics", "/wake"])
-    def test_foreign_host_names_are_refused(self, client: Client, path: str) -> None:
+    @pytest.mark.parametrize(
+        "path",
+        ["/health", "/readyz", "/v1/completions", "/v1/chat/completions", "/weights", "/metrics", "/wake", "/pause"],
+    )
+    def test_foreign_host_names_are_refused(self, client: CompletionClient, path: str) -> None:
         request = urllib.request.Request(f"{client.url}{path}", headers={"Host": "evil.example"})
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(request, timeout=60)
@@ -190,8 +137,8 @@ class TestRefusals:
         assert (caught.value.code, answer["code"], answer["type"]) == (403, 403, "invalid_request_error")
         assert "accepts local requests only" in answer["message"]
 
-    def test_unknown_routes_are_refused(self, client: Client) -> None:
-        assert client.call("/v1/chat/completions", {})[0] == 404
+    def test_unknown_routes_are_refused(self, client: CompletionClient) -> None:
+        assert client.call("/v1/embeddings", {})[0] == 404
         assert client.call("/v1/completions") == (
             405,
             {
@@ -204,7 +151,7 @@ class TestRefusals:
             },
         )
 
-    def test_a_client_that_disconnects_is_dropped(self, client: Client) -> None:
+    def test_a_client_that_disconnects_is_dropped(self, client: CompletionClient) -> None:
         connection = http.client.HTTPConnection(client.url.removeprefix("http://"))
         connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 500, "n": 40}))
         until = time.monotonic() + 20
@@ -220,18 +167,18 @@ class TestRefusals:
 
 
 class TestOtherRoutes:
-    def test_weights_route_works_before_the_first_version(self, client: Client, tiny: Path) -> None:
+    def test_weights_route_works_before_the_first_version(self, client: CompletionClient, chat_model: Path) -> None:
         assert client.call("/health") == (200, {"status": "ok", "version": None})
-        assert client.call("/weights") == (200, {"run": None, "version": None, "state": digest(tiny).hex})
+        assert client.call("/weights") == (200, {"run": None, "version": None, "state": digest(chat_model).hex})
         assert served_version(client.url) is None
         [one] = client.complete(prompt="a", max_tokens=2)
         assert {span["version"] for span in one["weight_versions"]} == {"default"}
 
-    def test_models_route_names_the_model_and_its_length(self, client: Client, tiny: Path) -> None:
-        [model] = client.call("/v1/models")[1]["data"]
-        assert (model["id"], model["max_model_len"]) == (str(tiny), 512)
+    def test_models_route_lists_every_name_of_the_model(self, client: CompletionClient) -> None:
+        models = client.call("/v1/models")[1]["data"]
+        assert [(model["id"], model["max_model_len"]) for model in models] == [("tiny", 512), ("also tiny", 512)]
 
-    def test_metrics_route_counts_requests_and_tokens(self, client: Client) -> None:
+    def test_metrics_route_counts_requests_and_tokens(self, client: CompletionClient) -> None:
         client.complete(prompt="a", max_tokens=2, seed=1)
         client.call("/v1/completions", {})
         text = urllib.request.urlopen(f"{client.url}/metrics").read().decode()
@@ -239,6 +186,7 @@ class TestOtherRoutes:
         assert 'weightwire_requests_total{status="400"}' in text
         assert "weightwire_tokens_total" in text
         assert "weightwire_served -1.0" in text
+        assert "weightwire_ready 0.0" in text
 
 
 # --- under load --------------------------------------------------------------------------------------------------
@@ -282,7 +230,7 @@ def test_versions_are_applied_while_the_server_answers(tiny: Path, tmp_path: Pat
     bucket = tmp_path / "bucket"
     with Publisher(bucket, files=tiny, blocking=True, on_event=nothing) as publisher:
         newest = trained.publish(publisher)
-        with serve(tiny, bucket, tmp_path / "replica") as client:
+        with completion_server(tiny, bucket, tmp_path / "replica") as client:
             wait_for(client, newest)
 
             def ask(number: int) -> None:
@@ -320,7 +268,7 @@ def test_versions_are_applied_while_the_server_answers(tiny: Path, tmp_path: Pat
                 assert min(off.values()) > 1.0
 
 
-def wait_for(client: Client, version: int) -> None:
+def wait_for(client: CompletionClient, version: int) -> None:
     until = time.monotonic() + 30
     while served_version(client.url) != version:
         assert time.monotonic() < until

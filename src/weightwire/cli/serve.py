@@ -7,23 +7,25 @@ import re
 import tempfile
 from collections import Counter
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from weightwire.bucket import BUCKET_URLS, Bucket
-from weightwire.chain import ChainReader, Run, read_run
-from weightwire.cli.shared.bucket_command import check_installed, with_bucket
+from weightwire.chain import ChainReader, Run, read_run, trusted_texts
+from weightwire.cli.shared.bucket_command import check_installed, duration, with_bucket
 from weightwire.cli.shared.follow_output import FollowListener, check_name, find_run, report, wait_for_run
 from weightwire.cli.shared.listen_options import Insecure, TokenFile, access_of
 from weightwire.cli.shared.progress_bar import progress_bar
 from weightwire.cli.shared.stop_signal import StopSignal, interrupt_leaves, stop_on_signal
 from weightwire.cli.shared.terminal import note_if_slow, say
-from weightwire.cli.shared.trust_options import MaxAge, TrustedOrFirst
+from weightwire.cli.shared.trust_options import TrustedOrFirst
 from weightwire.engines.version_keeper import Keeper
 from weightwire.errors import CheckpointError, EngineError, NoRun, Unavailable
 from weightwire.follower import Follower
+from weightwire.server.serving_check import ServingCheck, ServingLimits
 from weightwire.telemetry import Metrics
 from weightwire.weights import DEFAULT_DTYPE
 
@@ -60,8 +62,44 @@ def serve(
     name: Annotated[
         str | None, typer.Option(metavar="NAME", show_default="from the host name", help="Name of the replica.")
     ] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="MODEL",
+            help="Name of the model in requests. Repeatable; answers contain the first one.",
+        ),
+    ] = None,
+    max_behind: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            show_default="any number",
+            help="Not ready (GET /readyz is a 503) while it is more than N versions behind the newest.",
+        ),
+    ] = None,
+    max_lag: Annotated[
+        float | None,
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            show_default="any time",
+            help="Not ready if it has not served the newest version for longer than this, or the bucket could not be "
+            "read for that long.",
+        ),
+    ] = None,
+    max_age: Annotated[
+        float | None,
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            show_default="any",
+            help="Not ready if the served version was committed longer ago. With --trust, also refuse new versions if "
+            "the publisher's last sign of life is older than this.",
+        ),
+    ] = None,
     trust: TrustedOrFirst = None,
-    max_age: MaxAge = None,
     threads: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, show_default="one per core", help="Number of threads for generation."),
@@ -69,15 +107,12 @@ def serve(
 ) -> None:
     """Serve completions of MODEL with the newest weights of a run.
 
-    Serves OpenAI's POST /v1/completions until Ctrl-C. Each choice names the versions that its tokens came from. New
-    versions are swapped in between two tokens. MODEL is loaded in the dtype of the run, or in bfloat16 before the run
-    exists.
+    Serves OpenAI's /v1/completions and /v1/chat/completions until Ctrl-C. Each choice names the versions that its
+    tokens came from. New versions are swapped in between two tokens. MODEL is loaded in the dtype of the run, or in
+    bfloat16 before the run exists.
     """
-    access = access_of(token_file, insecure)
-    if name is not None:
-        check_name(name)
-    _check_is_local(model)
-    check_installed("serve", ("starlette", "torch", "transformers", "uvicorn"), "serve")
+    access, limits = access_of(token_file, insecure), ServingLimits(max_behind, max_lag, max_age)
+    _check_arguments(model, name)
     from weightwire.server.http_listener import HttpListener
     from weightwire.server.routes import Routes
 
@@ -92,27 +127,36 @@ def serve(
         say(f"listening on {listening.url}: it answers 503 until the weights are loaded")
         directory = into or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightwire-")))
         # MODEL may be the run's base, which is not in the bucket.
-        options: dict[str, Any] = {"trust": trust, "max_age": max_age, "threads": threads}
-        options |= {"base": model, "name": name, "on_event": listener, "on_progress": listener.progress}
-        follower = stack.enter_context(Follower(follow, into=directory, **options))
+        options: dict[str, Any] = {"trust": trust, "max_age": max_age if trusted_texts(trust or None) else None}
+        options |= {"threads": threads, "base": model, "name": name, "on_event": listener}
+        follower = stack.enter_context(Follower(follow, into=directory, on_progress=listener.progress, **options))
         say(f"loading {model}")
         # Here, because torch and transformers take seconds to import.
         from weightwire.server.service import serving
 
-        service = stack.enter_context(serving(model, follower, threads, dtype))
+        service = stack.enter_context(serving(model, follower, threads, dtype, served_model_name or ()))
         stop = stack.enter_context(stop_on_signal())
         keeper = stack.enter_context(closing(Keeper(follower, [service.engine], on_event=listener)))
+        versions = _Versions(follower, keeper, listener, ServingCheck(follower, keeper, limits))
         if there:
-            _catch_up(follow, follower, keeper, listener, stop)
-        routes.open(service)
+            _catch_up(follow, versions, stop)
+        routes.open(service, versions.ready)
         say(f"serving {model if keeper.served is None else f'version {keeper.served}'} on {listening.url}")
         if there or wait_for_run(follow, stop):
             check_dtype(follow, dtype)
-            _follow(follower, keeper, listener, stop)
+            while not stop.is_set():
+                versions.serve_new(stop)
         served += [] if keeper.served is None else [keeper.served]
         listening.close()  # before the rest, so that pending requests are answered
         stack.close()
         stop.finish(_left(served))
+
+
+def _check_arguments(model: Path, name: str | None) -> None:
+    if name is not None:
+        check_name(name)
+    _check_is_local(model)
+    check_installed("serve", ("starlette", "torch", "transformers", "uvicorn"), "serve")
 
 
 def _check_is_local(model: Path) -> None:
@@ -157,24 +201,43 @@ def check_dtype(url: str, dtype: str) -> None:
         )
 
 
-def _catch_up(url: str, follower: Follower, keeper: Keeper, listener: FollowListener, stop: StopSignal) -> None:
+@dataclass(frozen=True)
+class _Versions:
+    """Passes versions from the follower to the model."""
+
+    follower: Follower
+    keeper: Keeper
+    listener: FollowListener
+    ready: ServingCheck
+
+    def serve_new(self, stop: StopSignal, *, once: bool = False) -> None:
+        """Serves new versions until there has been none for a moment. With `once` it serves at most one."""
+        for update in self.follower.watch(timeout=_LOOK):
+            self.ready.note(update)
+            self.keeper.bring(update)
+            report(update, self.listener.arrival(update))
+            if once or stop.is_set():
+                break
+        self.keeper.retry_failed()
+        self.ready.refresh()
+
+
+def _catch_up(url: str, versions: _Versions, stop: StopSignal) -> None:
     """Serves the newest version from the start, if there is one and it can be fetched."""
     try:
         newest = with_bucket(url, _newest)
     except Unavailable:
         return
-    with progress_bar("catching up") as listener.progress.bar:
-        _update_to(newest, follower, keeper, listener, stop)
+    with progress_bar("catching up") as versions.listener.progress.bar:
+        _update_to(newest, versions, stop)
 
 
-def _update_to(newest: int, follower: Follower, keeper: Keeper, listener: FollowListener, stop: StopSignal) -> None:
-    failed = 0
-    while (-1 if keeper.served is None else keeper.served) < newest and not stop.is_set() and not follower.trouble:
-        for update in follower.watch(timeout=_LOOK):
-            keeper.bring(update)
-            report(update, listener.arrival(update))
-            break  # new versions may arrive faster than this loop ends
-        keeper.retry_failed()
+def _update_to(newest: int, versions: _Versions, stop: StopSignal) -> None:
+    failed, keeper = 0, versions.keeper
+    while (-1 if keeper.served is None else keeper.served) < newest:
+        if stop.is_set() or versions.follower.trouble:
+            return
+        versions.serve_new(stop, once=True)  # new versions may arrive faster than this loop ends
         failed = failed + 1 if keeper.trouble else 0
         if failed > _TRIES:
             raise EngineError(keeper.trouble, hint="pass a checkpoint of the run's model as MODEL")
@@ -184,13 +247,3 @@ async def _newest(bucket: Bucket) -> int:
     """The newest version; -1 before the first weights."""
     head = await ChainReader(bucket, await read_run(bucket)).read_head()
     return head.record.version if head is not None and head.record.after else -1
-
-
-def _follow(follower: Follower, keeper: Keeper, listener: FollowListener, stop: StopSignal) -> None:
-    while not stop.is_set():
-        for update in follower.watch(timeout=_LOOK):
-            keeper.bring(update)
-            report(update, listener.arrival(update))
-            if stop.is_set():
-                break
-        keeper.retry_failed()

@@ -9,52 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
-__all__ = ["Generation", "Running", "Task"]
+from weightwire.server.sampling import choose_tokens
+from weightwire.server.sequence import Running
 
-_GREEDY = 1e-5  # a lower temperature means greedy decoding
+__all__ = ["Generation"]
+
 _SLACK = 8  # extra tokens to search for a stop text: some tokens have no text
-
-
-@dataclass(frozen=True)
-class Task:
-    """One completion of a prompt.
-
-    - `seed`, `index`: determine the random numbers, independent of other sequences.
-    - `tops`: the number of most likely tokens whose log-probabilities are reported at each step.
-    """
-
-    prompt: tuple[int, ...]
-    most: int
-    temperature: float
-    top_p: float
-    stops: tuple[str, ...]
-    tops: int
-    seed: int
-    index: int
-
-
-@dataclass(eq=False)
-class Running:
-    """A sequence in progress. `reason` and `text` are set when it finishes."""
-
-    task: Task
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    tops: list[dict[int, float]] = field(default_factory=list)
-    versions: list[int | None] = field(default_factory=list)
-    text: str = ""
-    reason: str = ""
-    random: np.random.Generator = field(init=False)
-
-    def __post_init__(self) -> None:
-        key = np.array([self.task.seed % 2**64, self.task.index], np.uint64)  # NumPy would round a list to floats
-        self.random = np.random.Generator(np.random.Philox(key=key))
 
 
 class Generation:
@@ -155,7 +119,7 @@ class Generation:
 
     def _add_tokens(self, sequences: list[Running], logits: Any, version: int | None) -> None:
         logprobs = logits.log_softmax(1)
-        chosen = _choose(sequences, logits)
+        chosen = choose_tokens(sequences, logits)
         chosen_logprobs = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
         most = max(one.task.tops for one in sequences)
         tops = logprobs.topk(most) if most else None
@@ -173,12 +137,14 @@ class Generation:
     def _finish(self, one: Running) -> None:
         """Finishes the sequence if that was its last token."""
         if one.tokens[-1] in self._ends or self._has_stop(one):
-            one.reason = "stop"
+            reason = "stop"
         elif len(one.tokens) >= one.task.most:
-            one.reason = "length"
-        if one.reason:
-            text = self._decode(one.tokens)
-            one.text = text[: min((at for stop in one.task.stops if (at := text.find(stop)) >= 0), default=len(text))]
+            reason = "length"
+        else:
+            return
+        text = self._decode(one.tokens)
+        one.text = text[: min((at for stop in one.task.stops if (at := text.find(stop)) >= 0), default=len(text))]
+        one.reason = reason
 
     def _has_stop(self, one: Running) -> bool:
         if not one.task.stops:
@@ -186,33 +152,6 @@ class Generation:
         reach = max(len(stop.encode()) for stop in one.task.stops) + _SLACK
         tail = self._decode(one.tokens[-reach:])
         return any(stop in tail for stop in one.task.stops)
-
-
-def _choose(sequences: list[Running], logits: Any) -> Any:
-    """Chooses a token for each: the most likely, or a sample with its own random number, temperature and top_p."""
-    chosen = logits.argmax(1)
-    rows = [row for row, one in enumerate(sequences) if one.task.temperature >= _GREEDY]
-    if not rows:
-        return chosen
-    tasks = [sequences[row].task for row in rows]
-    drawn = torch.tensor([[sequences[row].random.random()] for row in rows], dtype=torch.float64)
-    temperatures = torch.tensor([[task.temperature] for task in tasks])
-    weights = (logits[rows] / temperatures).softmax(1).double()
-    cut = [row for row, task in enumerate(tasks) if task.top_p < 1]
-    if cut:
-        limits = torch.tensor([[tasks[row].top_p] for row in cut], dtype=torch.float64)
-        weights[cut] = _top(weights[cut], limits)
-    sums = weights.cumsum(1)
-    # The first with a larger sum: never a token with probability zero.
-    chosen[rows] = torch.searchsorted(sums, drawn * sums[:, -1:] * (1 - 1e-12), right=True)[:, 0]
-    return chosen
-
-
-def _top(weights: Any, limits: Any) -> Any:
-    """Keeps the most likely tokens up to the limit, and sets the others to zero."""
-    ordered, order = weights.sort(1, descending=True)
-    before = ordered.cumsum(1) - ordered
-    return torch.zeros_like(weights).scatter_(1, order, ordered.where(before < limits, 0.0))
 
 
 # --- tensors -----------------------------------------------------------------------------------------------------

@@ -7,14 +7,13 @@ import socket
 import threading
 from typing import Any
 
-import msgspec
 import uvicorn
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from weightwire.server.completion_api import error_body
+from weightwire.server.api_reply import json_reply
+from weightwire.server.refusal import error_body
 from weightwire.system import Access, Closeable, Guard, cannot_listen, format_address, resolve
 
 __all__ = ["HttpListener"]
@@ -23,9 +22,10 @@ _PATIENCE = 2  # seconds for running requests at shutdown
 _IDLE = 60  # seconds that an idle connection stays open
 _HEAD = 10  # seconds until the headers of the first request must be there
 _MOST_HEAD = 1 << 15  # bytes of them
+_UNREAD = 60  # seconds that a client may leave a full buffer unread
 _MOST_CONNECTIONS = 1024
 _BACKLOG = 2048  # pending connections
-_OPEN = {"/health"}  # paths without a token, for load balancers
+_OPEN = {"/health", "/healthz", "/readyz"}  # paths without a token, for load balancers
 
 
 class HttpListener(Closeable):
@@ -62,9 +62,10 @@ class HttpListener(Closeable):
 
 
 class _BoundedProtocol(H11Protocol):
-    """Disconnects clients beyond the limit, and those that do not send a whole head in time."""
+    """Disconnects clients beyond the limit, and those that do not send a whole head or read an answer in time."""
 
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -87,7 +88,22 @@ class _BoundedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_unread()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_unread()
+        self._unread = self.loop.call_later(_UNREAD, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_unread()
+        super().resume_writing()
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+        self._unread = None
 
     def _expect_head(self, seconds: float) -> None:
         self._stop_waiting()
@@ -111,8 +127,8 @@ class _Guarded:
         if turned is None or (turned.status == 401 and scope.get("path") in _OPEN):
             await self._app(scope, receive, send)
             return
-        body = msgspec.json.encode(error_body(turned.status, turned.reason))
-        response = Response(body, turned.status, dict(turned.headers), media_type="application/json")
+        response = json_reply(error_body(turned.status, turned.reason), turned.status)
+        response.headers.update(turned.headers)
         await response(scope, receive, send)
 
 

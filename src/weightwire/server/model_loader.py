@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from weightwire.errors import CheckpointError, WeightwireError, first_line
-from weightwire.server.generation import Generation, Running, Task
+from weightwire.server.generation import Generation
+from weightwire.server.sequence import Running, Sampling, Task
 from weightwire.weights import DEFAULT_DTYPE, Checkpoint
 
 __all__ = ["Model", "load_model"]
@@ -55,8 +56,13 @@ class Model:
         found = self.module.config.get_text_config().eos_token_id if found is None else found
         return frozenset(found if isinstance(found, list) else () if found is None else (found,))
 
-    def encode(self, text: str) -> list[int]:
-        return [int(token) for token in self.tokenizer(text)["input_ids"]]
+    @cached_property
+    def dtype(self) -> str:
+        return str(self.module.dtype).removeprefix("torch.")
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """The tokens of a text. `special` adds those that begin or end every text, which chat templates contain."""
+        return [int(token) for token in self.tokenizer(text, add_special_tokens=special)["input_ids"]]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text, without special tokens."""
@@ -130,7 +136,8 @@ def _try(model: Model, path: Path) -> None:
     """Generates a few tokens for two prompts, so that an unsupported model fails now and not at the first request."""
     generation = Generation(model.module, lambda: nullcontext(None), ends=(), decode=model.decode)
     try:
-        generation.join([Running(Task(prompt, 2, 0.0, 1.0, (), 0, 0, 0)) for prompt in ((0,), (0, 0))])
+        greedy = Sampling(temperature=0.0)
+        generation.join([Running(Task(prompt, 2, greedy)) for prompt in ((0,), (0, 0))])
         generation.advance()
     except Exception as problem:
         raise CheckpointError(

@@ -1,18 +1,21 @@
-"""The HTTP routes: completions, health and the current weights.
+"""The HTTP routes: completions, health and the current weights. `engine_routes` has those that trainers call.
 
-POST /v1/completions    OpenAI's completions; every choice lists the versions of its tokens
-GET /v1/models          the served model
-GET /health             200 once it serves, 503 before
-GET /weights            run, version and digest of the live weights, computed on request
-GET /weight_info        the version, in vLLM's format
-GET /metrics            Prometheus' text format
-POST /wake              looks for a new version now; answers 202
+POST /v1/completions         OpenAI's completions; every choice lists the versions of its tokens
+POST /v1/chat/completions    the same for chats, with the tokenizer's template
+GET /v1/models               the served model, by each of its names
+GET /health                  200 once it serves, 503 before
+GET /healthz                 200 as long as the process answers
+GET /readyz                  200 while it serves a version of the run that is new enough, 503 otherwise
+GET /weights                 run, version and digest of the live weights, computed on request
+GET /metrics                 Prometheus' text format
+POST /wake                   looks for a new version now; answers 202
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -25,11 +28,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from weightwire.errors import EngineError, WeightwireError
-from weightwire.server.completion_api import Refusal, completion_body, error_body, parse_request, version_name
+from weightwire.server.api_reply import json_reply
+from weightwire.server.completion_answer import AnswerFormat, ChatFormat, CompletionFormat
+from weightwire.server.completion_request import parse_chat, parse_completion
+from weightwire.server.engine_routes import engine_routes
+from weightwire.server.event_stream import EventStream, until_disconnect
+from weightwire.server.refusal import Refusal, error_body
 from weightwire.telemetry import Metrics
 
 if TYPE_CHECKING:  # imports torch, which takes seconds; /health must answer before that
+    from weightwire.server.completion_stream import CompletionStream
     from weightwire.server.service import CompletionService
+    from weightwire.server.serving_check import ServingCheck
 
 __all__ = ["Routes"]
 
@@ -44,6 +54,7 @@ class Routes:
 
     def __init__(self, metrics: Metrics) -> None:
         self._service: CompletionService | None = None
+        self._check: ServingCheck | None = None
         self._metrics = metrics
         registry = metrics.registry
         self._requests = Counter("weightwire_requests", "Requests answered.", ["status"], registry=registry)
@@ -51,33 +62,45 @@ class Routes:
         self._running = Gauge("weightwire_running", "Sequences being generated.", registry=registry)
         self._waiting = Gauge("weightwire_waiting", "Sequences waiting to start.", registry=registry)
         self._served = Gauge("weightwire_served", "Version served; -1 if none.", registry=registry)
+        self._is_ready = Gauge("weightwire_ready", "1 while /readyz answers 200.", registry=registry)
         self._hashing = asyncio.Lock()  # /weights reads all weights: one request at a time
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", self._completions, methods=["POST"]),
+                Route("/v1/chat/completions", self._chat_completions, methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/health", self._health),
+                Route("/healthz", self._healthz),
+                Route("/readyz", self._readyz),
                 Route("/weights", self._weights),
-                Route("/weight_info", self._weight_info),
                 Route("/metrics", self._render),
                 Route("/wake", self._wake, methods=["POST"]),
+                *engine_routes(self._ready),
             ],
             exception_handlers={HTTPException: _http_problem, WeightwireError: _problem, Exception: _bug},
         )
 
-    def open(self, service: CompletionService) -> None:
-        self._service = service
+    def open(self, service: CompletionService, check: ServingCheck | None = None) -> None:
+        """`check` decides about /readyz. Without it, the server is never ready."""
+        self._service, self._check = service, check
 
-    @property
     def _ready(self) -> CompletionService:
         if self._service is None:
             raise Refusal(503, "the server is starting: it has no weights yet")
         return self._service
 
+    # --- completions ---------------------------------------------------------------------------------------------
+
     async def _completions(self, request: Request) -> Response:
+        return await self._counted(self._generate(request, parse_completion, CompletionFormat))
+
+    async def _chat_completions(self, request: Request) -> Response:
+        return await self._counted(self._generate(request, parse_chat, ChatFormat))
+
+    async def _counted(self, answer: Awaitable[Response]) -> Response:
         status = 500
         try:
-            response = await self._complete(request)
+            response = await answer
             status = response.status_code
         except (Refusal, EngineError) as problem:
             status = _status(problem)
@@ -86,31 +109,70 @@ class Routes:
             self._requests.labels(str(status)).inc()
         return response
 
-    async def _complete(self, request: Request) -> Response:
-        service = self._ready
-        ask = await run_in_threadpool(parse_request, await _body(request))
+    async def _generate(self, request: Request, parse: Callable[[bytes], Any], form: Callable[..., Any]) -> Response:
+        service = self._ready()
+        ask = await run_in_threadpool(parse, await _body(request))
+        service.check_model(ask.model)
+        answer: AnswerFormat = form(ask, service.names[0], service.token_text)
+        if ask.stream:
+            stream, read = await service.stream(ask)
+            usage = read if ask.includes_usage else None
+            return EventStream(self._events(stream, answer, usage), on_close=stream.close)
         choices, read = await _unless_gone(request, service.complete(ask))
         self._tokens.inc(sum(len(choice.tokens) for choice in choices))
-        return _json(await run_in_threadpool(completion_body, ask, service.name, choices, read, service.token_text))
+        return json_reply(await run_in_threadpool(answer.body, choices, read))
+
+    async def _events(
+        self, stream: CompletionStream, answer: AnswerFormat, prompt_tokens: int | None
+    ) -> AsyncGenerator[bytes, None]:
+        """The events of a stream. With `prompt_tokens`, the last one tells how many tokens there were."""
+        try:
+            async with aclosing(stream.parts()) as steps:
+                async for parts in steps:
+                    yield b"".join(_event(answer.chunk(part)) for part in parts)
+            if prompt_tokens is not None:
+                yield _event(answer.usage_chunk(prompt_tokens, stream.generated))
+        except EngineError as problem:  # too late for a status
+            yield _event(error_body(_status(problem), problem.message))
+        finally:
+            self._tokens.inc(stream.generated)
+        yield b"data: [DONE]\n\n"
 
     async def _models(self, request: Request) -> Response:
-        model = {"id": self._ready.name, "object": "model", "created": 0, "owned_by": "weightwire"}
-        return _json({"object": "list", "data": [model | {"max_model_len": self._ready.model.positions}]})
+        service = self._ready()
+        about = {"object": "model", "created": 0, "owned_by": "weightwire", "root": service.names[0]}
+        about["max_model_len"] = service.model.positions
+        return json_reply({"object": "list", "data": [{"id": name, **about} for name in service.names]})
+
+    # --- health and weights --------------------------------------------------------------------------------------
 
     async def _health(self, request: Request) -> Response:
-        return _json({"status": "ok", "version": self._ready.version})
+        return json_reply({"status": "ok", "version": self._ready().version})
+
+    async def _healthz(self, request: Request) -> Response:
+        return json_reply({"status": "alive"})
+
+    async def _readyz(self, request: Request) -> Response:
+        state = self._readiness()
+        return json_reply(state, 200 if state["ready"] else 503)
+
+    def _readiness(self) -> dict[str, Any]:
+        service, check = self._service, self._check
+        if service is None or check is None:
+            return {"ready": False, "reason": "the server is starting"}
+        state = check.look()
+        if service.batcher.paused and state["ready"]:
+            state |= {"ready": False, "reason": "paused: POST /resume continues"}
+        return state
 
     async def _weights(self, request: Request) -> Response:
-        service = self._ready
+        service = self._ready()
         async with self._hashing:
-            return _json(await run_in_threadpool(service.weights))
-
-    async def _weight_info(self, request: Request) -> Response:
-        return _json({"weight_version": version_name(self._ready.version)})
+            return json_reply(await run_in_threadpool(service.weights))
 
     async def _wake(self, request: Request) -> Response:
-        self._ready.wake()
-        return _json({}, 202)
+        self._ready().wake()
+        return json_reply({}, 202)
 
     async def _render(self, request: Request) -> Response:
         service = self._service
@@ -118,6 +180,7 @@ class Routes:
         self._waiting.set(service.batcher.waiting if service else 0)
         version = service.version if service else None
         self._served.set(-1 if version is None else version)
+        self._is_ready.set(self._readiness()["ready"])
         return Response(self._metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -142,7 +205,7 @@ async def _all_parts(request: Request) -> bytes:
 async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
     """The result of `work`, which is cancelled if the client disconnects."""
     wanted = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_hang_up(request.receive))
+    gone = asyncio.ensure_future(until_disconnect(request.receive))
     try:
         await asyncio.wait({wanted, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not wanted.done():
@@ -153,9 +216,8 @@ async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
         wanted.cancel()
 
 
-async def _hang_up(receive: Callable[[], Awaitable[Any]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _event(value: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 # --- errors ---------------------------------------------------------------------------------------------
@@ -167,21 +229,17 @@ def _status(problem: WeightwireError) -> int:
 
 async def _problem(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, WeightwireError)
-    return _json(error_body(_status(problem), problem.message), _status(problem))
+    return json_reply(error_body(_status(problem), problem.message), _status(problem))
 
 
 async def _http_problem(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
     where = f"{request.method} {request.url.path}"
     messages = {404: f"not found: {request.url.path}", 405: f"method not allowed: {where}"}
-    return _json(
+    return json_reply(
         error_body(problem.status_code, messages.get(problem.status_code, problem.detail)), problem.status_code
     )
 
 
 async def _bug(request: Request, problem: Exception) -> Response:
-    return _json(error_body(500, f"the server failed ({type(problem).__name__}: {problem})"), 500)
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return json_reply(error_body(500, f"the server failed ({type(problem).__name__}: {problem})"), 500)

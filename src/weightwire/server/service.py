@@ -1,11 +1,12 @@
-"""The server's operations, without HTTP: completions, and the digest of the weights."""
+"""The server's operations, without HTTP: completions, whole or streamed, and the digest of the weights."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,33 +15,38 @@ from weightwire.delta import digest
 from weightwire.engines.torch import TorchEngine
 from weightwire.follower import Follower
 from weightwire.server.batcher import Batcher, FairLock
-from weightwire.server.completion_api import CompletionRequest, FinishedChoice, Refusal
-from weightwire.server.generation import Generation, Running, Task
+from weightwire.server.chat_template import render_chat
+from weightwire.server.completion_answer import ChoicePart
+from weightwire.server.completion_request import ChatRequest, CompletionRequest
+from weightwire.server.completion_stream import CompletionStream
+from weightwire.server.generation import Generation
 from weightwire.server.model_loader import Model, load_model
+from weightwire.server.refusal import Refusal, bad_request
+from weightwire.server.sequence import Running, Sampling, Task
 from weightwire.weights import DEFAULT_DTYPE
 
 __all__ = ["CompletionService", "serving"]
 
-_TOKENS = 16  # the default of max_tokens, as in OpenAI's API
+_AnyRequest = CompletionRequest | ChatRequest
 
 
 class CompletionService:
     """Available once the model is loaded.
 
-    - `name`: the model's name in answers.
+    - `names`: the names of the model in requests. The first one is in answers.
     - `names_of_run`: returns the names of the run's tensors.
     """
 
     def __init__(
         self,
-        name: str,
+        names: Sequence[str],
         model: Model,
         batcher: Batcher,
         engine: TorchEngine,
         names_of_run: Callable[[], tuple[str, ...]],
         wake: Callable[[], None],
     ) -> None:
-        self.name = name
+        self.names = tuple(names)
         self.model = model
         self.batcher = batcher
         self.engine = engine
@@ -48,53 +54,79 @@ class CompletionService:
         self.token_text = lru_cache(maxsize=1 << 16)(model.token_text)
         self._names_of_run = names_of_run
 
-    async def complete(self, ask: CompletionRequest) -> tuple[list[FinishedChoice], int]:
+    def check_model(self, name: str | None) -> None:
+        """Raises a Refusal if a request names another model."""
+        if name is not None and name not in self.names:
+            served = ", ".join(map(repr, self.names))
+            raise Refusal(404, f"model {name!r:.200} is not served here: use {served}, or leave it out")
+
+    async def complete(self, ask: _AnyRequest) -> tuple[list[ChoicePart], int]:
         """Returns the choices and the number of prompt tokens. Raises a Refusal if the request does not fit."""
         # In a thread: long prompts must not block other requests.
         asked = await asyncio.to_thread(self._tasks, ask)
         sequences = await asyncio.wrap_future(self.batcher.submit(task for tasks in asked for task in tasks))
-        return [_finished(one) for one in sequences], sum(len(tasks[0].prompt) for tasks in asked)
+        return [_finished(index, one) for index, one in enumerate(sequences)], _prompt_tokens(asked)
+
+    async def stream(self, ask: _AnyRequest) -> tuple[CompletionStream, int]:
+        """Like `complete`, while the choices are generated. Close the stream in any case."""
+        asked = await asyncio.to_thread(self._tasks, ask)
+        tasks = [task for tasks in asked for task in tasks]
+        return CompletionStream(self.batcher, tasks, self.model.decode), _prompt_tokens(asked)
 
     @property
     def version(self) -> int | None:
         holding = self.engine.holding
         return holding.version if holding else None
 
-    def _tasks(self, ask: CompletionRequest) -> list[list[Task]]:
+    def _tasks(self, ask: _AnyRequest) -> list[list[Task]]:
         """The tasks of each prompt: one per choice."""
         seed = secrets.randbits(64) if ask.seed is None else ask.seed
-        count = ask.n or 1
+        prompts = [self._chat(ask)] if isinstance(ask, ChatRequest) else list(map(self._prompt, ask.prompts))
         return [
-            [self._task(ask, prompt, seed, place * count + index) for index in range(count)]
-            for place, prompt in enumerate(map(self._prompt, ask.prompts))
+            [self._task(ask, prompt, seed, place * ask.count + index) for index in range(ask.count)]
+            for place, prompt in enumerate(prompts)
         ]
 
+    def _chat(self, ask: ChatRequest) -> tuple[int, ...]:
+        messages = [message.for_template for message in ask.messages]
+        variables = ask.chat_template_kwargs or {}
+        text = render_chat(self.model.tokenizer, messages, variables, reply=ask.add_generation_prompt is not False)
+        self._check_length(text)
+        return self._checked(self.model.encode(text, special=False))
+
     def _prompt(self, prompt: str | list[int]) -> tuple[int, ...]:
-        if isinstance(prompt, str) and len(prompt) > self.model.characters:
-            raise Refusal(
-                400,
-                f"the prompt has {len(prompt)} characters, but the model's {self.model.positions} positions "
-                f"hold at most {self.model.characters}",
+        if not isinstance(prompt, str):
+            return self._checked(prompt)
+        self._check_length(prompt)
+        return self._checked(self.model.encode(prompt))
+
+    def _check_length(self, text: str) -> None:
+        """Before a text is encoded, which takes long for a long one."""
+        if len(text) > self.model.characters:
+            raise bad_request(
+                f"the prompt has {len(text)} characters, but the model's {self.model.positions} positions "
+                f"hold at most {self.model.characters}"
             )
-        tokens = self.model.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def _checked(self, tokens: Sequence[int]) -> tuple[int, ...]:
         if not tokens:
-            raise Refusal(400, "the prompt is empty")
+            raise bad_request("the prompt is empty")
         if not all(0 <= token < self.model.vocabulary for token in tokens):
-            raise Refusal(400, f"the prompt has a token outside the model's vocabulary of {self.model.vocabulary}")
+            raise bad_request(f"the prompt has a token outside the model's vocabulary of {self.model.vocabulary}")
         if len(tokens) >= self.model.positions:
-            raise Refusal(
-                400, f"the prompt has {len(tokens)} tokens, but the model has {self.model.positions} positions"
+            raise bad_request(
+                f"the prompt has {len(tokens)} tokens, but the model has {self.model.positions} positions"
             )
         return tuple(tokens)
 
-    def _task(self, ask: CompletionRequest, prompt: tuple[int, ...], seed: int, index: int) -> Task:
+    def _task(self, ask: _AnyRequest, prompt: tuple[int, ...], seed: int, index: int) -> Task:
+        free = self.model.positions - len(prompt)
         return Task(
             prompt=prompt,
-            most=min(ask.max_tokens or _TOKENS, self.model.positions - len(prompt)),
-            temperature=1.0 if ask.temperature is None else ask.temperature,
-            top_p=1.0 if ask.top_p is None else ask.top_p,
+            most=free if ask.most is None else min(ask.most, free),
+            sampling=_sampling(ask),
             stops=ask.stops,
-            tops=min(ask.logprobs or 0, self.model.vocabulary),
+            tops=min(ask.tops or 0, self.model.vocabulary),
             seed=seed,
             index=index,
         )
@@ -112,17 +144,34 @@ class CompletionService:
 
 @contextmanager
 def serving(
-    path: Path, follower: Follower, threads: int | None = None, dtype: str = DEFAULT_DTYPE
+    path: Path,
+    follower: Follower,
+    threads: int | None = None,
+    dtype: str = DEFAULT_DTYPE,
+    names: Sequence[str] = (),
 ) -> Iterator[CompletionService]:
-    """Loads a model and everything that generates with it. A Keeper updates its `engine`."""
+    """Loads a model and everything that generates with it. A Keeper updates its `engine`.
+
+    `names` are the names of the model in requests; by default its path.
+    """
     model = load_model(path, threads, dtype)
     engine = TorchEngine(model.module, lock=FairLock(), threads=threads)
     generation = Generation(model.module, engine.serving, ends=model.ends, decode=model.decode)
     with closing(Batcher(generation)) as batcher:
         yield CompletionService(
-            str(path), model, batcher, engine, lambda: tuple(follower.replica.weights), follower.wake
+            names or [str(path)], model, batcher, engine, lambda: tuple(follower.replica.weights), follower.wake
         )
 
 
-def _finished(one: Running) -> FinishedChoice:
-    return FinishedChoice(one.text, one.tokens, one.logprobs, one.tops, one.versions, one.reason)
+def _finished(index: int, one: Running) -> ChoicePart:
+    return ChoicePart(index, one.text, one.tokens, one.logprobs, one.tops, one.versions, one.reason)
+
+
+def _prompt_tokens(asked: list[list[Task]]) -> int:
+    return sum(len(tasks[0].prompt) for tasks in asked)
+
+
+def _sampling(ask: _AnyRequest) -> Sampling:
+    """The fields that the request gives."""
+    given = {one.name: getattr(ask, one.name) for one in fields(Sampling)}
+    return Sampling(**{name: value for name, value in given.items() if value is not None})

@@ -39,8 +39,9 @@ from weightwire.engines.torch import TorchEngine
 from weightwire.page import PageServer, document
 from weightwire.page.run_view import RunView
 from weightwire.server.batcher import Batcher, FairLock
-from weightwire.server.generation import Generation, Task
+from weightwire.server.generation import Generation
 from weightwire.server.model_loader import load_model
+from weightwire.server.sequence import Task
 from weightwire.system import durable_files
 from weightwire.system.access import Access, read_token
 from weightwire.system.http_server import parse_address
@@ -204,7 +205,7 @@ def generation(work: Callable[[Batcher], Any]) -> Provocation:
 
 
 def task(token: int = 3, most: int = 1) -> Task:
-    return Task((token,), most, temperature=0.0, top_p=1.0, stops=(), tops=0, seed=0, index=0)
+    return Task((token,), most)
 
 
 def closed_batcher(batcher: Batcher) -> None:

@@ -356,6 +356,7 @@ PROVOCATIONS: list[Provocation] = [
     lambda case: open_engine("vllm=127.0.0.1"),
     lambda case: served_version(NOWHERE),
     server(attach, {}),
+    server(attach, {"/weight_info": {"error": {"message": "the model is loading"}}}, {"/weight_info": 503}),
     server(attach, {"/version": {"version": "0.20.0"}}),
     server(attach, SERVER, {"/init_weight_transfer_engine": 500}),
     server(attach, SERVER),

@@ -73,6 +73,8 @@ class VllmConnection(Closeable):
                 if fresh or attempt == 2 or not isinstance(problem, http.client.RemoteDisconnected | ConnectionError):
                     raise self._gone(problem, timeout) from problem
         self._last_seen = time.monotonic()
+        if status == 503:
+            raise EngineGone(f"{self._url}: is not ready ({_reason(answer, status)})", hint="wait until it has started")
         if status == 200:
             return answer
         if status == 404:

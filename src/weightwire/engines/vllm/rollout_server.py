@@ -32,7 +32,8 @@ class VllmRolloutServer:
                 f"{public_url(self._url).rstrip('/')}: does not serve with the weightwire backend ({found})",
                 hint=START,
             )
-        return f"vLLM {self._get('/version').get('version', 'of unknown version')}"
+        about = self._get("/version")  # `weightwire serve` answers like vLLM, and adds its name
+        return f"{about.get('server', 'vLLM')} {about.get('version', 'of unknown version')}"
 
     def forget_version(self) -> None:
         with VllmConnection(self._url) as connection:
