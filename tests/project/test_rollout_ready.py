@@ -28,6 +28,8 @@ def test_requests_wait_for_the_first_version_and_for_a_server_that_hangs(tmp_pat
     module = tmp_path / "fake/vllm/entrypoints/openai/api_server.py"
     module.parent.mkdir(parents=True)
     module.write_text(FAKE)
+    for package in list(module.parents)[:3]:
+        (package / "__init__.py").touch()
     model = Training(tmp_path / "base").save("model")
     trainer = CheckpointTrainer(tmp_path)
     path = os.pathsep.join([str(tmp_path / "fake"), str(TESTS), os.environ.get("PYTHONPATH", "")])
