@@ -64,7 +64,7 @@ class TestRefusals:
         weightwire("serve", tiny, "--follow", "gopher://x/y", "--port", 0).check_failed("gopher")
 
     def test_invalid_limits_of_readiness_are_errors(self, tiny: Path, tmp_path: Path) -> None:
-        for option, value in (("--max-behind", "-1"), ("--max-lag", "soon"), ("--max-age", "soon")):
+        for option, value in (("--max-behind", "-1"), ("--max-lag", "soon")):
             ran = weightwire("serve", tiny, "--follow", tmp_path, option, value)
             assert (ran.code, option in ran.err) == (2, True)
 
@@ -133,8 +133,6 @@ def test_server_waits_for_the_run_follows_it_and_survives_a_kill(tiny: Path, tmp
         0,
         "--max-lag",
         "30s",
-        "--max-age",
-        "1h",
     ]
     question = {"prompt": "hello", "max_tokens": 4, "model": "other"}
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weightwire.engines.version_keeper import Keeper
+from weightwire.engines import Keeper, ReadyCheck, ReadyLimits
 from weightwire.follower.follower import Follower
 from weightwire.server.http_listener import HttpListener
 from weightwire.server.routes import Routes
 from weightwire.server.service import CompletionService, serving
-from weightwire.server.serving_check import ServingCheck, ServingLimits
 from weightwire.telemetry.events import Event
 from weightwire.telemetry.metrics import Metrics
 
@@ -70,13 +69,12 @@ def nothing(event: Event) -> None:
 
 
 @contextmanager
-def completion_server(
-    model: Path, bucket: Path, into: Path, names: tuple[str, ...] = (), limits: ServingLimits | None = None
-) -> Iterator[CompletionClient]:
+def completion_server(model: Path, bucket: Path, into: Path, names: tuple[str, ...] = ()) -> Iterator[CompletionClient]:
     """Runs the whole server. Follows the run, if there is one."""
     routes = Routes(Metrics("follower"))
     with ExitStack() as stack:
-        follower = stack.enter_context(Follower(bucket, into=into, on_event=nothing))
+        check = ReadyCheck(ReadyLimits())
+        follower = stack.enter_context(Follower(bucket, into=into, on_event=check))
         service = stack.enter_context(serving(model, follower, names=names))
         keeper = Keeper(follower, [service.engine], on_event=nothing)
         if bucket.exists():
@@ -88,5 +86,5 @@ def completion_server(
         assert client.call("/health")[0] == 503
         assert client.call("/readyz")[0] == 503
         assert client.call("/healthz")[0] == 200
-        routes.open(service, ServingCheck(follower, keeper, limits or ServingLimits()))
+        routes.open(service, lambda: check.state(follower, keeper))
         yield client

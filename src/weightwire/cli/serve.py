@@ -14,19 +14,18 @@ from typing import Annotated, Any
 import typer
 
 from weightwire.bucket import BUCKET_URLS, Bucket
-from weightwire.chain import ChainReader, Run, read_run, trusted_texts
-from weightwire.cli.shared.bucket_command import check_installed, duration, with_bucket
+from weightwire.chain import ChainReader, Run, read_run
+from weightwire.cli.shared.bucket_command import check_installed, with_bucket
 from weightwire.cli.shared.follow_output import FollowListener, check_name, find_run, report, wait_for_run
-from weightwire.cli.shared.listen_options import Insecure, TokenFile, access_of
+from weightwire.cli.shared.listen_options import Insecure, MaxBehind, MaxLag, TokenFile, access_of
 from weightwire.cli.shared.progress_bar import progress_bar
 from weightwire.cli.shared.stop_signal import StopSignal, interrupt_leaves, stop_on_signal
 from weightwire.cli.shared.terminal import note_if_slow, say
-from weightwire.cli.shared.trust_options import TrustedOrFirst
-from weightwire.engines.version_keeper import Keeper
+from weightwire.cli.shared.trust_options import MaxAge, TrustedOrFirst
+from weightwire.engines import Keeper, ReadyCheck, ReadyLimits
 from weightwire.errors import CheckpointError, EngineError, NoRun, Unavailable
 from weightwire.follower import Follower
-from weightwire.server.serving_check import ServingCheck, ServingLimits
-from weightwire.telemetry import Metrics
+from weightwire.telemetry import Event, Metrics
 from weightwire.weights import DEFAULT_DTYPE
 
 __all__ = ["check_dtype", "dtype_of_run", "serve"]
@@ -70,36 +69,10 @@ def serve(
             help="Name of the model in requests. Repeatable; answers contain the first one.",
         ),
     ] = None,
-    max_behind: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            show_default="any number",
-            help="Not ready (GET /readyz is a 503) while it is more than N versions behind the newest.",
-        ),
-    ] = None,
-    max_lag: Annotated[
-        float | None,
-        typer.Option(
-            parser=duration,
-            metavar="TIME",
-            show_default="any time",
-            help="Not ready if it has not served the newest version for longer than this, or the bucket could not be "
-            "read for that long.",
-        ),
-    ] = None,
-    max_age: Annotated[
-        float | None,
-        typer.Option(
-            parser=duration,
-            metavar="TIME",
-            show_default="any",
-            help="Not ready if the served version was committed longer ago. With --trust, also refuse new versions if "
-            "the publisher's last sign of life is older than this.",
-        ),
-    ] = None,
+    max_behind: MaxBehind = None,
+    max_lag: MaxLag = None,
     trust: TrustedOrFirst = None,
+    max_age: MaxAge = None,
     threads: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, show_default="one per core", help="Number of threads for generation."),
@@ -111,7 +84,7 @@ def serve(
     tokens came from. New versions are swapped in between two tokens. MODEL is loaded in the dtype of the run, or in
     bfloat16 before the run exists.
     """
-    access, limits = access_of(token_file, insecure), ServingLimits(max_behind, max_lag, max_age)
+    access, check = access_of(token_file, insecure), ReadyCheck(ReadyLimits(max_behind, max_lag))
     _check_arguments(model, name)
     from weightwire.server.http_listener import HttpListener
     from weightwire.server.routes import Routes
@@ -119,6 +92,11 @@ def serve(
     note_if_slow()
     listener, routes = FollowListener(metrics := Metrics("follower")), Routes(metrics)
     served: list[int] = []
+
+    def hear(event: Event) -> None:
+        check(event)
+        listener(event)
+
     with interrupt_leaves(lambda: _left(served)), ExitStack() as stack:
         listening = stack.enter_context(HttpListener(routes.app, host, port, access=access))
         # A wrong URL or missing permission fails here: waiting does not help.
@@ -127,8 +105,8 @@ def serve(
         say(f"listening on {listening.url}: it answers 503 until the weights are loaded")
         directory = into or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightwire-")))
         # MODEL may be the run's base, which is not in the bucket.
-        options: dict[str, Any] = {"trust": trust, "max_age": max_age if trusted_texts(trust or None) else None}
-        options |= {"threads": threads, "base": model, "name": name, "on_event": listener}
+        options: dict[str, Any] = {"trust": trust, "max_age": max_age, "threads": threads}
+        options |= {"base": model, "name": name, "on_event": hear}
         follower = stack.enter_context(Follower(follow, into=directory, on_progress=listener.progress, **options))
         say(f"loading {model}")
         # Here, because torch and transformers take seconds to import.
@@ -137,10 +115,10 @@ def serve(
         service = stack.enter_context(serving(model, follower, threads, dtype, served_model_name or ()))
         stop = stack.enter_context(stop_on_signal())
         keeper = stack.enter_context(closing(Keeper(follower, [service.engine], on_event=listener)))
-        versions = _Versions(follower, keeper, listener, ServingCheck(follower, keeper, limits))
+        versions = _Versions(follower, keeper, listener)
         if there:
             _catch_up(follow, versions, stop)
-        routes.open(service, versions.ready)
+        routes.open(service, lambda: check.state(follower, keeper))
         say(f"serving {model if keeper.served is None else f'version {keeper.served}'} on {listening.url}")
         if there or wait_for_run(follow, stop):
             check_dtype(follow, dtype)
@@ -208,18 +186,15 @@ class _Versions:
     follower: Follower
     keeper: Keeper
     listener: FollowListener
-    ready: ServingCheck
 
     def serve_new(self, stop: StopSignal, *, once: bool = False) -> None:
         """Serves new versions until there has been none for a moment. With `once` it serves at most one."""
         for update in self.follower.watch(timeout=_LOOK):
-            self.ready.note(update)
             self.keeper.bring(update)
             report(update, self.listener.arrival(update))
             if once or stop.is_set():
                 break
         self.keeper.retry_failed()
-        self.ready.refresh()
 
 
 def _catch_up(url: str, versions: _Versions, stop: StopSignal) -> None:

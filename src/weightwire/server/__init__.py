@@ -13,7 +13,6 @@
     completion_stream     the choices of a request while they are generated
     model_loader          a checkpoint directory -> a module and its tokenizer
     service               completions and weights, once a model is loaded
-    serving_check         whether the served version is new enough
     routes                the HTTP routes
     engine_routes         the HTTP routes of vLLM that trainers call
     event_stream          server-sent events

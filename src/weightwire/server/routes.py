@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from weightwire.engines import ReplicaState
 from weightwire.errors import EngineError, WeightwireError
 from weightwire.server.api_reply import json_reply
 from weightwire.server.completion_answer import AnswerFormat, ChatFormat, CompletionFormat
@@ -39,7 +40,6 @@ from weightwire.telemetry import Metrics
 if TYPE_CHECKING:  # imports torch, which takes seconds; /health must answer before that
     from weightwire.server.completion_stream import CompletionStream
     from weightwire.server.service import CompletionService
-    from weightwire.server.serving_check import ServingCheck
 
 __all__ = ["Routes"]
 
@@ -54,7 +54,7 @@ class Routes:
 
     def __init__(self, metrics: Metrics) -> None:
         self._service: CompletionService | None = None
-        self._check: ServingCheck | None = None
+        self._state: Callable[[], ReplicaState] | None = None
         self._metrics = metrics
         registry = metrics.registry
         self._requests = Counter("weightwire_requests", "Requests answered.", ["status"], registry=registry)
@@ -80,9 +80,9 @@ class Routes:
             exception_handlers={HTTPException: _http_problem, WeightwireError: _problem, Exception: _bug},
         )
 
-    def open(self, service: CompletionService, check: ServingCheck | None = None) -> None:
-        """`check` decides about /readyz. Without it, the server is never ready."""
-        self._service, self._check = service, check
+    def open(self, service: CompletionService, state: Callable[[], ReplicaState] | None = None) -> None:
+        """`state` decides about /readyz. Without it, the server is never ready."""
+        self._service, self._state = service, state
 
     def _ready(self) -> CompletionService:
         if self._service is None:
@@ -157,13 +157,16 @@ class Routes:
         return json_reply(state, 200 if state["ready"] else 503)
 
     def _readiness(self) -> dict[str, Any]:
-        service, check = self._service, self._check
-        if service is None or check is None:
-            return {"ready": False, "reason": "the server is starting"}
-        state = check.look()
-        if service.batcher.paused and state["ready"]:
-            state |= {"ready": False, "reason": "paused: POST /resume continues"}
-        return state
+        """Without the messages of errors: a load balancer needs no token to read this."""
+        if self._service is None or self._state is None:
+            return {"ready": False, "reasons": ["the server is starting"]}
+        state = self._state()
+        [engine] = state.engines
+        reasons = ["the model could not take a version: see the output of the server"] if engine.trouble else []
+        reasons += [one for one in state.reasons if one != engine.trouble]
+        reasons += ["paused: POST /resume continues"] if self._service.batcher.paused else []
+        about = {"version": engine.version, "head": state.head, "behind": engine.behind}
+        return {"ready": not reasons, "reasons": reasons, **about, "behind_seconds": engine.behind_seconds}
 
     async def _weights(self, request: Request) -> Response:
         service = self._ready()

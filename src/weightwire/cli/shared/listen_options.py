@@ -31,7 +31,7 @@ MaxBehind = Annotated[
         min=0,
         metavar="N",
         show_default="any number",
-        help="With --listen: not ready if an engine is more than N versions behind the newest.",
+        help="GET /readyz answers 503 if an engine is more than N versions behind the newest.",
     ),
 ]
 MaxLag = Annotated[
@@ -40,8 +40,8 @@ MaxLag = Annotated[
         parser=duration,
         metavar="TIME",
         show_default="any time",
-        help="With --listen: not ready if an engine has not served the newest version for longer than this, "
-        "or the bucket could not be read for that long.",
+        help="GET /readyz answers 503 if an engine has not served the newest version for longer than this, or the "
+        "bucket could not be read for that long.",
     ),
 ]
 
