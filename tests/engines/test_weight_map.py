@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from support.fused_model import SCHEMA, SHAPES, Fused, arrays, contents, loaded, tensors_of
-from weightwire.engines.weight_map import Box, Unpatchable, UnpatchableKind, learn
+from weightwire.engines.box import Box
+from weightwire.engines.weight_map import Unpatchable, UnpatchableKind, learn
 from weightwire.errors import EngineError
 from weightwire.weights.dtypes import DTYPES
 

@@ -1,0 +1,221 @@
+"""A model whose weights an engine rearranges after loading: packed for kernels, padded, or copied.
+
+Keeps the structure of the model from before, without weights. The model's own loader runs on that structure and shows
+where each checkpoint tensor is loaded to; probes have shown where the engine then puts it. Together they map a
+checkpoint to the running model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weightwire.engines.box import Box, boxes_of
+from weightwire.engines.layout_probes import Process, ProcessedLayout, Relayout, probe
+from weightwire.engines.skeleton import IsPart, StructureCopier, same_form, tensors_in
+from weightwire.engines.weight_map import Copy, Load, WeightMap, learn, places_of, storage_of
+from weightwire.errors import EngineError
+from weightwire.weights import Schema
+
+__all__ = ["RelaidModel", "skeleton_of"]
+
+LoaderOf = Callable[[torch.nn.Module], Load]
+
+
+def skeleton_of(model: torch.nn.Module, is_part: IsPart) -> torch.nn.Module:
+    """The structure of a model, with parameters that have no memory. Take it after loading, before processing."""
+
+    def without_memory(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            return tensor
+        empty = tensor.data.to("meta")
+        empty.__class__ = tensor.__class__
+        return empty
+
+    copy: torch.nn.Module = StructureCopier(is_part, without_memory).copy(model)
+    return copy
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a loaded parameter is in the running model: still there (`kept`), or elsewhere, or both."""
+
+    name: str
+    kept: torch.Tensor | None
+    relayouts: tuple[tuple[Relayout, torch.Tensor], ...]
+
+
+class RelaidModel:
+    """Maps checkpoints to a running model through the layout that probes have found.
+
+    `problem` is why the model cannot be patched, or empty. `moved` are the parameters that are not kept as loaded.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, skeleton: torch.nn.Module, process: Process, is_part: IsPart, loader_of: LoaderOf
+    ) -> None:
+        self.problem = ""
+        self._model, self._skeleton = model, skeleton
+        self._is_part, self._loader_of = is_part, loader_of
+        self._places: dict[int, _Place] = {}
+        self._boxes: dict[tuple[object, ...], tuple[Box, ...]] = {}
+        self._find_places(process)
+
+    @property
+    def moved(self) -> list[str]:
+        return [place.name for place in self._places.values() if place.kept is None]
+
+    @property
+    def is_as_loaded(self) -> bool:
+        """Whether the engine left all weights as the loader put them."""
+        return not self.problem and not any(place.relayouts for place in self._places.values())
+
+    # --- probing -----------------------------------------------------------------------------------------------------
+
+    def _find_places(self, process: Process) -> None:
+        layouts: dict[tuple[object, ...], ProcessedLayout] = {}
+        for path, layer in _layers(self._skeleton, ""):
+            form = _form(layer)
+            if form not in layouts:
+                layouts[form] = probe(layer, process, self._is_part)
+            problem = layouts[form].problem or self._add_layer(path, layer, layouts[form])
+            if problem:
+                self.problem = f"{path}.{problem}".removeprefix(".")
+                return
+        running = dict(self._model.named_parameters(remove_duplicate=False))
+        for name, loaded in self._skeleton.named_parameters():  # of modules outside of all layers
+            self._places.setdefault(id(loaded), _Place(name, running[name], ()))
+
+    def _add_layer(self, path: str, layer: torch.nn.Module, layout: ProcessedLayout) -> str:
+        """Finds the places of a layer in the running model. Returns a problem, or an empty string."""
+        running = tensors_in(self._model.get_submodule(path), self._is_part)
+        kept_storages = set()
+        for name, loaded in layer.named_parameters():
+            key = f".{name}"
+            kept = None if key in layout.moved else running.get(key)
+            if key not in layout.moved and (kept is None or not same_form(kept, loaded)):
+                return f"{name}: has another layout than after a probe"
+            if any(one.target not in running for one in layout.relayouts.get(key, ())):
+                return f"{name}: is not where a probe has found it"
+            relayouts = tuple((one, running[one.target]) for one in layout.relayouts.get(key, ()))
+            kept_storages |= set() if kept is None else {storage_of(kept)}
+            self._places.setdefault(id(loaded), _Place(f"{path}.{name}".removeprefix("."), kept, relayouts))
+        for alias in layout.aliases:
+            if alias not in running or storage_of(running[alias]) not in kept_storages:
+                return f"{alias[1:]}: is a copy, but a view in a probe"
+        return ""
+
+    # --- maps --------------------------------------------------------------------------------------------------------
+
+    def learn(self, schema: Schema) -> WeightMap:
+        """Where each tensor of a checkpoint is in the running model. Changes nothing."""
+        by_storage: dict[int, _Place] = {}
+
+        def as_loaded(tensor: torch.Tensor) -> torch.Tensor:
+            place = self._places.get(id(tensor))
+            if place is None:
+                return tensor
+            if place.kept is not None:
+                made = place.kept.data
+            else:  # never written, so it takes no memory
+                made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+            by_storage[storage_of(made)] = place
+            made.__class__ = tensor.__class__
+            return made
+
+        form: torch.nn.Module = StructureCopier(self._is_part, as_loaded).copy(self._skeleton)
+        guarded = [target for place in self._places.values() for _, target in place.relayouts]
+        found = learn(form, self._loader_of(form), schema, guarded)
+        for target in found.other_targets:
+            place = by_storage.get(storage_of(target))
+            if place is not None and place.relayouts:
+                raise EngineError(
+                    f"parameter {place.name!r}: computed or cast by the loader, then copied elsewhere",
+                    hint="publish the run in the dtype that the engine serves",
+                )
+        copies = {
+            name: tuple(one for copy in several for one in self._translated(copy, by_storage))
+            for name, several in found.copies.items()
+        }
+        return replace(found, copies=copies, places=places_of(self._model))
+
+    def _translated(self, copy: Copy, by_storage: Mapping[int, _Place]) -> Iterator[Copy]:
+        place = by_storage.get(storage_of(copy.target))
+        if place is None or place.kept is not None:
+            yield copy
+        for relayout, target in place.relayouts if place else ():
+            for box in _per_slice(copy.box, len(relayout.table)):
+                for found in self._relaid_boxes(box, relayout):
+                    yield Copy(found, target.detach(), copy.is_widened)
+
+    def _relaid_boxes(self, box: Box, relayout: Relayout) -> Iterator[Box]:
+        """The box of a copy, translated. Experts differ only by where they start, so they share one translation."""
+        index, first = divmod(box.target_start, len(relayout.table))
+        key = (id(relayout.table), box.shape, box.strides, box.target_strides, first)
+        if key not in self._boxes:
+            sources, loaded = (_positions(box.shape, strides) for strides in (box.strides, box.target_strides))
+            targets = relayout.table[loaded + first]
+            held = targets >= 0
+            self._boxes[key] = tuple(boxes_of(sources[held], targets[held].astype(np.int64)))
+        for one in self._boxes[key]:
+            start, target_start = box.start + one.start, index * relayout.target_stride + one.target_start
+            yield replace(one, start=start, target_start=target_start)
+
+
+def _positions(shape: tuple[int, ...], strides: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    positions = np.zeros(1, np.int64)
+    for size, stride in zip(shape, strides, strict=True):
+        positions = (positions[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
+    return positions
+
+
+def _per_slice(box: Box, size: int) -> Iterator[Box]:
+    """Cuts a box where its target crosses from one slice to the next."""
+    todo = [box]
+    while todo:
+        box = todo.pop()
+        extents = ((count - 1) * stride for count, stride in zip(box.shape, box.target_strides, strict=True))
+        if box.target_start // size == (box.target_start + sum(extents)) // size:
+            yield box
+        elif box.shape[0] == 1:
+            todo.append(
+                replace(box, shape=box.shape[1:], strides=box.strides[1:], target_strides=box.target_strides[1:])
+            )
+        else:
+            room = (size - box.target_start % size) // box.target_strides[0]
+            cut = min(max(1, room), box.shape[0] - 1)
+            start, target_start = box.start + cut * box.strides[0], box.target_start + cut * box.target_strides[0]
+            todo.append(
+                replace(box, shape=(box.shape[0] - cut, *box.shape[1:]), start=start, target_start=target_start)
+            )
+            todo.append(replace(box, shape=(cut, *box.shape[1:])))
+
+
+def _layers(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The parts of a model that are processed apart: the layers of its lists, and modules without such lists."""
+    nested = any(isinstance(one, torch.nn.ModuleList) for one in module.modules())
+    if not nested or callable(getattr(module, "process_weights_after_loading", None)):
+        yield path, module
+        return
+    for name, child in module.named_children():
+        inner = f"{path}.{name}".removeprefix(".")
+        if isinstance(module, torch.nn.ModuleList):
+            yield inner, child
+        else:
+            yield from _layers(child, inner)
+
+
+def _form(layer: torch.nn.Module) -> tuple[object, ...]:
+    """Layers of the same form are laid out alike. This is not taken for granted: every load is compared."""
+
+    def of(module: torch.nn.Module) -> Iterator[Any]:
+        yield type(module), type(getattr(module, "quant_method", None))
+        for name, tensor in module.named_parameters(recurse=False):
+            yield name, tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+    return tuple((name, *of(module)) for name, module in layer.named_modules())

@@ -1,0 +1,200 @@
+"""A model that is rearranged after loading is patched in place, in all copies of its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.fused_model import Arrays, changed, holding, save, tensors_of, weights_of
+from support.packed_model import (
+    Packed,
+    everything,
+    is_part,
+    loader_of,
+    packed_arrays,
+    process,
+    processed,
+    schema,
+    started,
+)
+from weightwire import diff
+from weightwire.delta.file import Delta
+from weightwire.engines.live_model import LiveModel
+from weightwire.engines.relaid_model import RelaidModel, skeleton_of
+from weightwire.errors import EngineError
+from weightwire.weights.dtypes import DTYPES
+
+RANKS = [(0, 1), (0, 2), (1, 2)]
+
+
+def patch_of(before: Arrays, after: Arrays) -> Delta:
+    return diff(weights_of(before), weights_of(after), coo=True)
+
+
+def live_model(model: Packed, bits: Arrays) -> LiveModel:
+    return LiveModel(model, model.load_weights, relaid=started(bits, model))
+
+
+@pytest.mark.parametrize(("rank", "ranks"), RANKS)
+def test_patches_give_the_same_bits_as_a_load(rank: int, ranks: int, tmp_path: Path) -> None:
+    model, bits = Packed(rank=rank, ranks=ranks), packed_arrays()
+    live = live_model(model, bits)
+    assert live.adopt(save(bits, tmp_path / "first"), holding(bits, 1))
+    for version in range(2, 7):
+        after = changed(bits, version, chance=0.2)
+        live.stage(patch_of(bits, after), holding(after, version)).swap()
+        bits = after
+        assert everything(model) == processed(bits, rank=rank, ranks=ranks)
+    assert live.holding == holding(bits, 6)
+
+
+@pytest.mark.parametrize(("rank", "ranks"), RANKS)
+def test_a_reload_gives_the_same_bits_as_a_load(rank: int, ranks: int, tmp_path: Path) -> None:
+    model, bits = Packed(rank=rank, ranks=ranks), packed_arrays(7)
+    live = live_model(model, packed_arrays())
+    assert not live.adopt(save(bits, tmp_path / "other"), holding(bits, 1))
+    live.reload(tmp_path / "other", holding(bits, 1))
+    assert everything(model) == processed(bits, rank=rank, ranks=ranks)
+
+
+def test_undo_restores_copies_too(tmp_path: Path) -> None:
+    model, bits = Packed(), packed_arrays()
+    live = live_model(model, bits)
+    live.reload(save(bits, tmp_path / "first"), holding(bits, 1))
+    after = changed(bits, 2, chance=0.5)
+    staged = live.stage(patch_of(bits, after), holding(after, 2))
+    staged.swap()
+    assert everything(model) != processed(bits)
+    staged.undo()
+    assert everything(model) == processed(bits)
+
+
+def test_copies_are_part_of_the_proof(tmp_path: Path) -> None:
+    model, bits = Packed(), packed_arrays()
+    live, first = live_model(model, bits), save(bits, tmp_path / "first")
+    assert live.adopt(first, holding(bits, 1))
+    model.layers[1].attention.keys_t.data.view(torch.int16)[3, 4] ^= 1
+    assert not live.adopt(first, holding(bits, 1))
+
+
+def test_learning_changes_nothing_and_needs_no_checkpoint(tmp_path: Path) -> None:
+    model, bits = Packed(), packed_arrays()
+    relaid = started(bits, model)
+    relaid.learn(schema())
+    assert everything(model) == processed(bits)
+    assert relaid.moved == [f"layers.{layer}.experts.{name}" for layer in (0, 1) for name in ("up", "down")]
+    assert not relaid.is_as_loaded
+
+
+def test_a_model_that_stays_as_loaded_is_recognized() -> None:
+    model = Packed()
+    assert started(packed_arrays(), model, lambda layer: None).is_as_loaded
+
+
+def test_layers_of_the_same_form_are_probed_once() -> None:
+    calls = {2: 0, 9: 0}
+    for layers in calls:
+
+        def counted(module: torch.nn.Module, layers: int = layers) -> None:
+            calls[layers] += 1
+            process(module)
+
+        started(packed_arrays(layers=layers), Packed(layers=layers), counted)
+    assert calls[2] == calls[9]
+
+
+def test_the_number_of_writes_does_not_grow_with_the_experts(tmp_path: Path) -> None:
+    writes = []
+    for experts in (2, 32):
+        model, bits = Packed(experts), packed_arrays(experts=experts)
+        live = live_model(model, bits)
+        live.reload(save(bits, tmp_path / str(experts)), holding(bits, 1))
+        after = changed(bits, 2, chance=0.5)
+        staged = live.stage(patch_of(bits, after), holding(after, 2))
+        writes.append(len(staged._writes))
+        staged.swap()
+        assert everything(model) == processed(after, experts=experts)
+    assert writes[0] == writes[1]
+
+
+# --- layouts that cannot be patched ------------------------------------------------------------------------------
+
+
+def lossy(module: torch.nn.Module) -> None:
+    for one in module.modules():
+        if hasattr(one, "packer"):
+            one.down = torch.nn.Parameter(one.down.data[:, :, 1:].contiguous(), requires_grad=False)
+
+
+def computed(module: torch.nn.Module) -> None:
+    for one in module.modules():
+        if hasattr(one, "kv"):
+            one.squared = torch.nn.Parameter(one.kv.data * one.kv.data, requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    ("work", "problem"),
+    [
+        (lossy, "layers.0.experts.down: 24 of 144 weights are nowhere after loading"),
+        (computed, "layers.0.attention.squared: computed from the weights after loading, not copied"),
+    ],
+)
+def test_a_layout_that_is_not_a_copy_is_reported_by_name(work: Any, problem: str) -> None:
+    relaid = started(packed_arrays(), Packed(), work)
+    assert relaid.problem == problem
+    assert not relaid.is_as_loaded
+
+
+def test_a_running_model_that_differs_from_a_probe_is_reported() -> None:
+    model = Packed()
+    skeleton = skeleton_of(model, is_part)
+    assert RelaidModel(model, skeleton, process, is_part, loader_of).problem == (
+        "layers.0.attention.kv: is not where a probe has found it"
+    )
+    process(model)
+    model.layers[1].attention.as_view = model.layers[1].attention.as_view.clone()
+    assert RelaidModel(model, skeleton, process, is_part, loader_of).problem == (
+        "layers.1.attention.as_view: is a copy, but a view in a probe"
+    )
+
+
+def test_experts_that_the_run_lacks_are_named() -> None:
+    relaid = started(packed_arrays(), Packed())
+    less = {name: one for name, one in schema().items() if "experts.2." not in name}
+    with pytest.raises(EngineError, match=r"'layers\.0\.experts\.up': no tensor of the run fills all of it"):
+        relaid.learn(less)
+
+
+def test_a_loader_that_fails_half_way_changes_nothing(tmp_path: Path) -> None:
+    model, bits = Packed(), packed_arrays()
+    relaid = started(bits, model)
+    other = {**bits, "0.unknown": np.zeros(3, np.uint16)}
+    live = LiveModel(model, model.load_weights, relaid=relaid)
+    with pytest.raises(EngineError, match=r"at tensor '0\.unknown'.*KeyError"):
+        live.reload(save(other, tmp_path / "other"), holding(other, 1))
+    assert everything(model) == processed(bits)
+    assert not live.mixed
+
+
+def test_weights_that_are_cast_and_then_rearranged_are_refused() -> None:
+    relaid = started(packed_arrays(), Packed())
+    wide = schema()
+    wide["1.experts.0.up"] = (DTYPES["F32"], wide["1.experts.0.up"][1])
+    with pytest.raises(EngineError, match=r"'layers\.1\.experts\.up': computed or cast by the loader") as caught:
+        relaid.learn(wide)
+    assert caught.value.hint
+
+
+def test_a_loader_that_writes_to_the_running_model_is_refused() -> None:
+    model, bits = Packed(), packed_arrays()
+    model.load_weights(tensors_of(bits).items())
+    skeleton = skeleton_of(model, is_part)
+    process(model)
+    relaid = RelaidModel(model, skeleton, process, is_part, lambda form: model.load_weights)
+    with pytest.raises(EngineError, match="that the engine has rearranged"):
+        relaid.learn(schema())
+    assert everything(model) == processed(bits)
