@@ -18,9 +18,6 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
-    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    one_core = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", **quiet, **one_core)
 
 import torch
 
@@ -33,6 +30,13 @@ from weightwire.errors import EngineError
 from weightwire.weights.checkpoint import Checkpoint
 
 VERSIONS = 4
+_QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+_SMALL = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+def set_environment() -> None:
+    """Call this before vLLM is imported."""
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", **_QUIET, **_SMALL)
 
 
 class _Connection:
@@ -63,8 +67,8 @@ class _Connection:
 
 
 class OfflineEngine(VllmEngine):
-    def __init__(self, model: Any) -> None:
-        super().__init__(f"http://127.0.0.1:{os.getpid() % 60000 + 1}")
+    def __init__(self, model: Any, port: int = 0) -> None:
+        super().__init__(f"http://127.0.0.1:{port or os.getpid() % 60000 + 1000}")  # names a directory, nothing else
         self._server = self._pausing = _Connection(model)  # type: ignore[assignment]
 
 
@@ -192,4 +196,5 @@ def split(root: Path) -> None:
 
 
 if __name__ == "__main__":
+    set_environment()
     (split if "--split" in sys.argv else main)(Path(sys.argv[1]))

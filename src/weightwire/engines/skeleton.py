@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ IsPart = Callable[[object], bool]
 CopyTensor = Callable[[torch.Tensor], torch.Tensor]
 
 _PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device, type, enum.Enum, types.ModuleType)
+_BUILT_IN = (list, tuple, dict, set, frozenset)
 
 
 class StructureCopier:
@@ -50,7 +52,7 @@ class StructureCopier:
             return self._copy_sequence(value)
         if isinstance(value, dict):
             return self._copy_mapping(value)
-        if isinstance(value, torch.nn.Module) or self._is_part(value):
+        if isinstance(value, torch.nn.Module) or (self._is_part(value) and not isinstance(value, _BUILT_IN)):
             return self._copy_object(value)
         return value
 
@@ -73,7 +75,7 @@ class StructureCopier:
         return copy
 
     def _copy_mapping(self, value: Any) -> Any:
-        if type(value) not in (dict, torch.nn.modules.module.OrderedDict):
+        if type(value) not in (dict, OrderedDict):
             return value
         copy = self._note(value, type(value)())
         copy.update({key: self.copy(one) for key, one in value.items()})
@@ -113,12 +115,12 @@ def _children(value: Any, is_part: IsPart) -> Iterator[tuple[str, Any]]:
         for table in tables:
             yield from list(value.__dict__[table].items())
         yield from [(name, one) for name, one in value.__dict__.items() if name not in tables]
-    elif is_part(value):
-        yield from list(value.__dict__.items())
     elif isinstance(value, dict):
         yield from ((str(key), one) for key, one in list(value.items()))
     elif isinstance(value, list | tuple):
         yield from ((str(number), one) for number, one in enumerate(value))
+    elif is_part(value):
+        yield from list(value.__dict__.items())
     elif isinstance(value, types.MethodType):
         yield "self", value.__self__
     elif isinstance(value, functools.partial):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from project.provocations.case import Answer, Case, Provocation, http_server
+from support import packed_model
 from support.fused_model import Arrays, Fused, arrays, changed, holding, save, weights_of
 from support.stores import NOWHERE
 from weightwire import EngineError, codec, diff
@@ -147,6 +148,19 @@ def new_parameter(linear: Any, values: list[torch.Tensor]) -> None:
 def parameter_loaded_twice(linear: Any, values: list[torch.Tensor]) -> None:
     linear.weight.data[:2].copy_(values[0])
     linear.weight.data[1:3].copy_(values[1])
+
+
+def rearranged(schema: dict[str, Any], *, with_the_form: bool = True) -> Provocation:
+    """Learns where a checkpoint is in a model whose experts were packed after loading."""
+
+    def provoke(case: Case) -> None:
+        packed = packed_model.Packed()
+        relaid = packed_model.started(packed_model.packed_arrays(), packed)
+        if not with_the_form:
+            relaid._loader_of = lambda form: packed.load_weights
+        relaid.learn(schema)
+
+    return provoke
 
 
 def module(state: dict[str, torch.Tensor]) -> Provocation:
@@ -319,6 +333,8 @@ PROVOCATIONS: list[Provocation] = [
     loads(lambda linear, values: linear.weight.data[:2].copy_(values[0])),
     loads(lambda linear, values: torch._foreach_add_([linear.weight.data[:2], linear.weight.data[2:]], 1)),
     lambda case: torch_dtype("w", DTYPES["F4"]),
+    rearranged(packed_model.schema() | {"1.experts.0.up": (F32, (packed_model.INNER, packed_model.HIDDEN))}),
+    rearranged(packed_model.schema(), with_the_form=False),
     module({"weight": torch.ones(2, 2)}),
     module({"weight": torch.ones(1, 3), "bias": torch.ones(1)}),
     module({}),
