@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.fused_model import Arrays, changed, holding, save, tensors_of, weights_of
+from support.fused_model import Arrays, changed, contents, holding, save, tensors_of, weights_of
 from support.packed_model import (
     Packed,
     everything,
@@ -121,6 +121,89 @@ def test_the_number_of_writes_does_not_grow_with_the_experts(tmp_path: Path) -> 
     assert writes[0] == writes[1]
 
 
+# --- computed layers -------------------------------------------------------------------------------------------
+
+
+def squared(module: torch.nn.Module) -> None:
+    """Computes something from weights that are kept, and from some that are not."""
+    for one in module.modules():
+        if hasattr(one, "kv"):
+            one.squared = torch.nn.Parameter(one.kv.data.abs() * 2, requires_grad=False)
+        elif hasattr(one, "packer") and not one.packer.is_done:
+            one.packer.is_done = True
+            one.down = torch.nn.Parameter(one.down.data.flip(0).abs(), requires_grad=False)
+
+
+def squared_contents(bits: Arrays) -> dict[str, bytes]:
+    model = Packed()
+    model.load_weights(tensors_of(bits).items())
+    squared(model)
+    return contents(model)
+
+
+def test_computed_layers_are_computed_again_by_the_engines_own_code(tmp_path: Path) -> None:
+    model, bits = Packed(), packed_arrays()
+    live = LiveModel(model, model.load_weights, relaid=started(bits, model, squared))
+    assert live.adopt(save(bits, tmp_path / "first"), holding(bits, 1))
+    for version in range(2, 5):
+        after = changed(bits, version, chance=0.2)
+        staged = live.stage(patch_of(bits, after), holding(after, version))
+        staged.swap()
+        assert contents(model) == squared_contents(after)
+        staged.undo()
+        assert contents(model) == squared_contents(bits)
+        live.stage(patch_of(bits, after), holding(after, version)).swap()
+        bits = after
+    other = packed_arrays(9)
+    live.reload(save(other, tmp_path / "other"), holding(other, 9))
+    assert contents(model) == squared_contents(other)
+
+
+def test_only_touched_layers_are_computed_again(tmp_path: Path) -> None:
+    model, bits = Packed(layers=4), packed_arrays(layers=4)
+    calls = []
+
+    def counted(module: torch.nn.Module) -> None:
+        calls.append(module)
+        squared(module)
+
+    live = LiveModel(model, model.load_weights, relaid=started(bits, model, counted))
+    live.adopt(save(bits, tmp_path / "first"), holding(bits, 1))
+    after = {**bits, "2.kv": bits["2.kv"] ^ np.uint16(1)}
+    staged = live.stage(patch_of(bits, after), holding(after, 2))
+    calls.clear()
+    staged.swap()
+    assert len(calls) == 1
+
+
+def test_a_failing_computation_restores_the_old_weights(tmp_path: Path) -> None:
+    model, bits = Packed(), packed_arrays()
+    fails = []
+
+    def failing(module: torch.nn.Module) -> None:
+        squared(module)
+        if fails and fails.pop():
+            raise RuntimeError("the engine's code fails")
+
+    live = LiveModel(model, model.load_weights, relaid=started(bits, model, failing))
+    live.adopt(save(bits, tmp_path / "first"), holding(bits, 1))
+    after = changed(bits, 2)
+    staged = live.stage(patch_of(bits, after), holding(after, 2))
+    fails += [True, False]  # the second layer fails
+    with pytest.raises(RuntimeError, match="the engine's code fails"):
+        staged.swap()
+    assert contents(model) == squared_contents(bits)
+    assert live.adopt(tmp_path / "first", holding(bits, 1))
+
+
+def test_computed_weights_are_part_of_the_proof(tmp_path: Path) -> None:
+    model, bits = Packed(), packed_arrays()
+    live, first = LiveModel(model, model.load_weights, relaid=started(bits, model, squared)), save(bits, tmp_path / "a")
+    assert live.adopt(first, holding(bits, 1))
+    model.layers[1].attention.squared.data.view(torch.int16)[0, 0] ^= 1
+    assert not live.adopt(first, holding(bits, 1))
+
+
 # --- layouts that cannot be patched ------------------------------------------------------------------------------
 
 
@@ -130,20 +213,22 @@ def lossy(module: torch.nn.Module) -> None:
             one.down = torch.nn.Parameter(one.down.data[:, :, 1:].contiguous(), requires_grad=False)
 
 
-def computed(module: torch.nn.Module) -> None:
+def hidden(module: torch.nn.Module) -> None:
+    """Keeps a copy that cannot be seen, besides something that is computed."""
+    squared(module)
     for one in module.modules():
-        if hasattr(one, "kv"):
-            one.squared = torch.nn.Parameter(one.kv.data * one.kv.data, requires_grad=False)
+        if hasattr(one, "packer"):
+            one.up = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
 
 
 @pytest.mark.parametrize(
     ("work", "problem"),
     [
         (lossy, "layers.0.experts.down: 24 of 144 weights are nowhere after loading"),
-        (computed, "layers.0.attention.squared: computed from the weights after loading, not copied"),
+        (hidden, "layers.0.experts.up: its weights are nowhere after loading"),
     ],
 )
-def test_a_layout_that_is_not_a_copy_is_reported_by_name(work: Any, problem: str) -> None:
+def test_weights_that_a_probe_cannot_find_are_reported_by_name(work: Any, problem: str) -> None:
     relaid = started(packed_arrays(), Packed(), work)
     assert relaid.problem == problem
     assert not relaid.is_as_loaded
@@ -152,14 +237,14 @@ def test_a_layout_that_is_not_a_copy_is_reported_by_name(work: Any, problem: str
 def test_a_running_model_that_differs_from_a_probe_is_reported() -> None:
     model = Packed()
     skeleton = skeleton_of(model, is_part)
-    assert RelaidModel(model, skeleton, process, is_part, loader_of).problem == (
-        "layers.0.attention.kv: is not where a probe has found it"
-    )
+    relaid = RelaidModel(skeleton, process, is_part, loader_of)
+    relaid.find_places(model)
+    assert relaid.problem == "layers.0.attention.kv: is not where a probe has found it"
     process(model)
     model.layers[1].attention.as_view = model.layers[1].attention.as_view.clone()
-    assert RelaidModel(model, skeleton, process, is_part, loader_of).problem == (
-        "layers.1.attention.as_view: is a copy, but a view in a probe"
-    )
+    relaid = RelaidModel(skeleton, process, is_part, loader_of)
+    relaid.find_places(model)
+    assert relaid.problem == "layers.1.attention.as_view: is a copy, but a view in a probe"
 
 
 def test_experts_that_the_run_lacks_are_named() -> None:
@@ -191,10 +276,8 @@ def test_weights_that_are_cast_and_then_rearranged_are_refused() -> None:
 
 def test_a_loader_that_writes_to_the_running_model_is_refused() -> None:
     model, bits = Packed(), packed_arrays()
-    model.load_weights(tensors_of(bits).items())
-    skeleton = skeleton_of(model, is_part)
-    process(model)
-    relaid = RelaidModel(model, skeleton, process, is_part, lambda form: model.load_weights)
+    relaid = started(bits, model)
+    relaid._loader_of = lambda form: model.load_weights
     with pytest.raises(EngineError, match="that the engine has rearranged"):
         relaid.learn(schema())
     assert everything(model) == processed(bits)

@@ -118,11 +118,35 @@ def outputs(model: Any, tokens: int = 24) -> list[Any]:
 
 def patched(model: Any, versions: list[Path]) -> dict[str, Any]:
     """Patches a model that was started from the first version up to the last."""
+    model.collective_rpc(forget_directory)
     with engine_of(model) as engine:
+        with_eplb = _with_eplb(model, engine, versions[0])
         adopted = engine.adopt(versions[0], version_of(versions[0], 1))
         for number, (before, after) in enumerate(pairwise(versions), 2):
             engine.patch(diff(Checkpoint(before), Checkpoint(after), coo=True), version_of(after, number))
-        return {"adopted": adopted, "unpatchable": engine.unpatchable, "lacking": _lacking(engine, versions[0])}
+        problems = {"lacking": _lacking(engine, versions[0]), "with_eplb": with_eplb}
+        return {"adopted": adopted, "unpatchable": engine.unpatchable, **problems}
+
+
+def forget_directory(worker: Any) -> None:
+    """In a worker: as if vLLM had been started with a model of the Hub."""
+    worker.weight_transfer_engine.model_config.model = "somebody/some-model"
+
+
+def set_eplb(worker: Any, is_on: bool) -> None:
+    worker.weight_transfer_engine.parallel_config.enable_eplb = is_on
+
+
+def _with_eplb(model: Any, engine: OfflineEngine, version: Path) -> str:
+    """The error for a server that moves experts."""
+    model.collective_rpc(set_eplb, args=(True,))
+    try:
+        engine.adopt(version, version_of(version, 1))
+    except EngineError as problem:
+        return str(problem)
+    finally:
+        model.collective_rpc(set_eplb, args=(False,))
+    return ""
 
 
 def _lacking(engine: OfflineEngine, version: Path) -> str:

@@ -144,9 +144,11 @@ def packed_arrays(seed: int = 0, experts: int = 3, layers: int = 2) -> Arrays:
 def started(bits: Arrays, model: torch.nn.Module, process: Any = process) -> RelaidModel:
     """Loads and processes a model, as an engine does when it starts."""
     model.load_weights(tensors_of(bits).items())
-    skeleton = skeleton_of(model, is_part)
+    relaid = RelaidModel(skeleton_of(model, is_part), process, is_part, loader_of)
+    relaid.keep_loaded(model)
     process(model)
-    return RelaidModel(model, skeleton, process, is_part, loader_of)
+    relaid.find_places(model)
+    return relaid
 
 
 def everything(model: Packed) -> dict[str, bytes]:

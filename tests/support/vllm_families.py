@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ _LATENT = {"kv_lora_rank": 512, "q_lora_rank": 64, "qk_rope_head_dim": 64, "qk_n
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"head_dim": 32, "intermediate_size": 256, "norm_topk_prob": True, **_EXPERTS},
     "mixtral": {"head_dim": 32, "intermediate_size": 64, "num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen3": {"head_dim": 32, "intermediate_size": 256},  # quantized to 4 bits
     "deepseek_v3": {"intermediate_size": 256, "first_k_dense_replace": 2, "n_routed_experts": 4, **_LATENT},
 }
 
@@ -39,7 +41,39 @@ def family_model(family: str, directory: Path, seed: int = 0, **more: Any) -> Pa
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     model.save_pretrained(directory)
+    if family == "qwen3":
+        _quantize(directory)
     return directory
+
+
+def _quantize(directory: Path) -> None:
+    """Quantizes the linear layers to 4 bits in groups of 32, as compressed-tensors stores them."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights, quantized = load_file(directory / "model.safetensors"), {}
+    for name, weight in weights.items():
+        if not name.endswith("_proj.weight"):
+            quantized[name] = weight
+            continue
+        groups = weight.float().view(len(weight), -1, 32)
+        scale = (groups.abs().amax(2, keepdim=True) / 7).to(torch.bfloat16)
+        units = (groups / scale.float()).round().clamp(-8, 7).view(len(weight), -1, 8).to(torch.int64) + 8
+        packed = (units << torch.arange(0, 32, 4)).sum(2)
+        layer = name.removesuffix(".weight")
+        quantized[f"{layer}.weight_packed"] = (packed - ((packed >> 31) << 32)).to(torch.int32)
+        quantized[f"{layer}.weight_scale"] = scale.squeeze(2)
+        quantized[f"{layer}.weight_shape"] = torch.tensor(weight.shape)
+    save_file(quantized, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    numbers = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": numbers}},
+        "ignore": ["lm_head"],
+    }
+    (directory / "config.json").write_text(json.dumps(config))
 
 
 def next_version(before: Path, directory: Path, seed: int, chance: float = 0.05) -> Path:
@@ -51,7 +85,11 @@ def next_version(before: Path, directory: Path, seed: int, chance: float = 0.05)
     random = torch.Generator().manual_seed(seed)
     weights = load_file(directory / "model.safetensors")
     for name, weight in weights.items():
-        factor = 1.25 if "norm" in name else -1.25  # all weights of norms are positive
-        weights[name] = torch.where(torch.rand(weight.shape, generator=random) < chance, factor * weight, weight)
+        if weight.dtype == torch.int64:
+            continue
+        is_packed = weight.dtype == torch.int32
+        # All weights of norms, and scales, are positive.
+        other = weight ^ 0x01010101 if is_packed else weight * (1.25 if "norm" in name or "scale" in name else -1.25)
+        weights[name] = torch.where(torch.rand(weight.shape, generator=random) < chance, other, weight)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory

@@ -38,13 +38,19 @@ class Relayout:
     """Where the units of a loaded tensor's storage are in a storage of the running model.
 
     `table` has a position in the target for each unit of a slice, or -1. From slice to slice, positions grow by
-    `len(table)` in the loaded storage, and by `target_stride` in the target. `target` is the path to a tensor in it.
+    `len(table)` in the loaded storage, and by `target_stride` in the target. `target` is the path to a tensor in the
+    target storage, and `size` the number of units there.
     """
 
     target: str
+    size: int
     table: npt.NDArray[np.integer[Any]]
     slices: int = 1
     target_stride: int = 0
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether this tensor's storage has the size of the target."""
+        return int(tensor.untyped_storage().nbytes()) == self.size * int(tensor.element_size())
 
 
 @dataclass(frozen=True)
@@ -52,13 +58,15 @@ class ProcessedLayout:
     """Where the weights of a layer are after processing, by the path of the loaded parameter.
 
     Those that are not in `moved` are still where they were loaded, besides their copies in `relayouts`. `aliases` are
-    other tensors that share their storages. If `problem` is not empty, some weights were computed or lost, and the
-    layer cannot be patched.
+    other tensors that share their storages. If some tensors are computed and not copied, `recomputed` are the paths to
+    all tensors that depend on the weights. If `problem` is not empty, some weights are lost, and the layer cannot be
+    patched.
     """
 
     relayouts: Mapping[str, tuple[Relayout, ...]]
     moved: frozenset[str]
     aliases: frozenset[str] = frozenset()
+    recomputed: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -146,23 +154,22 @@ class _Probes:
             return ProcessedLayout({}, moved, aliases)
         second = self._processed(_SECOND_NOISE)
         varying = [path for path in _one_per_storage(others) if self._varies(path, first, second)]
+        again = self._processed(_FIRST_NOISE) if varying else first
+        varying = [path for path in varying if not self._varies(path, first, again)]  # others were never initialized
         readings = [first, second, *(self._processed(_Code(digit)) for digit in range(self._digits(first, varying)))]
         relayouts: dict[str, tuple[Relayout, ...]] = {}
         for path in varying:
             found = self._relayouts(path, readings)
             if found is None:
-                if self._is_random(path, first):
-                    continue
-                return ProcessedLayout(
-                    {}, moved, aliases, f"{path[1:]}: computed from the weights after loading, not copied"
-                )
+                problem = self._without_effect(moved, varying, first)
+                return ProcessedLayout({}, moved, aliases, tuple(varying), problem)
             for source, several in found.items():
                 relayouts[source] = (*relayouts.get(source, ()), *several)
-        return ProcessedLayout(relayouts, moved, aliases, self._lost(moved, relayouts))
+        return ProcessedLayout(relayouts, moved, aliases, (), self._lost(moved, relayouts))
 
     # --- running the engine's code -----------------------------------------------------------------------------------
 
-    def _processed(self, code: _Code) -> _Processed:
+    def _processed(self, code: _Code, others: Mapping[str, _Code] | None = None) -> _Processed:
         loaded: dict[str, torch.Tensor] = {}
 
         def filled(tensor: torch.Tensor) -> torch.Tensor:
@@ -172,7 +179,7 @@ class _Probes:
             made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
             units = _flat_units(made)
             for span, numbers in source.chunks():
-                units[span] = code.bits(numbers, made.element_size())
+                units[span] = (others or {}).get(source.path, code).bits(numbers, made.element_size())
             loaded[source.path] = made.detach()
             made.__class__ = tensor.__class__
             return made
@@ -185,6 +192,15 @@ class _Probes:
     def _digits(self, first: _Processed, paths: list[str]) -> int:
         narrowest = min((first.tensors[path].element_size() for path in paths), default=8)
         return -(-self._end.bit_length() // (8 * narrowest)) if paths else 0
+
+    def _without_effect(self, moved: frozenset[str], paths: list[str], first: _Processed) -> str:
+        """The first moved parameter on which no tensor depends: its weights are somewhere that probes cannot see."""
+        for source in self._sources.values():
+            if source.path in moved:
+                other = self._processed(_FIRST_NOISE, {source.path: _SECOND_NOISE})
+                if not any(self._varies(path, first, other) for path in paths):
+                    return f"{source.path[1:]}: its weights are nowhere after loading"
+        return ""
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -203,11 +219,6 @@ class _Probes:
         """Whether a tensor depends on the weights."""
         one, other = first.tensors[path], second.tensors.get(path)
         return other is None or not np.array_equal(_flat_units(one), _flat_units(other))
-
-    def _is_random(self, path: str, first: _Processed) -> bool:
-        """Whether a tensor differs even if the weights are the same: memory that was never initialized."""
-        again = self._processed(_FIRST_NOISE).tensors.get(path)
-        return again is not None and not np.array_equal(_flat_units(first.tensors[path]), _flat_units(again))
 
     def _relayouts(self, path: str, readings: list[_Processed]) -> dict[str, list[Relayout]] | None:
         tensors = [one.tensors.get(path) for one in readings]
@@ -241,7 +252,7 @@ class _Probes:
             if other is None or not np.array_equal(other, np.where(numbers > 0, numbers + index * stride, 0)):
                 return None
         tables = _tables_of(held, np.flatnonzero(numbers), stride)
-        return {source.path: [Relayout(path, table, count, size) for table in tables]}
+        return {source.path: [Relayout(path, len(units[0]), table, count, size) for table in tables]}
 
     def _numbers(self, units: list[_Units], span: slice) -> Numbers | None:
         """The number in each unit, 0 for constants. None if some units are neither."""
@@ -262,7 +273,7 @@ class _Probes:
             at = np.flatnonzero((numbers >= source.first) & (numbers < source.first + source.units))
             if len(at):
                 tables = _tables_of(numbers[at] - source.first, at, source.units)
-                found[source.path] = [Relayout(path, table) for table in tables]
+                found[source.path] = [Relayout(path, len(numbers), table) for table in tables]
         return found
 
     def _lost(self, moved: frozenset[str], relayouts: Mapping[str, tuple[Relayout, ...]]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from weightwire.codec import Digest
 from weightwire.delta import Delta, Entry, State, add_digests, digest, jobs_of
 from weightwire.engines.engine import ServedVersion
+from weightwire.engines.recomputed_layer import Recomputation
 from weightwire.engines.relaid_model import RelaidModel
 from weightwire.engines.weight_map import Load, Unpatchable, WeightMap, learn, places_of, torch_dtype
 from weightwire.engines.weight_writes import ScatterPart, Write, changed_outside, join_parts, writes_of
@@ -75,7 +76,7 @@ class LiveModel:
                 held = copy.target_view.view(source.dtype)
                 if not torch.equal(source.to(held.device), held):
                     return False
-        return True
+        return self._relaid is None or self._relaid.is_current()
 
     def adopt(self, path: str | Path, target: ServedVersion) -> bool:
         """Returns whether the model already holds exactly this checkpoint, and if so remembers `target`."""
@@ -116,8 +117,15 @@ class LiveModel:
             for copy in copies:
                 source = copy.source_in(whole)
                 copy.target_view.view(source.dtype).copy_(source)
+        for layer in self._recomputations(self._map.copies):
+            layer.swap()
         if self._map.unpatchable:
             self._load((name, one) for name, one in naked_tensors(checkpoint) if name in self._map.unpatchable)
+
+    def _recomputations(self, names: Iterable[str]) -> list[Recomputation]:
+        """The layers that the engine computes from these tensors."""
+        copies = [copy for name in names for copy in self._map.copies.get(name, ())]
+        return self._relaid.recomputations(copies) if self._relaid else []
 
     def _state_of(self, checkpoint: Checkpoint, target: ServedVersion) -> State:
         """The state of a checkpoint, which must be the target version and fit the model."""
@@ -165,7 +173,8 @@ class LiveModel:
                 hint="reload the model",
             )
         self._check_tied(after)
-        return StagedPatch(self, writes, patch, target, self.holding, self._state, after)
+        last = self._recomputations(patch.entries)
+        return StagedPatch(self, writes, last, patch, target, self.holding, self._state, after)
 
     def _writes_of(self, patch: Delta) -> list[Write]:
         writes: list[Write] = []
@@ -196,6 +205,7 @@ class StagedPatch:
 
     _live: LiveModel
     _writes: list[Write]
+    _last_writes: Sequence[Write]  # in order, after the others
     _patch: Delta
     target: ServedVersion
     _from: ServedVersion
@@ -263,6 +273,9 @@ class StagedPatch:
         for name, added in sums.items():
             if add_digests(self._before.tensors[name].digest, added) != self._patch.entries[name].digest:
                 raise changed_outside(name)
+        for write in self._last_writes:
+            write.swap()
+            self._written.append(write)
 
 
 def use_all_cores() -> None:

@@ -2,12 +2,12 @@
 
 Keeps the structure of the model from before, without weights. The model's own loader runs on that structure and shows
 where each checkpoint tensor is loaded to; probes have shown where the engine then puts it. Together they map a
-checkpoint to the running model.
+checkpoint to the running model. Layers that the engine computes are computed again by its own code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 
 from weightwire.engines.box import Box, boxes_of
 from weightwire.engines.layout_probes import Process, ProcessedLayout, Relayout, probe
+from weightwire.engines.recomputed_layer import Recomputation, RecomputedLayer
 from weightwire.engines.skeleton import IsPart, StructureCopier, same_form, tensors_in
 from weightwire.engines.weight_map import Copy, Load, WeightMap, learn, places_of, storage_of
 from weightwire.errors import EngineError
@@ -43,53 +44,74 @@ def skeleton_of(model: torch.nn.Module, is_part: IsPart) -> torch.nn.Module:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a loaded parameter is in the running model: still there (`kept`), or elsewhere, or both."""
+    """Where a loaded parameter is: `kept` in the running model or beside it, or elsewhere, or both."""
 
     name: str
     kept: torch.Tensor | None
-    relayouts: tuple[tuple[Relayout, torch.Tensor], ...]
+    relayouts: tuple[tuple[Relayout, torch.Tensor], ...] = ()
+    is_moved: bool = False
 
 
 class RelaidModel:
     """Maps checkpoints to a running model through the layout that probes have found.
 
-    `problem` is why the model cannot be patched, or empty. `moved` are the parameters that are not kept as loaded.
+    Make it from a skeleton, call `keep_loaded` before the engine processes the model, and `find_places` afterwards.
+    `problem` is why the model cannot be patched, or empty.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, skeleton: torch.nn.Module, process: Process, is_part: IsPart, loader_of: LoaderOf
-    ) -> None:
+    def __init__(self, skeleton: torch.nn.Module, process: Process, is_part: IsPart, loader_of: LoaderOf) -> None:
         self.problem = ""
-        self._model, self._skeleton = model, skeleton
-        self._is_part, self._loader_of = is_part, loader_of
+        self._model = self._skeleton = skeleton
+        self._process, self._is_part, self._loader_of = process, is_part, loader_of
+        self._layouts: dict[str, ProcessedLayout] = {}
+        self._loaded: dict[int, torch.Tensor] = {}  # the loaded weights of layers that are computed
         self._places: dict[int, _Place] = {}
+        self._recomputed: list[RecomputedLayer] = []
         self._boxes: dict[tuple[object, ...], tuple[Box, ...]] = {}
-        self._find_places(process)
+        self._probe()
 
     @property
     def moved(self) -> list[str]:
-        return [place.name for place in self._places.values() if place.kept is None]
+        """The parameters that are not kept as loaded."""
+        return [place.name for place in self._places.values() if place.is_moved]
 
     @property
     def is_as_loaded(self) -> bool:
         """Whether the engine left all weights as the loader put them."""
-        return not self.problem and not any(place.relayouts for place in self._places.values())
+        return not self.problem and not self._recomputed and not any(one.relayouts for one in self._places.values())
 
     # --- probing -----------------------------------------------------------------------------------------------------
 
-    def _find_places(self, process: Process) -> None:
+    def _probe(self) -> None:
         layouts: dict[tuple[object, ...], ProcessedLayout] = {}
         for path, layer in _layers(self._skeleton, ""):
             form = _form(layer)
             if form not in layouts:
-                layouts[form] = probe(layer, process, self._is_part)
-            problem = layouts[form].problem or self._add_layer(path, layer, layouts[form])
-            if problem:
-                self.problem = f"{path}.{problem}".removeprefix(".")
+                layouts[form] = probe(layer, self._process, self._is_part)
+            self._layouts[path] = layouts[form]
+            if layouts[form].problem:
+                self.problem = f"{path}.{layouts[form].problem}".removeprefix(".")
                 return
-        running = dict(self._model.named_parameters(remove_duplicate=False))
+
+    def keep_loaded(self, model: torch.nn.Module) -> None:
+        """Copies the loaded weights that the engine does not keep, and that probes cannot find."""
+        for path, layout in self._layouts.items():
+            loaded = dict(model.get_submodule(path).named_parameters()) if layout.recomputed else {}
+            for name, empty in self._skeleton.get_submodule(path).named_parameters():
+                if layout.recomputed and f".{name}" in layout.moved:
+                    self._loaded[id(empty)] = loaded[name].detach().clone()
+
+    def find_places(self, model: torch.nn.Module) -> None:
+        """Finds what the probes have found in the running model."""
+        self._model = model
+        for path, layout in self._layouts.items():
+            problem = self.problem or self._add_layer(path, self._skeleton.get_submodule(path), layout)
+            if problem:
+                self.problem = self.problem or f"{path}.{problem}".removeprefix(".")
+                return
+        running = dict(model.named_parameters(remove_duplicate=False))
         for name, loaded in self._skeleton.named_parameters():  # of modules outside of all layers
-            self._places.setdefault(id(loaded), _Place(name, running[name], ()))
+            self._places.setdefault(id(loaded), _Place(name, running[name]))
 
     def _add_layer(self, path: str, layer: torch.nn.Module, layout: ProcessedLayout) -> str:
         """Finds the places of a layer in the running model. Returns a problem, or an empty string."""
@@ -97,18 +119,52 @@ class RelaidModel:
         kept_storages = set()
         for name, loaded in layer.named_parameters():
             key = f".{name}"
-            kept = None if key in layout.moved else running.get(key)
-            if key not in layout.moved and (kept is None or not same_form(kept, loaded)):
+            is_moved = key in layout.moved
+            kept = self._loaded.get(id(loaded)) if is_moved else running.get(key)
+            if not is_moved and (kept is None or not same_form(kept, loaded)):
                 return f"{name}: has another layout than after a probe"
-            if any(one.target not in running for one in layout.relayouts.get(key, ())):
+            found = layout.relayouts.get(key, ())
+            if any(one.target not in running or not one.fits(running[one.target]) for one in found):
                 return f"{name}: is not where a probe has found it"
-            relayouts = tuple((one, running[one.target]) for one in layout.relayouts.get(key, ()))
+            relayouts = tuple((one, running[one.target]) for one in found)
             kept_storages |= set() if kept is None else {storage_of(kept)}
-            self._places.setdefault(id(loaded), _Place(f"{path}.{name}".removeprefix("."), kept, relayouts))
+            self._places.setdefault(id(loaded), _Place(f"{path}.{name}".removeprefix("."), kept, relayouts, is_moved))
         for alias in layout.aliases:
             if alias not in running or storage_of(running[alias]) not in kept_storages:
                 return f"{alias[1:]}: is a copy, but a view in a probe"
+        return self._add_recomputed(path, layer, layout, running)
+
+    def _add_recomputed(
+        self, path: str, layer: torch.nn.Module, layout: ProcessedLayout, running: Mapping[str, torch.Tensor]
+    ) -> str:
+        for target in layout.recomputed:
+            if target not in running:
+                return f"{target[1:]}: is not where a probe has found it"
+        if layout.recomputed:
+            targets = {target: running[target] for target in layout.recomputed}
+            made = RecomputedLayer(path, layer, self._kept, targets, self._process, self._is_part)
+            self._recomputed.append(made)
         return ""
+
+    def _kept(self, empty: torch.Tensor) -> torch.Tensor | None:
+        place = self._places.get(id(empty))
+        return None if place is None else place.kept
+
+    # --- computed layers ---------------------------------------------------------------------------------------------
+
+    def recomputations(self, copies: Iterable[Copy]) -> list[Recomputation]:
+        """The layers that must be computed again after these copies were written."""
+        storages = {storage_of(copy.target) for copy in copies}
+        return [
+            Recomputation(layer)
+            for layer in self._recomputed
+            if storages
+            & {storage_of(kept) for one in layer.skeleton.parameters() if (kept := self._kept(one)) is not None}
+        ]
+
+    def is_current(self) -> bool:
+        """Whether all computed layers match the loaded weights."""
+        return all(layer.is_current() for layer in self._recomputed)
 
     # --- maps --------------------------------------------------------------------------------------------------------
 
@@ -130,6 +186,7 @@ class RelaidModel:
 
         form: torch.nn.Module = StructureCopier(self._is_part, as_loaded).copy(self._skeleton)
         guarded = [target for place in self._places.values() for _, target in place.relayouts]
+        guarded += [target for layer in self._recomputed for target in layer.targets.values()]
         found = learn(form, self._loader_of(form), schema, guarded)
         for target in found.other_targets:
             place = by_storage.get(storage_of(target))

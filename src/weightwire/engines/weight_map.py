@@ -8,6 +8,7 @@ weights alike.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -213,8 +214,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 copies[name] = found
                 taken.add(place)
         unused = frozenset(name for name in schema if name not in copies and name not in self._unpatchable)
+        unused -= self._drop_notes(copies, schema)
         self._check_cover(model, [copy for several in copies.values() for copy in several])
         return WeightMap(copies, self._unpatchable, unused, places, tuple(self._unpatchable_targets))
+
+    def _drop_notes(self, copies: dict[str, tuple[Copy, ...]], schema: Schema) -> set[str]:
+        """Drops int64 tensors that several loaders write to one place: notes, such as the shape of a packed weight."""
+        notes = {name for name in self._copies if schema[name][0].name == "I64"}
+        places = Counter((storage_of(copy.target), copy.box) for name in notes for copy in self._copies[name])
+        dropped = {
+            name for name in notes if any(places[storage_of(one.target), one.box] > 1 for one in self._copies[name])
+        }
+        for name in dropped:
+            self._constants += [copy.target_view for copy in copies.pop(name, ())]
+        return dropped
 
     def _check_cover(self, model: torch.nn.Module, copies: Iterable[Copy]) -> None:
         """Checks that every parameter is filled exactly once. Otherwise the model would serve a mixture."""

@@ -41,6 +41,7 @@ def families(root: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_patched_model_gives_the_tokens_and_logprobs_of_a_fresh_one(family: str, families: dict[str, Any]) -> None:
+    """vLLM does not know the directory of the first version, as if it had been started from the Hub."""
     found = families[family]
     assert found["adopted"]
     assert found["unpatchable"] == ""
@@ -57,10 +58,15 @@ def test_every_tensor_in_a_patched_model_equals_a_fresh_one(family: str, familie
 def test_a_run_that_lacks_weights_is_refused_and_the_model_goes_on(family: str, families: dict[str, Any]) -> None:
     """The outputs above are from after the refusal."""
     lacking = families[family]["lacking"]
-    place = "input_layernorm" if family == "deepseek_v3" else "experts"
+    place = "experts" if family in ("qwen3_moe", "mixtral") else "input_layernorm"
     assert "no tensor of the run fills all of it" in lacking
     assert place in lacking
     assert "hint: " in lacking
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_server_that_moves_experts_is_refused(family: str, families: dict[str, Any]) -> None:
+    assert "vLLM moves experts between ranks while it serves (EPLB)\nhint: " in families[family]["with_eplb"]
 
 
 def test_experts_on_two_workers_are_patched(root: Path, families: dict[str, Any]) -> None:

@@ -163,6 +163,24 @@ def rearranged(schema: dict[str, Any], *, with_the_form: bool = True) -> Provoca
     return provoke
 
 
+def layer_that_grows(case: Case) -> None:
+    """Computes a layer again, whose size depends on how often that was done."""
+    calls = []
+
+    def process(layer: torch.nn.Module) -> None:
+        calls.append(layer)
+        for one in layer.modules():
+            if hasattr(one, "kv"):
+                one.doubled = torch.nn.Parameter(one.kv.data.abs() * 2, requires_grad=False)
+                one.doubled.data = torch.cat([one.doubled.data] * (len(calls) // 20 + 1))
+
+    packed, bits = packed_model.Packed(), packed_model.packed_arrays()
+    relaid = packed_model.started(bits, packed, process)
+    live = LiveModel(packed, packed.load_weights, relaid=relaid, threads=1)
+    calls += [packed] * 40
+    live.reload(save(bits, case.here / "first"), holding(bits, 1))
+
+
 def module(state: dict[str, torch.Tensor]) -> Provocation:
     """Loads a checkpoint into a linear layer of three inputs."""
 
@@ -335,6 +353,7 @@ PROVOCATIONS: list[Provocation] = [
     lambda case: torch_dtype("w", DTYPES["F4"]),
     rearranged(packed_model.schema() | {"1.experts.0.up": (F32, (packed_model.INNER, packed_model.HIDDEN))}),
     rearranged(packed_model.schema(), with_the_form=False),
+    layer_that_grows,
     module({"weight": torch.ones(2, 2)}),
     module({"weight": torch.ones(1, 3), "bias": torch.ones(1)}),
     module({}),

@@ -73,7 +73,8 @@ class WeightwireEngine(WeightTransferEngine[StatusOrder, Order]):  # type: ignor
         super().__init__(config, vllm_config, device, model)
         layout = relaid_model_of(model)
         self._unpatchable = relaid_out(model) or _why_unpatchable(model, layout)
-        relaid = None if isinstance(layout, str) or layout.problem or layout.is_as_loaded else layout
+        self._knows_layout = isinstance(layout, RelaidModel) and not layout.problem
+        relaid = layout if isinstance(layout, RelaidModel) and self._knows_layout and not layout.is_as_loaded else None
         self._live = LiveModel(model, model.load_weights, relaid=relaid)
         self._staged: StagedPatch | None = None
         self._patch: Delta | None = None
@@ -178,9 +179,10 @@ class WeightwireEngine(WeightTransferEngine[StatusOrder, Order]):  # type: ignor
 
     def _check_whole(self) -> None:
         """Checks that the model holds plain checkpoint weights."""
-        if self.model_config.quantization is not None:
+        quantization = self.model_config.quantization
+        if quantization is not None and not (self._knows_layout and self._is_checkpoint_quantized()):
             raise EngineError(
-                f"the model is served quantized ({self.model_config.quantization})",
+                f"the model is served quantized ({quantization})",
                 hint="serve it without quantization: its weights are not those of the checkpoint",
             )
         if self.parallel_config.enable_eplb:
@@ -192,6 +194,10 @@ class WeightwireEngine(WeightTransferEngine[StatusOrder, Order]):  # type: ignor
             raise EngineError(
                 self._unpatchable, hint="serve it on a GPU: on a CPU, vLLM cannot reload a mixture of experts either"
             )
+
+    def _is_checkpoint_quantized(self) -> bool:
+        """Whether vLLM has loaded quantized weights, and did not quantize them itself."""
+        return getattr(self.model_config.hf_config, "quantization_config", None) is not None
 
     def _look_at_layout(self) -> None:
         """If the layout was not learned: checks that vLLM kept the weights as loaded, so that patches are safe."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -20,12 +19,13 @@ __all__ = ["observe_loading", "relaid_model_of"]
 
 _log = logging.getLogger("vllm.weightwire")
 _PARTS = ("vllm.model_executor.", "vllm.v1.attention.")
-_relaid: WeakKeyDictionary[torch.nn.Module, RelaidModel | str] = WeakKeyDictionary()
+_LAYOUT = "weightwire_layout"  # an attribute of the model
 
 
 def relaid_model_of(model: torch.nn.Module) -> RelaidModel | str:
     """The layout of a loaded model, or the reason why it is unknown."""
-    return _relaid.get(model, "vLLM has loaded the model in a way that cannot be observed")
+    layout: RelaidModel | str = model.__dict__.get(_LAYOUT, "vLLM loaded the model in a way that cannot be observed")
+    return layout
 
 
 def observe_loading() -> None:
@@ -43,32 +43,46 @@ def observe_loading() -> None:
             process(model, model_config, target_device)
             return
 
-        def held(layer: torch.nn.Module) -> torch.nn.Module:
-            return layer if type(layer) is type(model) else _Holder(layer)
-
-        began, skeleton, why = time.perf_counter(), None, ""
-        try:
-            skeleton = skeleton_of(model, is_part)
-        except Exception as problem:
-            why = f"the model's structure cannot be copied ({type(problem).__name__}: {problem})"
+        began = time.perf_counter()
+        layout = _probed(model, process, model_config, target_device)
         process(model, model_config, target_device)
-        if skeleton is not None:
-            _relaid[model] = _learn(model, skeleton, lambda layer: process(held(layer), model_config, target_device))
-        else:
-            _relaid[model] = why
+        model.__dict__[_LAYOUT] = _found(layout, model)
         _log.info("weightwire: learned the layout of the weights in %.1f s", time.perf_counter() - began)
 
     process_and_learn.of_weightwire = True  # type: ignore[attr-defined]
     base_loader.process_weights_after_loading = process_and_learn
 
 
-def _learn(model: torch.nn.Module, skeleton: torch.nn.Module, process: Any) -> RelaidModel | str:
+def _probed(model: torch.nn.Module, process: Any, model_config: Any, target_device: torch.device) -> RelaidModel | str:
     """Never raises: a model of unknown layout is served, too, and reloaded for each version."""
+    from vllm.config import get_current_vllm_config, set_current_vllm_config
+
+    config = get_current_vllm_config()
+
+    def process_layer(layer: torch.nn.Module) -> None:
+        with set_current_vllm_config(config):
+            process(layer if type(layer) is type(model) else _Holder(layer), model_config, target_device)
+
     try:
-        return RelaidModel(model, skeleton, process, is_part, lambda form: form.load_weights)
+        layout = RelaidModel(skeleton_of(model, is_part), process_layer, is_part, lambda form: form.load_weights)
+        layout.keep_loaded(model)
+        return layout
     except Exception as problem:
-        _log.warning("weightwire: the layout of the weights cannot be learned", exc_info=True)
-        return f"the layout of the weights cannot be learned ({type(problem).__name__}: {problem})"
+        return _unknown(problem)
+
+
+def _found(layout: RelaidModel | str, model: torch.nn.Module) -> RelaidModel | str:
+    try:
+        if isinstance(layout, RelaidModel):
+            layout.find_places(model)
+        return layout
+    except Exception as problem:
+        return _unknown(problem)
+
+
+def _unknown(problem: Exception) -> str:
+    _log.warning("weightwire: the layout of the weights cannot be learned", exc_info=problem)
+    return f"the layout of the weights cannot be learned ({type(problem).__name__}: {problem})"
 
 
 class _Holder(torch.nn.Module):  # type: ignore[misc]
