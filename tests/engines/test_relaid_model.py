@@ -254,6 +254,36 @@ def test_experts_that_the_run_lacks_are_named() -> None:
         relaid.learn(less)
 
 
+def drop_scale(module: torch.nn.Module) -> None:
+    process(module)
+    for one in module.modules():
+        if hasattr(one, "note"):
+            del one.note
+
+
+def test_a_dropped_scalar_matters_only_if_the_run_fills_it() -> None:
+    model, bits = Packed(), packed_arrays()
+    for layer in model.layers:
+        layer.note = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16), requires_grad=False)
+    relaid = started(bits, model, drop_scale)
+    assert not relaid.problem
+    assert relaid.learn(schema()).copies.keys() == schema().keys()
+
+    def loader(form: Packed) -> Any:
+        def load(weights: Any) -> None:
+            for name, value in weights:
+                if name == "note":
+                    form.layers[1].note.data.copy_(value)
+                else:
+                    form.load_weights([(name, value)])
+
+        return load
+
+    relaid._loader_of = loader
+    with pytest.raises(EngineError, match=r"'note': the engine drops parameter 'layers\.1\.note' after loading"):
+        relaid.learn(schema() | {"note": (DTYPES["BF16"], (1,))})
+
+
 def test_a_loader_that_fails_half_way_changes_nothing(tmp_path: Path) -> None:
     model, bits = Packed(), packed_arrays()
     relaid = started(bits, model)

@@ -59,14 +59,16 @@ class ProcessedLayout:
 
     Those that are not in `moved` are still where they were loaded, besides their copies in `relayouts`. `aliases` are
     other tensors that share their storages. If some tensors are computed and not copied, `recomputed` are the paths to
-    all tensors that depend on the weights. If `problem` is not empty, some weights are lost, and the layer cannot be
-    patched.
+    all tensors that depend on the weights. `gone` parameters no longer exist, and those that are `dropped` have left no
+    trace. If `problem` is not empty, weights of other parameters are lost, and the layer cannot be patched.
     """
 
     relayouts: Mapping[str, tuple[Relayout, ...]]
     moved: frozenset[str]
     aliases: frozenset[str] = frozenset()
     recomputed: tuple[str, ...] = ()
+    gone: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
     problem: str = ""
 
 
@@ -158,14 +160,18 @@ class _Probes:
         varying = [path for path in varying if not self._varies(path, first, again)]  # others were never initialized
         readings = [first, second, *(self._processed(_Code(digit)) for digit in range(self._digits(first, varying)))]
         relayouts: dict[str, tuple[Relayout, ...]] = {}
+        recomputed: tuple[str, ...] = ()
         for path in varying:
             found = self._relayouts(path, readings)
             if found is None:
-                problem = self._without_effect(moved, varying, first)
-                return ProcessedLayout({}, moved, aliases, tuple(varying), problem)
+                relayouts, recomputed = {}, tuple(varying)
+                break
             for source, several in found.items():
                 relayouts[source] = (*relayouts.get(source, ()), *several)
-        return ProcessedLayout(relayouts, moved, aliases, (), self._lost(moved, relayouts))
+        lost = self._without_effect(moved, varying, first) if recomputed else self._lost(moved, relayouts)
+        gone = frozenset(path for path in moved if path not in first.tensors)
+        problem = next((f"{path[1:]}: {why}" for path, why in lost.items() if path not in gone), "")
+        return ProcessedLayout(relayouts, moved, aliases, recomputed, gone, gone & lost.keys(), problem)
 
     # --- running the engine's code -----------------------------------------------------------------------------------
 
@@ -193,14 +199,15 @@ class _Probes:
         narrowest = min((first.tensors[path].element_size() for path in paths), default=8)
         return -(-self._end.bit_length() // (8 * narrowest)) if paths else 0
 
-    def _without_effect(self, moved: frozenset[str], paths: list[str], first: _Processed) -> str:
-        """The first moved parameter on which no tensor depends: its weights are somewhere that probes cannot see."""
+    def _without_effect(self, moved: frozenset[str], paths: list[str], first: _Processed) -> dict[str, str]:
+        """The moved parameters on which no tensor depends: their weights are somewhere that probes cannot see."""
+        lost = {}
         for source in self._sources.values():
             if source.path in moved:
                 other = self._processed(_FIRST_NOISE, {source.path: _SECOND_NOISE})
                 if not any(self._varies(path, first, other) for path in paths):
-                    return f"{source.path[1:]}: its weights are nowhere after loading"
-        return ""
+                    lost[source.path] = "its weights are nowhere after loading"
+        return lost
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -276,8 +283,9 @@ class _Probes:
                 found[source.path] = [Relayout(path, len(numbers), table) for table in tables]
         return found
 
-    def _lost(self, moved: frozenset[str], relayouts: Mapping[str, tuple[Relayout, ...]]) -> str:
-        """The first parameter with units that are nowhere after processing."""
+    def _lost(self, moved: frozenset[str], relayouts: Mapping[str, tuple[Relayout, ...]]) -> dict[str, str]:
+        """The moved parameters with units that are nowhere after processing."""
+        lost = {}
         for source in self._sources.values():
             if source.path not in moved:
                 continue
@@ -287,8 +295,8 @@ class _Probes:
                 held |= one.table >= 0
             if not held.all():
                 missing = int((~held).sum()) * (found[0].slices if found else 1)
-                return f"{source.path[1:]}: {missing} of {source.units} weights are nowhere after loading"
-        return ""
+                lost[source.path] = f"{missing} of {source.units} weights are nowhere after loading"
+        return lost
 
 
 def _one_per_storage(tensors: Mapping[str, torch.Tensor]) -> list[str]:

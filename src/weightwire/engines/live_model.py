@@ -100,6 +100,8 @@ class LiveModel:
                     self._load(naked_tensors(checkpoint))
                 else:
                     self._load_through_map(checkpoint)
+        except EngineError:
+            raise
         except Exception as problem:
             raise EngineError(
                 f"{path}: the model's loader failed ({type(problem).__name__}: {problem})", hint="reload the checkpoint"

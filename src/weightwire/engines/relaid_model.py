@@ -50,6 +50,8 @@ class _Place:
     kept: torch.Tensor | None
     relayouts: tuple[tuple[Relayout, torch.Tensor], ...] = ()
     is_moved: bool = False
+    is_dropped: bool = False
+    is_optional: bool = False  # a scalar with a default, which the engine reads and removes
 
 
 class RelaidModel:
@@ -111,7 +113,8 @@ class RelaidModel:
                 return
         running = dict(model.named_parameters(remove_duplicate=False))
         for name, loaded in self._skeleton.named_parameters():  # of modules outside of all layers
-            self._places.setdefault(id(loaded), _Place(name, running[name]))
+            if id(loaded) not in self._places:
+                self._places[id(loaded)] = _Place(name, running[name])
 
     def _add_layer(self, path: str, layer: torch.nn.Module, layout: ProcessedLayout) -> str:
         """Finds the places of a layer in the running model. Returns a problem, or an empty string."""
@@ -128,7 +131,10 @@ class RelaidModel:
                 return f"{name}: is not where a probe has found it"
             relayouts = tuple((one, running[one.target]) for one in found)
             kept_storages |= set() if kept is None else {storage_of(kept)}
-            self._places.setdefault(id(loaded), _Place(f"{path}.{name}".removeprefix("."), kept, relayouts, is_moved))
+            whole = f"{path}.{name}".removeprefix(".")
+            is_optional = key in layout.gone and loaded.numel() == 1
+            place = _Place(whole, kept, relayouts, is_moved, key in layout.dropped, is_optional)
+            self._places.setdefault(id(loaded), place)
         for alias in layout.aliases:
             if alias not in running or storage_of(running[alias]) not in kept_storages:
                 return f"{alias[1:]}: is a copy, but a view in a probe"
@@ -171,6 +177,7 @@ class RelaidModel:
     def learn(self, schema: Schema) -> WeightMap:
         """Where each tensor of a checkpoint is in the running model. Changes nothing."""
         by_storage: dict[int, _Place] = {}
+        optional: list[torch.Tensor] = []
 
         def as_loaded(tensor: torch.Tensor) -> torch.Tensor:
             place = self._places.get(id(tensor))
@@ -181,20 +188,16 @@ class RelaidModel:
             else:  # never written, so it takes no memory
                 made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
             by_storage[storage_of(made)] = place
+            if place.is_optional:
+                optional.append(made.detach())
             made.__class__ = tensor.__class__
             return made
 
         form: torch.nn.Module = StructureCopier(self._is_part, as_loaded).copy(self._skeleton)
         guarded = [target for place in self._places.values() for _, target in place.relayouts]
         guarded += [target for layer in self._recomputed for target in layer.targets.values()]
-        found = learn(form, self._loader_of(form), schema, guarded)
-        for target in found.other_targets:
-            place = by_storage.get(storage_of(target))
-            if place is not None and place.relayouts:
-                raise EngineError(
-                    f"parameter {place.name!r}: computed or cast by the loader, then copied elsewhere",
-                    hint="publish the run in the dtype that the engine serves",
-                )
+        found = learn(form, self._loader_of(form), schema, guarded, optional)
+        _check_targets(found, by_storage)
         copies = {
             name: tuple(one for copy in several for one in self._translated(copy, by_storage))
             for name, several in found.copies.items()
@@ -222,6 +225,25 @@ class RelaidModel:
         for one in self._boxes[key]:
             start, target_start = box.start + one.start, index * relayout.target_stride + one.target_start
             yield replace(one, start=start, target_start=target_start)
+
+
+def _check_targets(found: WeightMap, by_storage: Mapping[int, _Place]) -> None:
+    """Checks that the loader fills nothing from which the running model cannot be patched."""
+    for target in found.other_targets:
+        place = by_storage.get(storage_of(target))
+        if place is not None and place.is_moved:
+            raise EngineError(
+                f"parameter {place.name!r}: computed or cast by the loader, then copied elsewhere",
+                hint="publish the run in the dtype that the engine serves",
+            )
+    for name, copies in found.copies.items():
+        for copy in copies:
+            place = by_storage.get(storage_of(copy.target))
+            if place is not None and place.is_dropped:
+                raise EngineError(
+                    f"tensor {name!r}: the engine drops parameter {place.name!r} after loading",
+                    hint="restart the engine with this version",
+                )
 
 
 def _positions(shape: tuple[int, ...], strides: tuple[int, ...]) -> npt.NDArray[np.int64]:

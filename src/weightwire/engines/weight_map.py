@@ -121,14 +121,20 @@ def places_of(model: torch.nn.Module) -> Places:
 # --- learning ----------------------------------------------------------------------------------------------------
 
 
-def learn(model: torch.nn.Module, load: Load, schema: Schema, guarded: Iterable[torch.Tensor] = ()) -> WeightMap:
+def learn(
+    model: torch.nn.Module,
+    load: Load,
+    schema: Schema,
+    guarded: Iterable[torch.Tensor] = (),
+    optional: Iterable[torch.Tensor] = (),
+) -> WeightMap:
     """Runs a model's loader without loading anything. Always leaves the model unchanged.
 
-    The loader must not write to `guarded` tensors, which are not the model's.
+    The loader must not write to `guarded` tensors, which are not the model's, and need not fill `optional` ones.
     """
     before, places = tensors_of(model), places_of(model)
     data = {name: tensor.data for name, tensor in before.items()}
-    recorder = _Recorder(before.values(), guarded)
+    recorder = _Recorder(before.values(), guarded, optional)
     try:
         with torch.no_grad(), recorder:
             load(recorder.sources(schema))
@@ -180,7 +186,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     cannot be known.
     """
 
-    def __init__(self, memory: Iterable[torch.Tensor], guarded: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self, memory: Iterable[torch.Tensor], guarded: Iterable[torch.Tensor], optional: Iterable[torch.Tensor]
+    ) -> None:
         super().__init__()
         self.at = ""  # the last tensor given to the loader
         self._memory = {storage_of(tensor) for tensor in memory}
@@ -189,7 +197,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._derived: dict[int, set[str]] = {}
         self._kept: list[torch.Tensor] = []  # so that their storages are not reused
         self._copies: dict[str, list[Copy]] = {}
-        self._constants: list[torch.Tensor] = []  # targets filled with values that are not in a checkpoint
+        self._constants = list(optional)  # targets filled with values that are not in a checkpoint
         self._unpatchable: dict[str, Unpatchable] = {}
         self._unpatchable_targets: list[torch.Tensor] = []
 
