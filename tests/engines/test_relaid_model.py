@@ -178,7 +178,7 @@ def test_only_touched_layers_are_computed_again(tmp_path: Path) -> None:
 
 def test_a_failing_computation_restores_the_old_weights(tmp_path: Path) -> None:
     model, bits = Packed(), packed_arrays()
-    fails = []
+    fails: list[bool] = []
 
     def failing(module: torch.nn.Module) -> None:
         squared(module)

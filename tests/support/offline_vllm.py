@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 import torch
 
-from support.vllm_families import FAMILIES, family_model, next_version
+from support.vllm_families import FAMILIES, GENERATING, family_model, next_version
 from weightwire import diff
 from weightwire.delta.state import digest
 from weightwire.engines.engine import ServedVersion
@@ -199,12 +199,13 @@ def main(root: Path) -> None:
         for number in range(1, VERSIONS + 1):
             versions.append(next_version(versions[-1], root / family / str(number), number))
         model = offline_model(versions[0])
-        before = outputs(model)
+        kept.append(model)
+        before = outputs(model) if family in GENERATING else []
         found[family] = patched(model, versions)
-        fresh = offline_model(versions[-1])
-        kept += [model, fresh]
-        found[family] |= {"before": before, "patched": outputs(model), "fresh": outputs(fresh)}
         found[family]["differing"] = model.collective_rpc(differing, args=(str(versions[-1]),))
+        if family in GENERATING:
+            kept.append(offline_model(versions[-1]))
+            found[family] |= {"before": before, "patched": outputs(model), "fresh": outputs(kept[-1])}
     print(json.dumps(found))
 
 

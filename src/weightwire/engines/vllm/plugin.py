@@ -180,10 +180,10 @@ class WeightwireEngine(WeightTransferEngine[StatusOrder, Order]):  # type: ignor
     def _check_whole(self) -> None:
         """Checks that the model holds plain checkpoint weights."""
         quantization = self.model_config.quantization
-        if quantization is not None and not (self._knows_layout and self._is_checkpoint_quantized()):
+        if quantization is not None and not self._is_packed():
             raise EngineError(
                 f"the model is served quantized ({quantization})",
-                hint="serve it without quantization: its weights are not those of the checkpoint",
+                hint="serve it without quantization, or from a pack-quantized checkpoint",
             )
         if self.parallel_config.enable_eplb:
             raise EngineError(
@@ -195,9 +195,10 @@ class WeightwireEngine(WeightTransferEngine[StatusOrder, Order]):  # type: ignor
                 self._unpatchable, hint="serve it on a GPU: on a CPU, vLLM cannot reload a mixture of experts either"
             )
 
-    def _is_checkpoint_quantized(self) -> bool:
-        """Whether vLLM has loaded quantized weights, and did not quantize them itself."""
-        return getattr(self.model_config.hf_config, "quantization_config", None) is not None
+    def _is_packed(self) -> bool:
+        """Whether the checkpoint itself is quantized, in a format whose kernels keep no copy that probes cannot see."""
+        config = getattr(self.model_config.hf_config, "quantization_config", None)
+        return self._knows_layout and isinstance(config, dict) and config.get("format") == "pack-quantized"
 
     def _look_at_layout(self) -> None:
         """If the layout was not learned: checks that vLLM kept the weights as loaded, so that patches are safe."""
