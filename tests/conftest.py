@@ -22,6 +22,7 @@ WITH_VLLM = {
     "tests/project/test_deploy.py",
     "tests/engines/vllm/test_client.py",
     "tests/engines/vllm/test_server_health.py",
+    "tests/engines/vllm/test_families.py",
     "tests/project/test_docs_engines.py",
     "tests/project/test_readme.py",
     "tests/trainers/test_trl_trainer.py",

@@ -178,7 +178,7 @@ def test_a_patch_to_a_float32_module_is_undone_when_it_fails(tmp_path: Path, mon
     def fail(write: object) -> None:
         raise EngineError("the check failed")
 
-    monkeypatch.setattr("weightwire.engines.live_model._HostWrite.check", fail)
+    monkeypatch.setattr("weightwire.engines.weight_writes._HostWrite.check", fail)
     with pytest.raises(EngineError, match="the check failed"):
         engine.patch(diff(first, second, coo=True), ServedVersion(RUN, 2, digest(second).hex))
     assert torch.equal(model.weight, torch.ones(1, 3))
@@ -236,7 +236,7 @@ def test_a_float32_write_that_has_no_effect_is_noticed(
     second = {"weight": torch.full((1, 8), 2.0, dtype=torch.bfloat16)}
     engine = TorchEngine(model)
     engine.reload(save_state(first, tmp_path / "a"), ServedVersion(RUN, 1, digest(first).hex))
-    monkeypatch.setattr("weightwire.engines.live_model._HostWrite.swap", lambda write: None)
+    monkeypatch.setattr("weightwire.engines.weight_writes._HostWrite.swap", lambda write: None)
     patch = anchor(second) if is_anchor else diff(first, second, coo=True)
     with pytest.raises(EngineError, match="read-back differs"):
         engine.patch(patch, ServedVersion(RUN, 2, digest(second).hex))

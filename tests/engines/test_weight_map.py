@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from support.fused_model import SCHEMA, SHAPES, Fused, arrays, contents, loaded, tensors_of
-from weightwire.engines.weight_map import Box, Unpatchable, UnpatchableKind, learn
+from weightwire.engines.box import Box
+from weightwire.engines.weight_map import Unpatchable, UnpatchableKind, learn
 from weightwire.errors import EngineError
 from weightwire.weights.dtypes import DTYPES
 
@@ -72,6 +73,22 @@ def test_tied_parameters_share_one_place() -> None:
     mapped = learn(model, model.load_weights, SCHEMA)
     assert mapped.unused == {"head.weight"}
     assert mapped.copies.keys() == SHAPES.keys() - {"head.weight"}
+
+
+def test_notes_that_several_tensors_write_to_one_place_are_left_out() -> None:
+    """vLLM loads the shapes of q, k and v into one parameter of a packed layer. None of them is a weight."""
+    model = torch.nn.Module()
+    model.shape = torch.nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False)
+    model.one = torch.nn.Parameter(torch.zeros(3, dtype=torch.int64), requires_grad=False)
+
+    def load(weights: Weights) -> None:
+        for name, value in weights:
+            (model.one if name == "one" else model.shape).data.copy_(value)
+
+    note, one = (DTYPES["I64"], (2,)), (DTYPES["I64"], (3,))
+    mapped = learn(model, load, {"q.shape": note, "k.shape": note, "one": one})
+    assert mapped.copies.keys() == {"one"}
+    assert not mapped.unused
 
 
 def cast(model: torch.nn.Module, value: torch.Tensor) -> None:

@@ -9,50 +9,43 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from weightwire import codec
-from weightwire.codec import Digest, Layout, Patch
-from weightwire.delta import BlockJob, Delta, Entry, State, add_digests, digest, jobs_of, naming
+from weightwire.codec import Digest
+from weightwire.delta import Delta, Entry, State, add_digests, digest, jobs_of
 from weightwire.engines.engine import ServedVersion
-from weightwire.engines.weight_map import Copy, Load, Unpatchable, WeightMap, learn, places_of, torch_dtype
+from weightwire.engines.recomputed_layer import Recomputation
+from weightwire.engines.relaid_model import RelaidModel
+from weightwire.engines.weight_map import Load, Unpatchable, WeightMap, learn, places_of, torch_dtype
+from weightwire.engines.weight_writes import ScatterPart, Write, changed_outside, join_parts, writes_of
 from weightwire.errors import EngineError
 from weightwire.system import in_order, to_the_end
-from weightwire.weights import (
-    Bits,
-    Checkpoint,
-    Schema,
-    Tensor,
-    as_torch_integers,
-    schema_of_weights,
-    torch_integer_dtype,
-)
+from weightwire.weights import Checkpoint, Schema, Tensor, as_torch_integers, schema_of_weights
 
 __all__ = ["LiveModel", "StagedPatch", "naked_tensors", "use_all_cores"]
-
-_ALL = np.dtype("<u4")
 
 
 class LiveModel:
     """`adopt` or `reload` a checkpoint first. Then `stage` patches to later versions.
 
     `holding` is the version in the model, or None if that is not known. A `mixed` model may mix weights of two versions
-    and must not be used. `load` is the model's own loader.
+    and must not be used. `load` is the model's own loader. If the engine rearranged the weights after loading,
+    `relaid` knows where they are, and `load` must not write them.
     """
 
-    def __init__(self, model: torch.nn.Module, load: Load, *, threads: int | None = None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, load: Load, *, threads: int | None = None, relaid: RelaidModel | None = None
+    ) -> None:
         self.holding: ServedVersion | None = None
         self.mixed = False
         self._model = model
         self._load = load
+        self._relaid = relaid
         self._threads = threads
         self._schema: Schema = {}
         self._map = WeightMap({}, {}, frozenset(), ())
@@ -70,7 +63,7 @@ class LiveModel:
         schema = schema_of_weights(checkpoint)
         if schema != self._schema or not self._is_in_place():
             self._schema = {}
-            self._map = learn(self._model, self._load, schema)
+            self._map = self._relaid.learn(schema) if self._relaid else learn(self._model, self._load, schema)
             self._schema = schema
 
     def holds(self, checkpoint: Checkpoint) -> bool:
@@ -83,7 +76,7 @@ class LiveModel:
                 held = copy.target_view.view(source.dtype)
                 if not torch.equal(source.to(held.device), held):
                     return False
-        return True
+        return self._relaid is None or self._relaid.is_current()
 
     def adopt(self, path: str | Path, target: ServedVersion) -> bool:
         """Returns whether the model already holds exactly this checkpoint, and if so remembers `target`."""
@@ -103,7 +96,12 @@ class LiveModel:
         self.holding, self.mixed = None, True
         try:
             with torch.no_grad():
-                self._load(naked_tensors(checkpoint))
+                if self._relaid is None:
+                    self._load(naked_tensors(checkpoint))
+                else:
+                    self._load_through_map(checkpoint)
+        except EngineError:
+            raise
         except Exception as problem:
             raise EngineError(
                 f"{path}: the model's loader failed ({type(problem).__name__}: {problem})", hint="reload the checkpoint"
@@ -114,6 +112,22 @@ class LiveModel:
                 hint="use a model whose layout can be patched",
             )
         self._state, self.holding, self.mixed = state, target, False
+
+    def _load_through_map(self, checkpoint: Checkpoint) -> None:
+        for name, copies in self._map.copies.items():
+            whole = _as_torch(checkpoint[name])
+            for copy in copies:
+                source = copy.source_in(whole)
+                copy.target_view.view(source.dtype).copy_(source)
+        for layer in self._recomputations(self._map.copies):
+            layer.swap()
+        if self._map.unpatchable:
+            self._load((name, one) for name, one in naked_tensors(checkpoint) if name in self._map.unpatchable)
+
+    def _recomputations(self, names: Iterable[str]) -> list[Recomputation]:
+        """The layers that the engine computes from these tensors."""
+        copies = [copy for name in names for copy in self._map.copies.get(name, ())]
+        return self._relaid.recomputations(copies) if self._relaid else []
 
     def _state_of(self, checkpoint: Checkpoint, target: ServedVersion) -> State:
         """The state of a checkpoint, which must be the target version and fit the model."""
@@ -153,11 +167,7 @@ class LiveModel:
                 f"tensor {patch.removed[0]!r}: cannot be removed from a running model", hint="reload the model"
             )
         self.check_in_place()
-        writes: list[_Write] = []
-        for name, entry in patch.entries.items():
-            _check(name, entry, self._schema)
-            for job in jobs_of(patch, {name: entry}) if name in self._map.copies else ():
-                writes += _writes(patch, job, self._map.copies[name])
+        writes = self._writes_of(patch)
         after = self._state.replace({name: entry.state for name, entry in patch.entries.items()})
         if after.hex != target.state:
             raise EngineError(
@@ -165,7 +175,21 @@ class LiveModel:
                 hint="reload the model",
             )
         self._check_tied(after)
-        return StagedPatch(self, writes, patch, target, self.holding, self._state, after)
+        last = self._recomputations(patch.entries)
+        return StagedPatch(self, writes, last, patch, target, self.holding, self._state, after)
+
+    def _writes_of(self, patch: Delta) -> list[Write]:
+        writes: list[Write] = []
+        parts: list[ScatterPart] = []
+        for name, entry in patch.entries.items():
+            _check(name, entry, self._schema)
+            for job in jobs_of(patch, {name: entry}) if name in self._map.copies else ():
+                for write in writes_of(patch, job, self._map.copies[name]):
+                    if isinstance(write, ScatterPart):
+                        parts.append(write)
+                    else:
+                        writes.append(write)
+        return [*writes, *join_parts(parts)]
 
     def check_in_place(self) -> None:
         """Checks that the weights were not moved or replaced since `learn`."""
@@ -182,13 +206,14 @@ class StagedPatch:
     """
 
     _live: LiveModel
-    _writes: list[_Write]
+    _writes: list[Write]
+    _last_writes: Sequence[Write]  # in order, after the others
     _patch: Delta
     target: ServedVersion
     _from: ServedVersion
     _before: State
     _after: State
-    _written: list[_Write] = field(default_factory=list)
+    _written: list[Write] = field(default_factory=list)
     _is_fresh: bool = True
 
     @property
@@ -249,14 +274,10 @@ class StagedPatch:
             write.check()
         for name, added in sums.items():
             if add_digests(self._before.tensors[name].digest, added) != self._patch.entries[name].digest:
-                raise _changed_outside(name)
-
-
-def _changed_outside(name: str) -> EngineError:
-    return EngineError(
-        f"tensor {name!r}: does not have the expected digest after the patch",
-        hint="reload the model: its weights were changed from outside",
-    )
+                raise changed_outside(name)
+        for write in self._last_writes:
+            write.swap()
+            self._written.append(write)
 
 
 def use_all_cores() -> None:
@@ -303,190 +324,3 @@ def _check(name: str, entry: Entry, schema: Schema) -> None:
             f"tensor {name!r}: is {dtype.name} {list(shape)}, but {entry.dtype.name} {list(entry.shape)} in the patch",
             hint="serve the same model as the run",
         )
-
-
-# --- writes ------------------------------------------------------------------------------------------------------
-
-
-class _Write(Protocol):
-    """Units of the model's memory and their new values. A second `swap` undoes the first."""
-
-    @property
-    def name(self) -> str: ...
-
-    def swap(self) -> Digest | None:
-        """Returns what it adds to the tensor's digest, if that is known."""
-
-    def check(self) -> None:
-        """Reads the written values back, where no digest covers them."""
-
-
-def _writes(patch: Delta, job: BlockJob, copies: tuple[Copy, ...]) -> Iterator[_Write]:
-    entry, layout = job.entry, job.entry.layout
-    found = job.patch
-    if found is None:
-        with naming(patch, entry, job.index):
-            found = codec.decode(patch.block(entry, job.index), None, layout, job.index)
-    begin, end = layout.span(job.index)
-    only = copies[0]
-    whole = len(copies) == 1 and only.box.is_run and only.box.count == layout.count
-    for copy in copies:
-        if copy.target.device.type != "cpu":
-            yield from _device_write(entry, copy, found, begin, end)
-        elif whole:
-            first = copy.box.target_start + begin
-            memory = _memory(copy.target)[first : first + end - begin]
-            if copy.is_widened:
-                yield _WidenedWrite(_widened(entry.name, memory, found), layout, begin)
-            else:
-                yield _HostWrite(entry.name, memory, found.positions, bytearray(found.values), layout, begin)
-        else:
-            yield from _part_write(entry, copy, found, begin, end)
-
-
-def _positions_of(found: codec.Patch, begin: int, end: int) -> npt.NDArray[np.int64]:
-    if found.positions is None:
-        return np.arange(begin, end)
-    return np.frombuffer(found.positions, _ALL).astype(np.int64) + begin
-
-
-def _select(entry: Entry, copy: Copy, found: codec.Patch, begin: int, end: int) -> tuple[npt.NDArray[np.int64], Bits]:
-    """Positions in the target's storage, and the values to write there."""
-    selection = copy.box.select(_positions_of(found, begin, end))
-    values: Bits = np.frombuffer(bytes(found.values), f"<u{entry.dtype.unit}")[selection.chosen]
-    if copy.is_widened:
-        values = _widen(values)
-    return selection.positions.astype(np.int64) + copy.box.target_start, values
-
-
-def _widen(values: Bits) -> Bits:
-    """bfloat16 as float32."""
-    wide: Bits = np.left_shift(values.astype("<u4"), np.uint32(16))
-    return wide
-
-
-def _widened(name: str, memory: Bits, found: codec.Patch) -> _HostWrite:
-    values = _widen(np.frombuffer(bytes(found.values), "<u2"))
-    return _HostWrite(name, memory, found.positions, bytearray(values.tobytes()), None, expected=values)
-
-
-def _part_write(entry: Entry, copy: Copy, found: codec.Patch, begin: int, end: int) -> Iterator[_Write]:
-    at, values = _select(entry, copy, found, begin, end)
-    if not len(at):
-        return
-    first, last = int(at.min()), int(at.max()) + 1
-    memory = _memory(copy.target)[first:last]
-    if last - first > 1 << 32:
-        raise EngineError(f"tensor {entry.name!r}: too large to patch in place", hint="reload the model")
-    yield _HostWrite(
-        entry.name, memory, (at - first).astype(_ALL).tobytes(), bytearray(values.tobytes()), None, expected=values
-    )
-
-
-def _device_write(entry: Entry, copy: Copy, found: codec.Patch, begin: int, end: int) -> Iterator[_Write]:
-    at, values = _select(entry, copy, found, begin, end)
-    if len(at):
-        device = copy.target.device
-        units = as_torch_integers(np.array(values))
-        yield _DeviceWrite(entry.name, _flat(copy.target), torch.from_numpy(at).to(device), units.to(device))
-
-
-@dataclass
-class _HostWrite:
-    name: str
-    memory: Bits
-    positions: bytes | None
-    values: bytearray
-    layout: Layout | None  # if `memory` is one whole block of the tensor: only then a digest is known
-    begin: int = 0
-    expected: Bits | None = None
-
-    def swap(self) -> Digest | None:
-        patch = Patch(self.positions, self.values)
-        if self.layout is None:
-            codec.swap_units(self.memory, patch, self.memory.dtype.itemsize, 0)
-            return None
-        return codec.swap_units(self.memory, patch, self.layout.word, self.layout.word_index(self.begin))
-
-    def check(self) -> None:
-        if self.expected is None:
-            return
-        held = self.memory if self.positions is None else self.memory[np.frombuffer(self.positions, _ALL)]
-        if not np.array_equal(held, self.expected):
-            raise EngineError(
-                f"tensor {self.name!r}: read-back differs from the written values", hint="reload the model"
-            )
-
-
-@dataclass
-class _WidenedWrite:
-    """Writes bfloat16 values to a whole block that the model holds in float32. The digest is over the high halves."""
-
-    write: _HostWrite
-    layout: Layout
-    begin: int
-    is_foreign: bool = False  # low halves were not zero: no version has such values
-
-    @property
-    def name(self) -> str:
-        return self.write.name
-
-    def swap(self) -> Digest:
-        added = self._digest_change()
-        self.write.swap()
-        return added
-
-    def _digest_change(self) -> Digest:
-        """Reads only the words that are written: the rest of `narrow` stays undefined."""
-        write, word = self.write, self.layout.word
-        narrow: Bits = np.empty(len(write.memory), "<u2")
-        if write.positions is None:
-            narrow[:] = write.memory >> np.uint32(16)
-            self.is_foreign |= bool((write.memory & np.uint32(0xFFFF)).any())
-        else:
-            per_word = word // 2
-            words = np.frombuffer(write.positions, _ALL).astype(np.int64) // per_word
-            touched = words[:, None] * per_word + np.arange(per_word)
-            held = write.memory[touched]
-            narrow[touched] = held >> np.uint32(16)
-            self.is_foreign |= bool((held & np.uint32(0xFFFF)).any())
-        values = (np.frombuffer(write.values, "<u4") >> np.uint32(16)).astype("<u2")
-        patch = Patch(write.positions, bytearray(values.tobytes()))
-        return codec.swap_units(narrow, patch, word, self.layout.word_index(self.begin))
-
-    def check(self) -> None:
-        self.write.check()
-        if self.is_foreign:
-            raise _changed_outside(self.name)
-
-
-@dataclass
-class _DeviceWrite:
-    name: str
-    memory: torch.Tensor
-    positions: torch.Tensor
-    values: torch.Tensor
-    expected: torch.Tensor | None = None
-
-    def swap(self) -> None:
-        held = self.memory[self.positions]
-        self.memory[self.positions] = self.values  # the last step that can fail; allocates nothing
-        self.values, self.expected = held, self.values
-
-    def check(self) -> None:
-        if not torch.equal(self.memory[self.positions], self.expected):
-            raise EngineError(
-                f"tensor {self.name!r}: read-back differs from the written values", hint="reload the model"
-            )
-
-
-def _flat(target: torch.Tensor) -> torch.Tensor:
-    """The whole storage of a tensor, as integers."""
-    flat = torch.empty(0, dtype=torch_integer_dtype(target.element_size()), device=target.device)
-    return flat.set_(target.untyped_storage())
-
-
-def _memory(target: torch.Tensor) -> Bits:
-    units: Any = _flat(target).numpy()
-    memory: Bits = units.view(f"<u{target.element_size()}")
-    return memory

@@ -8,36 +8,33 @@ weights alike.
 from __future__ import annotations
 
 import enum
-import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from weightwire.engines.box import Box
 from weightwire.errors import EngineError, first_line
 from weightwire.weights import Dtype, Schema
 
 __all__ = [
-    "Box",
     "Copy",
     "Load",
-    "Selection",
     "Unpatchable",
     "UnpatchableKind",
     "WeightMap",
     "learn",
     "places_of",
+    "storage_of",
+    "tensors_of",
     "torch_dtype",
 ]
 
 Load = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 """A model's own loader: takes names and tensors of a checkpoint, and copies them into the model."""
-
-PositionArray = npt.NDArray[np.integer[Any]]
 
 _COPY = torch.ops.aten.copy_.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -53,83 +50,6 @@ def torch_dtype(name: str, dtype: Dtype) -> torch.dtype:
 
 
 # --- views -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Some of a tensor's changes: their indices, and their positions from the target's first unit."""
-
-    chosen: slice | npt.NDArray[np.int64]
-    positions: PositionArray
-
-
-@dataclass(frozen=True)
-class Box:
-    """The same units in a checkpoint tensor (`start`, `strides`) and in a model's storage (`target_...`).
-
-    Dimensions are sorted by descending stride in the checkpoint tensor. Those that are contiguous in both are joined.
-    """
-
-    shape: tuple[int, ...]
-    start: int
-    strides: tuple[int, ...]
-    target_start: int
-    target_strides: tuple[int, ...]
-
-    @staticmethod
-    def of(source: torch.Tensor, target: torch.Tensor) -> Box:
-        dims = [
-            (size, *strides)
-            for size, *strides in zip(source.shape, source.stride(), target.stride(), strict=True)
-            if size > 1
-        ]
-        joined: list[tuple[int, int, int]] = []
-        for size, stride, target_stride in sorted(dims, key=lambda dim: -dim[1]):
-            if joined and joined[-1][1:] == (size * stride, size * target_stride):
-                size *= joined.pop()[0]
-            joined.append((size, stride, target_stride))
-        return Box(
-            tuple(dim[0] for dim in joined) if source.numel() else (0,),
-            source.storage_offset(),
-            tuple(dim[1] for dim in joined) if source.numel() else (1,),
-            target.storage_offset(),
-            tuple(dim[2] for dim in joined) if source.numel() else (1,),
-        )
-
-    @property
-    def count(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def is_run(self) -> bool:
-        """Whether it is contiguous on both sides."""
-        return not self.shape or (self.strides == (1,) and self.target_strides == (1,))
-
-    @property
-    def is_nested(self) -> bool:
-        """Whether a position has unique coordinates, as in a slice of a tensor."""
-        reach = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if stride < reach:
-                return False
-            reach = stride * size
-        return True
-
-    def select(self, positions: PositionArray) -> Selection:
-        """Selects those of the ascending positions in the checkpoint tensor that are in this box."""
-        if self.is_run:
-            first, last = np.searchsorted(positions, [self.start, self.start + self.count])
-            return Selection(slice(int(first), int(last)), positions[first:last] - positions.dtype.type(self.start))
-        rest = positions.astype(np.int64) - self.start
-        inside = rest >= 0
-        target = np.zeros(len(rest), np.int64)
-        for size, stride, target_stride in zip(self.shape, self.strides, self.target_strides, strict=True):
-            at, rest = np.divmod(rest, stride)
-            inside &= at < size
-            target += at * target_stride
-        inside &= rest == 0
-        chosen = np.flatnonzero(inside)
-        return Selection(chosen, target[chosen])
 
 
 @dataclass(frozen=True)
@@ -182,6 +102,7 @@ class WeightMap:
     unpatchable: Mapping[str, Unpatchable]
     unused: frozenset[str]
     places: Places
+    other_targets: tuple[torch.Tensor, ...] = ()  # of `unpatchable` tensors
 
 
 Places = tuple[tuple[object, ...], ...]
@@ -192,19 +113,28 @@ _REPEATED = Unpatchable(UnpatchableKind.REPEATED, "the loader repeats it")
 def places_of(model: torch.nn.Module) -> Places:
     """The addresses of a model's weights. A WeightMap is valid as long as they do not change."""
     return tuple(
-        (name, _storage(tensor), tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
-        for name, tensor in _tensors_of(model).items()
+        (name, storage_of(tensor), tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+        for name, tensor in tensors_of(model).items()
     )
 
 
 # --- learning ----------------------------------------------------------------------------------------------------
 
 
-def learn(model: torch.nn.Module, load: Load, schema: Schema) -> WeightMap:
-    """Runs a model's loader without loading anything. Always leaves the model unchanged."""
-    before, places = _tensors_of(model), places_of(model)
+def learn(
+    model: torch.nn.Module,
+    load: Load,
+    schema: Schema,
+    guarded: Iterable[torch.Tensor] = (),
+    optional: Iterable[torch.Tensor] = (),
+) -> WeightMap:
+    """Runs a model's loader without loading anything. Always leaves the model unchanged.
+
+    The loader must not write to `guarded` tensors, which are not the model's, and need not fill `optional` ones.
+    """
+    before, places = tensors_of(model), places_of(model)
     data = {name: tensor.data for name, tensor in before.items()}
-    recorder = _Recorder(before.values())
+    recorder = _Recorder(before.values(), guarded, optional)
     try:
         with torch.no_grad(), recorder:
             load(recorder.sources(schema))
@@ -227,7 +157,7 @@ def learn(model: torch.nn.Module, load: Load, schema: Schema) -> WeightMap:
     return recorder.map(model, schema, places)
 
 
-def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     found = dict(model.named_parameters(remove_duplicate=False))
     return {**found, **dict(model.named_buffers(remove_duplicate=False))}
 
@@ -235,7 +165,7 @@ def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _put_back(model: torch.nn.Module, before: Mapping[str, torch.Tensor], data: Mapping[str, torch.Tensor]) -> str:
     """Undoes assignments by the loader. Returns the name of the first parameter it assigned, or an empty string."""
     replaced = ""
-    now = _tensors_of(model)
+    now = tensors_of(model)
     for name, tensor in before.items():
         if now.get(name) is not tensor:
             replaced = replaced or name
@@ -243,7 +173,7 @@ def _put_back(model: torch.nn.Module, before: Mapping[str, torch.Tensor], data: 
             module = model.get_submodule(owner)
             table = module._parameters if isinstance(tensor, torch.nn.Parameter) else module._buffers
             table[attribute] = tensor
-        if _storage(tensor) != _storage(data[name]) or tensor.data_ptr() != data[name].data_ptr():
+        if storage_of(tensor) != storage_of(data[name]) or tensor.data_ptr() != data[name].data_ptr():
             replaced = replaced or name
             tensor.data = data[name]
     return replaced
@@ -256,15 +186,18 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     cannot be known.
     """
 
-    def __init__(self, memory: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self, memory: Iterable[torch.Tensor], guarded: Iterable[torch.Tensor], optional: Iterable[torch.Tensor]
+    ) -> None:
         super().__init__()
         self.at = ""  # the last tensor given to the loader
-        self._memory = {_storage(tensor) for tensor in memory}
+        self._memory = {storage_of(tensor) for tensor in memory}
+        self._guarded = {storage_of(tensor) for tensor in guarded}
         self._names: dict[int, str] = {}  # of sources, by storage
         self._derived: dict[int, set[str]] = {}
         self._kept: list[torch.Tensor] = []  # so that their storages are not reused
         self._copies: dict[str, list[Copy]] = {}
-        self._constants: list[torch.Tensor] = []  # targets filled with values that are not in a checkpoint
+        self._constants = list(optional)  # targets filled with values that are not in a checkpoint
         self._unpatchable: dict[str, Unpatchable] = {}
         self._unpatchable_targets: list[torch.Tensor] = []
 
@@ -273,7 +206,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             self.at = name
             # Never written, so it takes no memory.
             source = torch.empty(shape, dtype=torch_dtype(name, dtype), device="cpu")
-            self._names[_storage(source)] = name
+            self._names[storage_of(source)] = name
             self._kept.append(source)
             yield name, source
 
@@ -284,24 +217,36 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         taken: set[frozenset[tuple[int, Box]]] = set()
         for name in schema:
             found = tuple(self._copies.get(name, ()))
-            place = frozenset((_storage(copy.target), copy.box) for copy in found)
+            place = frozenset((storage_of(copy.target), copy.box) for copy in found)
             if found and place not in taken:  # otherwise it is tied to a tensor that has this place
                 copies[name] = found
                 taken.add(place)
         unused = frozenset(name for name in schema if name not in copies and name not in self._unpatchable)
+        unused -= self._drop_notes(copies, schema)
         self._check_cover(model, [copy for several in copies.values() for copy in several])
-        return WeightMap(copies, self._unpatchable, unused, places)
+        return WeightMap(copies, self._unpatchable, unused, places, tuple(self._unpatchable_targets))
+
+    def _drop_notes(self, copies: dict[str, tuple[Copy, ...]], schema: Schema) -> set[str]:
+        """Drops int64 tensors that several loaders write to one place: notes, such as the shape of a packed weight."""
+        notes = {name for name in self._copies if schema[name][0].name == "I64"}
+        places = Counter((storage_of(copy.target), copy.box) for name in notes for copy in self._copies[name])
+        dropped = {
+            name for name in notes if any(places[storage_of(one.target), one.box] > 1 for one in self._copies[name])
+        }
+        for name in dropped:
+            self._constants += [copy.target_view for copy in copies.pop(name, ())]
+        return dropped
 
     def _check_cover(self, model: torch.nn.Module, copies: Iterable[Copy]) -> None:
         """Checks that every parameter is filled exactly once. Otherwise the model would serve a mixture."""
         views: dict[int, list[torch.Tensor]] = {}
         for copy in copies:
-            views.setdefault(_storage(copy.target), []).append(copy.target_view)
+            views.setdefault(storage_of(copy.target), []).append(copy.target_view)
         others: dict[int, list[torch.Tensor]] = {}
         for view in (*self._constants, *self._unpatchable_targets):
-            others.setdefault(_storage(view), []).append(view)
+            others.setdefault(storage_of(view), []).append(view)
         for name, parameter in model.named_parameters():
-            storage = _storage(parameter)
+            storage = storage_of(parameter)
             count = parameter.untyped_storage().nbytes() // parameter.element_size()
             times = torch.zeros(count, dtype=torch.uint8)
             for view in views.get(storage, ()):
@@ -319,6 +264,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._note(args[0], args[1])
             return args[0]
         written = [tensor for tensor in _written(func, args, kwargs) if self._is_ours(tensor)]
+        if any(storage_of(tensor) in self._guarded for tensor in _written(func, args, kwargs)):
+            raise EngineError("the model's loader writes to weights that the engine has rearranged", hint=_OTHER)
         if written:
             return self._note_write(func, args, written)
         if func is _ITEM and (names := self._origins(args)):
@@ -329,10 +276,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def _is_ours(self, tensor: torch.Tensor) -> bool:
-        return _storage(tensor) in self._memory
+        return storage_of(tensor) in self._memory
 
     def _note(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        name = self._names.get(_storage(source))
+        name = self._names.get(storage_of(source))
         is_widened = False
         if name is None:
             for origin in (origins := self._origins((source,))):
@@ -369,7 +316,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         """The checkpoint tensors that these values were copied or computed from."""
         found: set[str] = set()
         for value in _flat(values):
-            storage = _storage(value)
+            storage = storage_of(value)
             found |= {self._names[storage]} if storage in self._names else self._derived.get(storage, set())
         return found
 
@@ -378,8 +325,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         if not came:
             return
         for value in _flat((result,)):
-            if _storage(value) not in self._names:
-                self._derived.setdefault(_storage(value), set()).update(came)
+            if storage_of(value) not in self._names:
+                self._derived.setdefault(storage_of(value), set()).update(came)
                 self._kept.append(value)
 
 
@@ -404,5 +351,6 @@ def _flat(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from _flat(value)
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
+    """Identifies a tensor's storage. Valid as long as the storage lives."""
     return int(tensor.untyped_storage()._cdata)

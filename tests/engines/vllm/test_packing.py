@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from weightwire.engines.vllm.packing import relaid_out
+from weightwire.engines.vllm.packing import experts_on_cpu, relaid_out
 
 
 def test_plain_layers_can_be_patched() -> None:
@@ -26,7 +26,8 @@ def test_a_layer_whose_weights_were_dropped_is_reported() -> None:
     assert relaid_out(model) == "0.weight: the weights are packed and dropped"
 
 
-def test_a_mixture_of_experts_on_a_cpu_is_reported() -> None:
+def test_a_mixture_of_experts_on_a_cpu_is_found() -> None:
     model = torch.nn.Sequential(torch.nn.Module())
+    assert experts_on_cpu(model) == ""
     model[0].w13_weight = torch.nn.Parameter(torch.zeros(2, 4, 3))
-    assert relaid_out(model) == "0: the experts are packed for the CPU"
+    assert experts_on_cpu(model) == "0"

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from project.provocations.case import Answer, Case, Provocation, http_server
+from support import packed_model
 from support.fused_model import Arrays, Fused, arrays, changed, holding, save, weights_of
 from support.stores import NOWHERE
 from weightwire import EngineError, codec, diff
@@ -148,6 +149,49 @@ def new_parameter(linear: Any, values: list[torch.Tensor]) -> None:
 def parameter_loaded_twice(linear: Any, values: list[torch.Tensor]) -> None:
     linear.weight.data[:2].copy_(values[0])
     linear.weight.data[1:3].copy_(values[1])
+
+
+def rearranged(schema: dict[str, Any], *, with_the_form: bool = True) -> Provocation:
+    """Learns where a checkpoint is in a model whose experts were packed after loading."""
+
+    def provoke(case: Case) -> None:
+        packed = packed_model.Packed()
+        relaid = packed_model.started(packed_model.packed_arrays(), packed)
+        if not with_the_form:
+            relaid._loader_of = lambda form: packed.load_weights
+        relaid.learn(schema)
+
+    return provoke
+
+
+def dropped_parameter(case: Case) -> None:
+    """A norm that the engine drops after loading."""
+
+    def process(layer: torch.nn.Module) -> None:
+        packed_model.process(layer)
+        if hasattr(layer, "norm"):
+            del layer.norm
+
+    relaid = packed_model.started(packed_model.packed_arrays(), packed_model.Packed(), process)
+    relaid.learn(packed_model.schema())
+
+
+def layer_that_grows(case: Case) -> None:
+    """Computes a layer again, whose size depends on how often that was done."""
+    calls = []
+
+    def process(layer: torch.nn.Module) -> None:
+        calls.append(layer)
+        for one in layer.modules():
+            if hasattr(one, "kv"):
+                one.doubled = torch.nn.Parameter(one.kv.data.abs() * 2, requires_grad=False)
+                one.doubled.data = torch.cat([one.doubled.data] * (len(calls) // 20 + 1))
+
+    packed, bits = packed_model.Packed(), packed_model.packed_arrays()
+    relaid = packed_model.started(bits, packed, process)
+    live = LiveModel(packed, packed.load_weights, relaid=relaid, threads=1)
+    calls += [packed] * 40
+    live.reload(save(bits, case.here / "first"), holding(bits, 1))
 
 
 def module(state: dict[str, torch.Tensor]) -> Provocation:
@@ -340,6 +384,10 @@ PROVOCATIONS: list[Provocation] = [
     loads(lambda linear, values: linear.weight.data[:2].copy_(values[0])),
     loads(lambda linear, values: torch._foreach_add_([linear.weight.data[:2], linear.weight.data[2:]], 1)),
     lambda case: torch_dtype("w", DTYPES["F4"]),
+    rearranged(packed_model.schema() | {"1.experts.0.up": (F32, (packed_model.INNER, packed_model.HIDDEN))}),
+    rearranged(packed_model.schema(), with_the_form=False),
+    layer_that_grows,
+    dropped_parameter,
     module({"weight": torch.ones(2, 2)}),
     module({"weight": torch.ones(1, 3), "bias": torch.ones(1)}),
     module({}),

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["keep_plain", "relaid_out"]
+__all__ = ["experts_on_cpu", "is_our_backend", "keep_plain", "relaid_out"]
 
 
 def keep_plain() -> None:
@@ -24,7 +24,7 @@ def keep_plain() -> None:
         return
 
     def pack_unless_ours(layer: Any, remove_weight: bool) -> None:
-        if _is_ours() and layer.weight.ndim == 2:
+        if is_our_backend() and layer.weight.ndim == 2:
             layer.cpu_linear = torch.nn.functional.linear
         else:
             pack(layer, remove_weight)
@@ -33,7 +33,7 @@ def keep_plain() -> None:
     utils.dispatch_cpu_unquantized_gemm = pack_unless_ours
 
 
-def _is_ours() -> bool:
+def is_our_backend() -> bool:
     from vllm.config import get_current_vllm_config
 
     config = get_current_vllm_config().weight_transfer_config
@@ -41,10 +41,8 @@ def _is_ours() -> bool:
 
 
 def relaid_out(model: torch.nn.Module) -> str:
-    """The first layer that does not store its weights unchanged in its parameter, with the reason; empty if none."""
+    """The first layer with weights where probes cannot see them, with the reason; empty if none."""
     for name, module in model.named_modules():
-        if hasattr(module, "w13_weight") and _on_cpu(module):  # the attribute of a mixture of experts
-            return f"{name}: the experts are packed for the CPU"
         if any(value is not None and _holds_weights(value) for value in _enclosed(getattr(module, "cpu_linear", None))):
             return f"{name}: the weights are packed for the CPU"
     for name, parameter in model.named_parameters():
@@ -53,8 +51,13 @@ def relaid_out(model: torch.nn.Module) -> str:
     return ""
 
 
-def _on_cpu(module: torch.nn.Module) -> bool:
-    return any(parameter.device.type == "cpu" for parameter in module.parameters())
+def experts_on_cpu(model: torch.nn.Module) -> str:
+    """The first mixture of experts that vLLM packs for the CPU, and cannot reload; empty if none."""
+    for name, module in model.named_modules():
+        weight = getattr(module, "w13_weight", None)  # the attribute of a mixture of experts
+        if isinstance(weight, torch.Tensor) and weight.device.type == "cpu":
+            return str(name)
+    return ""
 
 
 def _enclosed(function: Any) -> list[Any]:

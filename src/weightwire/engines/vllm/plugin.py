@@ -26,8 +26,10 @@ from vllm.distributed.weight_transfer.base import (
 from weightwire.delta import Delta, changes
 from weightwire.engines.engine import ServedVersion
 from weightwire.engines.live_model import LiveModel, StagedPatch, use_all_cores
+from weightwire.engines.relaid_model import RelaidModel
 from weightwire.engines.vllm.orders import Answer, check_place, write_answer
-from weightwire.engines.vllm.packing import relaid_out
+from weightwire.engines.vllm.packing import experts_on_cpu, relaid_out
+from weightwire.engines.vllm.post_load import relaid_model_of
 from weightwire.engines.weight_map import UnpatchableKind, torch_dtype
 from weightwire.errors import EngineError, WeightwireError
 from weightwire.weights import Checkpoint, as_torch_integers
@@ -69,14 +71,17 @@ class WeightwireEngine(WeightTransferEngine[StatusOrder, Order]):  # type: ignor
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._live = LiveModel(model, model.load_weights)
-        self._unpatchable = relaid_out(model)
+        layout = relaid_model_of(model)
+        self._unpatchable = relaid_out(model) or _why_unpatchable(model, layout)
+        self._knows_layout = isinstance(layout, RelaidModel) and not layout.problem
+        relaid = layout if isinstance(layout, RelaidModel) and self._knows_layout and not layout.is_as_loaded else None
+        self._live = LiveModel(model, model.load_weights, relaid=relaid)
         self._staged: StagedPatch | None = None
         self._patch: Delta | None = None
         self._busy: threading.Thread | None = None
         self._owner = ""  # the directory of the follower that staged it
         self._done = ""  # the token of the last order
-        self._is_pristine = True  # not written since vLLM loaded it
+        self._is_pristine = isinstance(layout, str)  # not written since vLLM loaded it, in an unknown layout
         if self._unpatchable:
             _log.warning("weightwire: %s: every version will be reloaded, which is slow", self._unpatchable)
 
@@ -174,19 +179,29 @@ class WeightwireEngine(WeightTransferEngine[StatusOrder, Order]):  # type: ignor
 
     def _check_whole(self) -> None:
         """Checks that the model holds plain checkpoint weights."""
-        if self.model_config.quantization is not None:
+        quantization = self.model_config.quantization
+        if quantization is not None and not self._is_packed():
             raise EngineError(
-                f"the model is served quantized ({self.model_config.quantization})",
-                hint="serve it without quantization: its weights are not those of the checkpoint",
+                f"the model is served quantized ({quantization})",
+                hint="serve it without quantization, or from a pack-quantized checkpoint",
+            )
+        if self.parallel_config.enable_eplb:
+            raise EngineError(
+                "vLLM moves experts between ranks while it serves (EPLB)", hint="serve it without --enable-eplb"
             )
         self._look_at_layout()
-        if "experts" in self._unpatchable:
+        if self._unpatchable and experts_on_cpu(self.model):
             raise EngineError(
-                self._unpatchable, hint="serve it on a GPU: on a CPU, vLLM cannot reload such a model either"
+                self._unpatchable, hint="serve it on a GPU: on a CPU, vLLM cannot reload a mixture of experts either"
             )
 
+    def _is_packed(self) -> bool:
+        """Whether the checkpoint itself is quantized, in a format whose kernels keep no copy that probes cannot see."""
+        config = getattr(self.model_config.hf_config, "quantization_config", None)
+        return self._knows_layout and isinstance(config, dict) and config.get("format") == "pack-quantized"
+
     def _look_at_layout(self) -> None:
-        """Checks that vLLM kept the weights as loaded. Otherwise a patch would corrupt them unnoticed."""
+        """If the layout was not learned: checks that vLLM kept the weights as loaded, so that patches are safe."""
         if not self._is_pristine:
             return
         self._is_pristine = False
@@ -222,6 +237,14 @@ class WeightwireEngine(WeightTransferEngine[StatusOrder, Order]):  # type: ignor
             write_answer(Path(order.directory), order.token, str(os.getpid()), answer)
         except OSError as error:
             _log.warning("weightwire: the answer cannot be written: the follower is gone (%s)", error)
+
+
+def _why_unpatchable(model: torch.nn.Module, layout: RelaidModel | str) -> str:
+    """Why the layout that was found at startup cannot be patched. Without one, dense models are compared later."""
+    if isinstance(layout, RelaidModel):
+        return layout.problem
+    experts = experts_on_cpu(model)
+    return f"{experts}: the experts are packed for the CPU, and {layout}" if experts else ""
 
 
 def checkpoint_patches(patch: Delta, names: Iterable[str]) -> list[Any]:

@@ -8,6 +8,7 @@ __all__ = ["register"]
 def register() -> None:
     """vLLM calls this in each of its processes: see `vllm.general_plugins` in pyproject.toml."""
     from weightwire.engines.vllm.packing import keep_plain
+    from weightwire.engines.vllm.post_load import observe_loading
 
     try:
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory
@@ -16,3 +17,4 @@ def register() -> None:
     if "weightwire" not in WeightTransferEngineFactory._registry:  # it may be called more than once
         WeightTransferEngineFactory.register_engine("weightwire", "weightwire.engines.vllm.plugin", "WeightwireEngine")
     keep_plain()
+    observe_loading()
