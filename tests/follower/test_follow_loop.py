@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from support.failing_bucket import failed, slow
-from support.follow_scene import Play, Scene, eventually
+from support.follow_scene import ALWAYS, Play, Scene, eventually
 
 
 class TestEvents:
@@ -56,6 +56,40 @@ class TestSilentStore:
             scene.start()
             await eventually(lambda: scene.work.version == 3)
             assert scene.warnings == ["the request failed (2 versions behind)"]
+
+        play(act)
+
+
+class TestOutage:
+    def test_an_outage_counts_from_the_last_look_that_succeeded(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            scene.start()
+            await eventually(lambda: scene.work.version == 1)
+            assert scene.work.outage == 0
+            await asyncio.sleep(300)
+            assert scene.work.outage == 0  # nothing new is not an outage
+            scene.bucket.trouble("get find list read_into", "", failed, ALWAYS)
+            await eventually(lambda: bool(scene.work.trouble))
+            await asyncio.sleep(100)
+            assert 100 <= scene.work.outage < 300
+            scene.bucket.calm()
+            await eventually(lambda: scene.work.outage == 0)
+
+        play(act)
+
+    def test_a_look_that_hangs_is_an_outage(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            await scene.publish()
+            await scene.look()
+            scene.bucket.trouble("get", "", slow(60), times=1)
+            looking = asyncio.create_task(scene.work.look())
+            await asyncio.sleep(1)
+            assert scene.work.outage == 0
+            await asyncio.sleep(30)
+            assert scene.work.outage >= 30
+            await looking
+            assert scene.work.outage == 0
 
         play(act)
 
