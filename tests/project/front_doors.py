@@ -305,6 +305,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "Stage",
         "StartProgress",
         "careful",
+        "each_listener",
         "ignore_progress",
         "log_event",
         "stage_names",

@@ -32,7 +32,7 @@ from weightwire.cli.shared.trust_options import MaxAge, TrustedOrFirst
 from weightwire.engines import Engine, EngineStatus, Keeper, ReadyCheck, ReadyLimits
 from weightwire.follower import Follower, Update
 from weightwire.system import Access, parse_address
-from weightwire.telemetry import Event, Metrics
+from weightwire.telemetry import Metrics, each_listener
 from weightwire.weights import nbytes_of
 
 __all__ = ["follow"]
@@ -87,15 +87,15 @@ def follow(
     metrics = None if listen is None else Metrics("follower")
     listener = FollowListener(metrics, as_json=as_json and not once)
     check = ReadyCheck(ReadyLimits(max_behind, max_lag))
-
-    def hear(event: Event) -> None:
-        check(event)
-        listener(event)
-
     with interrupt_leaves(lambda: _left(into)), ExitStack() as stack:
         stop = None if once else stack.enter_context(stop_on_signal())
         options: dict[str, Any] = {"trust": trust, "max_age": max_age, "threads": threads}
-        options |= {"base": base, "name": name, "on_event": hear, "on_progress": listener.progress}
+        options |= {
+            "base": base,
+            "name": name,
+            "on_event": each_listener(check, listener),
+            "on_progress": listener.progress,
+        }
         follower = stack.enter_context(Follower(url, into=into, **options))
         if stop is None:
             _follow_once(url, follower, into, engines, listener, as_json)

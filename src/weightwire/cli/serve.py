@@ -25,7 +25,7 @@ from weightwire.cli.shared.trust_options import MaxAge, TrustedOrFirst
 from weightwire.engines import Keeper, ReadyCheck, ReadyLimits
 from weightwire.errors import CheckpointError, EngineError, NoRun, Unavailable
 from weightwire.follower import Follower
-from weightwire.telemetry import Event, Metrics
+from weightwire.telemetry import Metrics, each_listener
 from weightwire.weights import DEFAULT_DTYPE
 
 __all__ = ["check_dtype", "dtype_of_run", "serve"]
@@ -92,11 +92,6 @@ def serve(
     note_if_slow()
     listener, routes = FollowListener(metrics := Metrics("follower")), Routes(metrics)
     served: list[int] = []
-
-    def hear(event: Event) -> None:
-        check(event)
-        listener(event)
-
     with interrupt_leaves(lambda: _left(served)), ExitStack() as stack:
         listening = stack.enter_context(HttpListener(routes.app, host, port, access=access))
         # A wrong URL or missing permission fails here: waiting does not help.
@@ -106,7 +101,7 @@ def serve(
         directory = into or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightwire-")))
         # MODEL may be the run's base, which is not in the bucket.
         options: dict[str, Any] = {"trust": trust, "max_age": max_age, "threads": threads}
-        options |= {"base": model, "name": name, "on_event": hear}
+        options |= {"base": model, "name": name, "on_event": each_listener(check, listener)}
         follower = stack.enter_context(Follower(follow, into=directory, on_progress=listener.progress, **options))
         say(f"loading {model}")
         # Here, because torch and transformers take seconds to import.

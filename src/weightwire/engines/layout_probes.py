@@ -21,13 +21,13 @@ from weightwire.engines.skeleton import IsPart, StructureCopier, tensors_in
 from weightwire.engines.weight_map import storage_of
 from weightwire.weights import torch_integer_dtype
 
-__all__ = ["Process", "ProcessedLayout", "Relayout", "probe"]
+__all__ = ["PostLoad", "ProcessedLayout", "Relayout", "probe"]
 
-Process = Callable[[torch.nn.Module], object]
+PostLoad = Callable[[torch.nn.Module], object]
 """What the engine does to a layer after loading its weights."""
 
 Numbers = npt.NDArray[np.int64]
-_Units = npt.NDArray[np.unsignedinteger[Any]]
+_StorageUnits = npt.NDArray[np.unsignedinteger[Any]]
 
 _CHUNK = 1 << 22
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -72,7 +72,7 @@ class ProcessedLayout:
     problem: str = ""
 
 
-def probe(layer: torch.nn.Module, process: Process, is_part: IsPart) -> ProcessedLayout:
+def probe(layer: torch.nn.Module, process: PostLoad, is_part: IsPart) -> ProcessedLayout:
     """Learns what `process` does to a layer. The layer's parameters may be on the meta device."""
     return _Probes(layer, process, is_part).run()
 
@@ -87,7 +87,7 @@ class _Code:
     digit: int = 0
     noise: int = 0
 
-    def bits(self, numbers: Numbers, width: int) -> _Units:
+    def bits(self, numbers: Numbers, width: int) -> _StorageUnits:
         """`width` is in bytes."""
         wide = numbers.astype(np.uint64)
         if self.noise:
@@ -120,11 +120,11 @@ class _Source:
             yield slice(begin, end), np.arange(self.first + begin, self.first + end)
 
 
-def _flat_units(tensor: torch.Tensor) -> _Units:
+def _flat_units(tensor: torch.Tensor) -> _StorageUnits:
     """The whole storage of a tensor, in units of its width."""
     flat = torch.empty(0, dtype=torch_integer_dtype(tensor.element_size()), device=tensor.device)
     units: Any = flat.set_(tensor.untyped_storage()).cpu().numpy()
-    found: _Units = units.view(f"<u{tensor.element_size()}")
+    found: _StorageUnits = units.view(f"<u{tensor.element_size()}")
     return found
 
 
@@ -137,7 +137,7 @@ class _Processed:
 
 
 class _Probes:
-    def __init__(self, layer: torch.nn.Module, process: Process, is_part: IsPart) -> None:
+    def __init__(self, layer: torch.nn.Module, process: PostLoad, is_part: IsPart) -> None:
         self._layer, self._process, self._is_part = layer, process, is_part
         self._sources: dict[int, _Source] = {}
         number = 1  # 0 stands for units that hold no weight
@@ -243,7 +243,7 @@ class _Probes:
         numbers = self._numbers(units, slice(None))
         return None if numbers is None else self._tables(path, numbers)
 
-    def _sliced(self, path: str, units: list[_Units], count: int) -> dict[str, list[Relayout]] | None:
+    def _sliced(self, path: str, units: list[_StorageUnits], count: int) -> dict[str, list[Relayout]] | None:
         """The tables of the first slice, if all others are laid out alike and come from one parameter."""
         size = len(units[0]) // count
         numbers = self._numbers(units, slice(0, size))
@@ -261,7 +261,7 @@ class _Probes:
         tables = _tables_of(held, np.flatnonzero(numbers), stride)
         return {source.path: [Relayout(path, len(units[0]), table, count, size) for table in tables]}
 
-    def _numbers(self, units: list[_Units], span: slice) -> Numbers | None:
+    def _numbers(self, units: list[_StorageUnits], span: slice) -> Numbers | None:
         """The number in each unit, 0 for constants. None if some units are neither."""
         noise, other, *digits = (one[span] for one in units)
         width = noise.dtype.itemsize

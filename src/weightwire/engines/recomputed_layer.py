@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weightwire.engines.layout_probes import Process
+from weightwire.engines.layout_probes import PostLoad
 from weightwire.engines.skeleton import IsPart, StructureCopier, same_form, tensors_in
 from weightwire.errors import EngineError
 from weightwire.weights import torch_integer_dtype
@@ -26,7 +26,7 @@ class RecomputedLayer:
     skeleton: torch.nn.Module
     loaded: Callable[[torch.Tensor], torch.Tensor | None]
     targets: Mapping[str, torch.Tensor]
-    process: Process
+    process: PostLoad
     is_part: IsPart
 
     def compute(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from weightwire.engines.box import Box, boxes_of
-from weightwire.engines.layout_probes import Process, ProcessedLayout, Relayout, probe
+from weightwire.engines.layout_probes import PostLoad, ProcessedLayout, Relayout, probe
 from weightwire.engines.recomputed_layer import Recomputation, RecomputedLayer
 from weightwire.engines.skeleton import IsPart, StructureCopier, same_form, tensors_in
 from weightwire.engines.weight_map import Copy, Load, WeightMap, learn, places_of, storage_of
@@ -43,7 +43,7 @@ def skeleton_of(model: torch.nn.Module, is_part: IsPart) -> torch.nn.Module:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _RunningPlace:
     """Where a loaded parameter is: `kept` in the running model or beside it, or elsewhere, or both."""
 
     name: str
@@ -61,13 +61,13 @@ class RelaidModel:
     `problem` is why the model cannot be patched, or empty.
     """
 
-    def __init__(self, skeleton: torch.nn.Module, process: Process, is_part: IsPart, loader_of: LoaderOf) -> None:
+    def __init__(self, skeleton: torch.nn.Module, process: PostLoad, is_part: IsPart, loader_of: LoaderOf) -> None:
         self.problem = ""
         self._model = self._skeleton = skeleton
         self._process, self._is_part, self._loader_of = process, is_part, loader_of
         self._layouts: dict[str, ProcessedLayout] = {}
         self._loaded: dict[int, torch.Tensor] = {}  # the loaded weights of layers that are computed
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, _RunningPlace] = {}
         self._recomputed: list[RecomputedLayer] = []
         self._boxes: dict[tuple[object, ...], tuple[Box, ...]] = {}
         self._probe()
@@ -114,7 +114,7 @@ class RelaidModel:
         running = dict(model.named_parameters(remove_duplicate=False))
         for name, loaded in self._skeleton.named_parameters():  # of modules outside of all layers
             if id(loaded) not in self._places:
-                self._places[id(loaded)] = _Place(name, running[name])
+                self._places[id(loaded)] = _RunningPlace(name, running[name])
 
     def _add_layer(self, path: str, layer: torch.nn.Module, layout: ProcessedLayout) -> str:
         """Finds the places of a layer in the running model. Returns a problem, or an empty string."""
@@ -133,7 +133,7 @@ class RelaidModel:
             kept_storages |= set() if kept is None else {storage_of(kept)}
             whole = f"{path}.{name}".removeprefix(".")
             is_optional = key in layout.gone and loaded.numel() == 1
-            place = _Place(whole, kept, relayouts, is_moved, key in layout.dropped, is_optional)
+            place = _RunningPlace(whole, kept, relayouts, is_moved, key in layout.dropped, is_optional)
             self._places.setdefault(id(loaded), place)
         for alias in layout.aliases:
             if alias not in running or storage_of(running[alias]) not in kept_storages:
@@ -176,7 +176,7 @@ class RelaidModel:
 
     def learn(self, schema: Schema) -> WeightMap:
         """Where each tensor of a checkpoint is in the running model. Changes nothing."""
-        by_storage: dict[int, _Place] = {}
+        by_storage: dict[int, _RunningPlace] = {}
         optional: list[torch.Tensor] = []
 
         def as_loaded(tensor: torch.Tensor) -> torch.Tensor:
@@ -204,7 +204,7 @@ class RelaidModel:
         }
         return replace(found, copies=copies, places=places_of(self._model))
 
-    def _translated(self, copy: Copy, by_storage: Mapping[int, _Place]) -> Iterator[Copy]:
+    def _translated(self, copy: Copy, by_storage: Mapping[int, _RunningPlace]) -> Iterator[Copy]:
         place = by_storage.get(storage_of(copy.target))
         if place is None or place.kept is not None:
             yield copy
@@ -227,7 +227,7 @@ class RelaidModel:
             yield replace(one, start=start, target_start=target_start)
 
 
-def _check_targets(found: WeightMap, by_storage: Mapping[int, _Place]) -> None:
+def _check_targets(found: WeightMap, by_storage: Mapping[int, _RunningPlace]) -> None:
     """Checks that the loader fills nothing from which the running model cannot be patched."""
     for target in found.other_targets:
         place = by_storage.get(storage_of(target))

@@ -1,7 +1,7 @@
 """Tell: the list of stages, an event for each stage of a version, progress, and Prometheus metrics."""
 
 from weightwire.telemetry.engine_metrics import EngineMetrics
-from weightwire.telemetry.events import Event, Listener, careful, log_event, warning
+from weightwire.telemetry.events import Event, Listener, careful, each_listener, log_event, warning
 from weightwire.telemetry.metrics import Metrics
 from weightwire.telemetry.progress import ProgressCallback, StartProgress, ignore_progress, start_progress
 from weightwire.telemetry.stages import STAGES, Side, Stage, stage_names
@@ -17,6 +17,7 @@ __all__ = [
     "Stage",
     "StartProgress",
     "careful",
+    "each_listener",
     "ignore_progress",
     "log_event",
     "stage_names",

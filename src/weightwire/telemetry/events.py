@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from weightwire.errors import printable, without_secrets
 
-__all__ = ["Event", "Listener", "careful", "log_event", "warning"]
+__all__ = ["Event", "Listener", "careful", "each_listener", "log_event", "warning"]
 
 _log = logging.getLogger("weightwire")
 
@@ -31,6 +31,16 @@ def warning(message: str, version: int | None = None, *, at: float) -> Event:
 
 
 Listener = Callable[[Event], None]
+
+
+def each_listener(*listeners: Listener) -> Listener:
+    """Passes every event to each of them."""
+
+    def hear(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return hear
 
 
 def careful(listener: Listener) -> Listener:
