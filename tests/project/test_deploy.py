@@ -76,7 +76,7 @@ class Started:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def until(self, is_so: Callable[[], bool], seconds: float = 120) -> None:
+    def until(self, is_so: Callable[[], bool], seconds: float = 300) -> None:
         deadline = time.monotonic() + seconds
         while not is_so():
             if self.process.poll() is not None or time.monotonic() > deadline:

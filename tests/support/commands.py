@@ -130,7 +130,7 @@ class Running:
         for line in stream:
             lines.append(line)
 
-    def wait_for(self, text: str, count: int = 1, stream: str = "err", seconds: float = 40.0) -> str:
+    def wait_for(self, text: str, count: int = 1, stream: str = "err", seconds: float = 120.0) -> str:
         """Waits for the `count`-th line that contains the text."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
