@@ -85,11 +85,13 @@ def test_temperature_comes_before_the_cuts() -> None:
 
 
 def test_repetition_penalty_is_for_prompt_and_completion() -> None:
-    seen, logits = [ORDER[0], ORDER[-1]], LOGITS.clone()
-    assert logits[ORDER[0]] > 0 > logits[ORDER[-1]]
-    logits[ORDER[0]] /= 1.5
-    logits[ORDER[-1]] *= 1.5
-    check_drawn_from(logits, Sampling(repetition_penalty=1.5), prompt=(seen[0],) * 3, tokens=(seen[1],))
+    logits = LOGITS.clone()
+    assert logits[ORDER[1]] > 0 > logits[ORDER[-1]]
+    logits[ORDER[:2]] /= 2
+    logits[ORDER[-1]] *= 2
+    penalized = Sampling(repetition_penalty=2.0)
+    check_drawn_from(logits, penalized, prompt=(ORDER[0],) * 3, tokens=(ORDER[1], ORDER[-1]))
+    check_drawn_from(logits, penalized, prompt=(ORDER[1], ORDER[-1]), tokens=(ORDER[0],) * 3)
 
 
 def test_presence_and_frequency_penalties_are_for_the_completion() -> None:
@@ -130,3 +132,10 @@ def test_no_settings_make_a_choice_impossible(penalty: float) -> None:
     extreme = Sampling(1e-4, 1e-6, 10**30, 1.0, penalty, -2.0, 2.0)
     chosen = choose_tokens([running(extreme, tokens=(3, 3))], 60 * LOGITS[None])
     assert 0 <= int(chosen) < WORDS
+
+
+def test_sequences_with_different_settings_keep_their_own_logits() -> None:
+    logits = torch.stack([LOGITS.roll(row) for row in range(5)])
+    settings = [Sampling(0.0), Sampling(top_k=1)]
+    chosen = choose_tokens([running(settings[row % 2]) for row in range(5)], logits)
+    assert chosen.tolist() == logits.argmax(1).tolist()
