@@ -128,13 +128,19 @@ def test_a_paused_batcher_adds_no_tokens_until_it_resumes(batcher: Batcher) -> N
 
 
 def test_cancelled_requests_of_a_paused_batcher_are_dropped(batcher: Batcher) -> None:
-    future = batcher.submit([task(most=LONG)])
-    eventually(lambda: batcher.running)
+    kept = Running(task(most=LONG))
+    future, other = batcher.submit([task(most=LONG)]), batcher.start([kept])
+    eventually(lambda: batcher.running == 2)
     batcher.pause()
+    reached = len(kept.tokens)
     waiting = batcher.submit([task(most=LONG)])
     future.cancel()
     waiting.cancel()
-    eventually(lambda: not batcher.running and not batcher.waiting)
+    eventually(lambda: batcher.running == 1 and not batcher.waiting)
+    time.sleep(0.05)
+    assert len(kept.tokens) == reached  # dropping the others is not a step
+    other.cancel()
+    eventually(lambda: not batcher.running)
     batcher.pause()  # a second time changes nothing
     batcher.resume()
     assert result(batcher.submit([task()]))[0].reason
