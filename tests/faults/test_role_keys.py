@@ -146,7 +146,7 @@ def live_a_signed_run(keyring: Keyring, tmp_path: Path) -> None:
     """The publisher restarts, and everyone compares the bucket with its sign of life."""
     key = PrivateKey.generate()
     for step in range(2):
-        with Publisher(open_bucket(keyring.use("publisher")), key=key) as publisher:
+        with Publisher(open_bucket(keyring.use("publisher")), key=key, anchor_every=1) as publisher:
             publisher.publish(weights_at(SEED, step), step=step).wait(60)
     trust = ("--trust", str(key.public))
     keyring.works("gpu-0", "follow", "--into", tmp_path, "--once", "--name", "gpu-0", *trust, "--max-age", "1h")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weightwire.engines.vllm.shared_directory import PAUSED, SharedDirectory
-from weightwire.errors import EngineError
+from weightwire.errors import Closed, EngineError
 from weightwire.system import durable_files
 
 
@@ -21,21 +21,21 @@ def test_released_directory_is_removed(shared: SharedDirectory) -> None:
     shared.lock()
     shared.lock()
     (shared.path / "7.safetensors").write_bytes(b"a patch")
-    shared.release()
+    shared.close()
     assert not shared.path.exists()
-    shared.release()
+    shared.close()
 
 
 def test_mark_of_a_paused_server_stays(shared: SharedDirectory) -> None:
     shared.lock()
     (shared.path / PAUSED).touch()
     (shared.path / "7.safetensors").write_bytes(b"a patch")
-    shared.release()
+    shared.close()
     assert {path.name for path in shared.path.iterdir()} == {"lock", PAUSED}
     again = SharedDirectory(shared.path, "engine")
     again.lock()
     (again.path / PAUSED).unlink()
-    again.release()
+    again.close()
     assert not shared.path.exists()
 
 
@@ -44,7 +44,7 @@ def test_leftovers_of_a_killed_follower_are_removed(shared: SharedDirectory) -> 
     (shared.path / "7.safetensors").write_bytes(b"a patch")
     shared.lock()
     assert [path.name for path in shared.path.iterdir()] == ["lock"]
-    shared.release()
+    shared.close()
 
 
 def test_directories_of_followers_that_were_killed_are_removed(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_directories_of_followers_that_were_killed_are_removed(tmp_path: Path) -
     assert held is not None
     shared = SharedDirectory(tmp_path / "weightwire-0-8000", "engine")
     shared.lock()
-    shared.release()
+    shared.close()
     os.close(held)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in paths.values()} - {
         "weightwire-0-killed"
@@ -77,11 +77,12 @@ def test_second_follower_is_refused_and_removes_nothing(shared: SharedDirectory)
     second = SharedDirectory(shared.path, "engine")
     with pytest.raises(EngineError, match="engine: another follower updates this engine"):
         second.lock()
-    second.release()
+    second.close()
     assert shared.path.exists()
-    shared.release()
-    second.lock()
-    second.release()
+    shared.close()
+    third = SharedDirectory(shared.path, "engine")
+    third.lock()
+    third.close()
 
 
 def test_directory_that_was_deleted_is_made_again(shared: SharedDirectory) -> None:
@@ -90,4 +91,13 @@ def test_directory_that_was_deleted_is_made_again(shared: SharedDirectory) -> No
     shared.path.rmdir()
     shared.lock()
     assert shared.path.is_dir()
-    shared.release()
+    shared.close()
+
+
+def test_closed_directory_is_not_locked_again(shared: SharedDirectory) -> None:
+    """A thread that still works for a closed engine would keep the lock for ever."""
+    shared.lock()
+    shared.close()
+    with pytest.raises(Closed, match="this engine is closed"):
+        shared.lock()
+    assert not shared.path.exists()

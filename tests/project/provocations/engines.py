@@ -363,7 +363,14 @@ def wait_for_a_server(case: Case, url: str) -> None:
     lag.wait(0, 0.01)
 
 
+def closed_engine(case: Case) -> None:
+    engine = vllm.VllmEngine(NOWHERE)
+    engine.close()
+    engine.attach()
+
+
 PROVOCATIONS: list[Provocation] = [
+    closed_engine,
     model(model_with_unknown_weights),
     model(patch_of_another_run),
     model(lost_tensor),

@@ -145,7 +145,7 @@ class VllmEngine:
     def close(self) -> None:
         for connection in (self._server, self._pausing, self._health):
             connection.close()
-        self._shared.release()
+        self._shared.close()
 
     # --- orders --------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from weightwire.errors import EngineError
+from weightwire.errors import Closed, EngineError
 from weightwire.system import durable_files
 
 __all__ = ["PAUSED", "SharedDirectory"]
@@ -21,16 +22,30 @@ _TRIES = 10  # to lock a directory that another follower removes at the same tim
 
 
 class SharedDirectory:
-    """Call `lock` before its first use, and `release` at the end, which removes it."""
+    """Call `lock` before its first use, and `close` at the end, which removes it. Any thread may call them."""
 
     def __init__(self, path: Path, owner: str) -> None:
         """`owner` is the engine's name, for errors."""
         self.path = path
         self._owner = owner
         self._lock_file: int | None = None
+        self._is_closed = False
+        self._mutex = threading.Lock()
 
     def lock(self) -> None:
         """Locks the engine for this follower, and removes leftovers of a killed one."""
+        with self._mutex:
+            if self._is_closed:  # by a thread that still worked for the engine when it was closed
+                raise Closed(f"{self._owner}: this engine is closed", hint="open it again")
+            self._lock()
+
+    def close(self) -> None:
+        """Releases it for good."""
+        with self._mutex:
+            self._is_closed = True
+            self._release()
+
+    def _lock(self) -> None:
         if self._lock_file is not None and self.path.is_dir():
             return
         self._unlock()
@@ -47,7 +62,7 @@ class SharedDirectory:
         self._remove_leftovers()
         self._remove_abandoned()
 
-    def release(self) -> None:
+    def _release(self) -> None:
         """Removes the directory, unless the server is left paused."""
         if self._lock_file is not None and self.path.is_dir():
             self._remove()
@@ -68,7 +83,7 @@ class SharedDirectory:
             with suppress(OSError):
                 if path != self.path and time.time() - path.stat().st_mtime > _OLD and (path / _LOCK).is_file():
                     abandoned._lock_file = durable_files.lock_file(path / _LOCK)
-                    abandoned.release()
+                    abandoned._release()
 
     def _take(self) -> int | None:
         for _ in range(_TRIES):
