@@ -35,6 +35,7 @@ from support.stores import SeaweedFS, running
 
 WARM_UP = 30.0  # seconds after the first useful work of a process, whose growth is not judged
 LONG_LIFE = 0.35  # share of the time that a process must have lived for its growth to be judged
+LEAST_LIFE = 120.0  # seconds, at least: a process that catches up opens 40 connections, and closes them a minute later
 STEADY = 300.0  # seconds after which the bucket is judged: leases and retention span two minutes
 MOST_DATA_GROWTH = 0.5  # of the peak: a chain that is never swept grows by two thirds of it
 OLDEST_DATA = 300.0  # seconds; a lease of 60, retention of 15, two anchors, and the longest faults
@@ -175,7 +176,7 @@ def bucket_rows(soak: Soak) -> list[Row]:
 
 
 def growth_rows(soak: Soak, measure: str, name: str, unit: float, form: str, most: float, warm_up: float) -> list[Row]:
-    worst = soak.resources.worst(measure, warm_up, LONG_LIFE * soak.plan.seconds)
+    worst = soak.resources.worst(measure, warm_up, max(LEAST_LIFE, LONG_LIFE * soak.plan.seconds))
     if worst is None:
         return []
     owner, growth = worst

@@ -47,9 +47,9 @@ class _Connection:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def get(self, path: str) -> dict[str, Any]:
+    def get(self, path: str, timeout: float = 0) -> dict[str, Any]:
         workers = self._model.llm_engine.vllm_config.parallel_config.world_size
-        return {"weight_version": "default", "world_size": workers, "is_paused": True}
+        return {"weight_version": "default", "world_size": workers, "is_paused": True, "is_sleeping": False}
 
     def post(self, path: str, body: dict[str, Any], timeout: float = 0) -> dict[str, Any]:
         name = path[1:].partition("?")[0]
