@@ -35,7 +35,7 @@ from support.stores import SeaweedFS, running
 
 WARM_UP = 30.0  # seconds after the first useful work of a process, whose growth is not judged
 LONG_LIFE = 0.35  # share of the time that a process must have lived for its growth to be judged
-LEAST_LIFE = 120.0  # seconds, at least: a process that catches up opens 40 connections, and closes them a minute later
+LEAST_LIFE = 120.0  # seconds, at least: a process that catches up opens dozens of connections for a moment
 STEADY = 300.0  # seconds after which the bucket is judged: leases and retention span two minutes
 MOST_DATA_GROWTH = 0.5  # of the peak: a chain that is never swept grows by two thirds of it
 OLDEST_DATA = 300.0  # seconds; a lease of 60, retention of 15, two anchors, and the longest faults
