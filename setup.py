@@ -66,7 +66,7 @@ class TaggedWheel(bdist_wheel):
 def index_page() -> str:
     """README for a package index, where relative links and images would not resolve."""
     home = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
-    text = Path("README.md").read_text(encoding="utf-8")
+    text = Path("README.md").read_text(encoding="utf-8").replace("](#", "](README.md#")
     text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{home}/raw/main/", text)
     return re.sub(r"((?<!!)\[[^]]*\]\()(?!https?:)", rf"\1{home}/blob/main/", text)
 
