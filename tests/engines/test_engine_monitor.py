@@ -85,6 +85,13 @@ def test_engine_that_is_gone_is_not_reported_again_by_its_update(scene: Scene) -
     assert scene.messages()[-1] == ("recovered", "recovered: engine")
 
 
+def test_first_contact_in_vain_does_not_end_a_problem(scene: Scene) -> None:
+    scene.monitor.begin(scene.engine)
+    scene.check(GONE)
+    scene.monitor.end(scene.engine, None, None)  # `connect`, which waits for the checks to find the engine
+    assert scene.messages() == [("warning", "engine: does not answer")]
+
+
 def test_bug_in_a_check_is_a_problem(scene: Scene) -> None:
     assert scene.check(ZeroDivisionError("oh")).trouble == "engine: ZeroDivisionError: oh"
 
