@@ -267,10 +267,15 @@ class TestRollback:
             assert follower.once() == 5
             check(follower, trainer.bits, 5)
 
-    def test_a_damaged_memory_is_an_error(self, early: Objects, follow: Callable[..., Any], into: Path) -> None:
+    @pytest.mark.parametrize(
+        "damaged", [b"{", b'{"\xff": 1}', b"[" * 10_000, b'{"run": "r", "version": -1, "commit": "c"}']
+    )
+    def test_a_damaged_memory_is_an_error(
+        self, early: Objects, follow: Callable[..., Any], into: Path, damaged: bytes
+    ) -> None:
         with follow() as follower:
             follower.once()
-        (into / "seen.json").write_text("{")
+        (into / "seen.json").write_bytes(damaged)
         with follow() as follower, pytest.raises(ReplicaError, match=r"seen\.json: cannot be read"):
             follower.once()
 

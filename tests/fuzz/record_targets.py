@@ -22,6 +22,7 @@ from weightwire.chain.records import (
     Run,
     Shortcut,
     SideFile,
+    SignOfLife,
     StageTiming,
     seal,
     unseal,
@@ -65,6 +66,7 @@ RECORDS: dict[str, tuple[type[Record], Callable[[], Iterable[Record]]]] = {
     "epoch": (Epoch, lambda: [Epoch(run=RUN_ID, epoch=3, write_id=token("w"), time=1.5, host="trainer")]),
     "shortcut": (Shortcut, shortcuts),
     "head": (HeadHint, lambda: [HeadHint(run=RUN_ID, version=3, anchor="shortcuts/3/anchor-0123456789abcdef.json")]),
+    "alive": (SignOfLife, lambda: [SignOfLife(run=RUN_ID, epoch=2, version=3, commit=sha("c"), time=1.5)]),
     "gc": (Gc, lambda: [Gc(run=RUN_ID, below=9, time=1.5)]),
     "heartbeat": (Heartbeat, heartbeats),
 }

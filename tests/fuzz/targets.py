@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fuzz import block_targets, file_targets, http_targets, record_targets
+from fuzz import block_targets, file_targets, http_targets, record_targets, trust_targets
 from fuzz.target import Target
 
 CORPUS = Path(__file__).parent / "corpus"
 
 TARGETS: dict[str, Target] = {
     target.name: target
-    for targets in (block_targets.TARGETS, file_targets.TARGETS, record_targets.TARGETS, http_targets.TARGETS)
-    for target in targets
+    for room in (block_targets, file_targets, record_targets, trust_targets, http_targets)
+    for target in room.TARGETS
 }
 
 

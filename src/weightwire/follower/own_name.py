@@ -87,7 +87,7 @@ def _read_name(directory: Path) -> str:
 
 
 def _read_place(directory: Path) -> Place | None:
-    with suppress(OSError, ValueError, TypeError):
+    with suppress(OSError, ValueError, TypeError, RecursionError):
         return Place(**json.loads(read_regular(directory / "name.place")))
     return None
 

@@ -27,10 +27,10 @@ class CheckpointAbout:
     @classmethod
     def read(cls, checkpoint: Path) -> Self:
         """Raises OSError or ValueError if the file is missing or malformed."""
-        value = json.loads(read_regular(checkpoint / ABOUT_FILE))
         try:
+            value = json.loads(read_regular(checkpoint / ABOUT_FILE))
             return cls(value["run"], value["version"], value["commit"], value["state"], value.get("shares_blocks"))
-        except (LookupError, TypeError, AttributeError) as problem:
+        except (LookupError, TypeError, AttributeError, RecursionError) as problem:
             raise ValueError(f"{checkpoint / ABOUT_FILE}: does not name a run and version") from problem
 
     def to_json(self, **more: int | None) -> bytes:

@@ -5,6 +5,7 @@ DIR/seen.json     the run, the newest version seen, and the keys pinned on first
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Self
 
@@ -17,6 +18,7 @@ from weightwire.system import durable_files, read_regular
 __all__ = ["SeenRun"]
 
 _FILE = "seen.json"
+_HEX64 = re.compile(r"[0-9a-f]{64}")
 
 
 class SeenRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +31,11 @@ class SeenRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     held: int = -1  # the newest version that the replica has held
     pinned: tuple[str, ...] = ()  # public keys
 
+    def __post_init__(self) -> None:
+        hashes = (self.commit, *self.pinned, *([] if self.change is None else [self.change[1]]))
+        if not all(map(_HEX64.fullmatch, hashes)) or self.version < 0 or self.held < -1:
+            raise ValueError("it is malformed")
+
     @classmethod
     def read(cls, directory: Path) -> Self | None:
         path = directory / _FILE
@@ -36,7 +43,8 @@ class SeenRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return msgspec.json.decode(read_regular(path), type=cls)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as problem:
+        # A UnicodeDecodeError is a ValueError.
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as problem:
             raise ReplicaError(
                 f"{path}: cannot be read, so a bucket that was rolled back would not be noticed",
                 hint="follow into a new directory",

@@ -34,7 +34,7 @@ def load(parent: Path, run: str, state: str) -> Checkpoint | None:
     try:
         about = json.loads(read_regular(place / _ABOUT))
         return Checkpoint(place) if (about["run"], about["state"]) == (run, state) else None
-    except (OSError, ValueError, LookupError, TypeError, WeightwireError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, WeightwireError):
         return None
 
 
