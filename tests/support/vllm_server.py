@@ -7,12 +7,9 @@ reports nothing, and ends with the process that started it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -20,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from support.stores import Server, answers, free_ports
+from support.warm_vllm import WarmVllm
 
 __all__ = ["VLLM", "tiny_config", "tiny_model"]
 
@@ -101,48 +99,38 @@ class VLLM(Server):
         workers += ["--distributed-executor-backend", "uni"] if tensor_parallel == 1 else []
         place = ["--host", "127.0.0.1", "--port", str(port), *workers]
         transfer = ["--weight-transfer-config", json.dumps({"backend": backend})] if backend else []
-        command = [sys.executable, "-m", module, "--model", str(model), *place, *sizes, *transfer, *options]
+        command = ["-m", module, "--model", str(model), *place, *sizes, *transfer, *options]
+        self._server: WarmVllm | None = None
         self._env = {**os.environ, **_environment(tensor_parallel), **(env or {})}
         super().__init__(root, command, lambda: answers("GET", f"{self.url}/health"))
 
     def start(self) -> None:
-        with (self.root / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=self.root,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # A separate process group, which includes its workers.
-                start_new_session=True,
-                preexec_fn=_end_with_us,
-            )
+        self._server = WarmVllm(self._command, self.root / "log", self.root, self._env)
         deadline = time.monotonic() + 600
         while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if self._server.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise RuntimeError(f"vLLM did not start:\n{self.log()[-6000:]}")
             time.sleep(0.1)
 
     def kill(self) -> None:
         """Kills the server and its workers."""
-        if self._process is not None:
+        if self._server is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+                os.killpg(self._server.pid, signal.SIGKILL)
+            self._server.wait()
+            self._server = None
 
     stop = kill
 
     def pause(self) -> None:
         """Stops all processes of the server. Connections stay open."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGSTOP)
+        if self._server is not None:
+            os.killpg(self._server.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGCONT)
+        if self._server is not None:
+            os.killpg(self._server.pid, signal.SIGCONT)
 
     def log(self) -> str:
         return (self.root / "log").read_text(errors="replace")
@@ -167,12 +155,6 @@ class VLLM(Server):
         """The likeliest continuation."""
         body = {"model": str(self.model), "prompt": prompt, "max_tokens": tokens, "temperature": 0}
         return str(self.post("/v1/completions", body)["choices"][0]["text"])
-
-
-def _end_with_us() -> None:
-    """As in `stores`, but with SIGTERM: the server must end its workers."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def _environment(tensor_parallel: int) -> dict[str, str]:

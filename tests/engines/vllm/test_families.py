@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.vllm_families import FAMILIES, GENERATING
+from support.warm_vllm import WarmVllm
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).parents[2] / "support/offline_vllm.py"
@@ -19,12 +18,12 @@ PROGRAM = Path(__file__).parents[2] / "support/offline_vllm.py"
 
 def run_offline(root: Path, *options: str) -> dict[str, Any]:
     """vLLM leaves threads and process groups behind, so it runs in a process of its own."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        [sys.executable, PROGRAM, root, *options], capture_output=True, text=True, env=env, timeout=900, check=False
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    output = root / f"output{len(options)}"
+    WarmVllm([PROGRAM, root, *options], output, root, {**os.environ, "OMP_NUM_THREADS": "1"}).wait(900)
+    said = output.read_text(errors="replace")
+    lines = [line for line in said.splitlines() if line.startswith("{")]
+    assert lines, said[-4000:]
+    found: dict[str, Any] = json.loads(lines[-1])
     return found
 
 
