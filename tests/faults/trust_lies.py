@@ -76,7 +76,9 @@ class TrustLies:
         return [partial(self.stranger, name) for name in names]
 
     def stranger(self, name: str, chain: Chain, held: int) -> Lie | None:
-        if held < 0 and name in self._HIDES_CHANGE:  # a newcomer that trusts the revoked key cannot know that it was
+        change = max((one.record.version for one in chain if one.record.keys), default=0)
+        # Whoever trusts a revoked key and has not seen the change, like a newcomer, cannot know of it.
+        if held < change and name in self._HIDES_CHANGE:
             return None
         known = [one.record.version for one in chain[max(held, 0) :] if one.record.after in self.world.truth.states]
         forger = Forger(self.world, self.random)
