@@ -99,15 +99,15 @@ def test_vllm_is_built_in() -> None:
     assert kind.connect is VllmEngine
     assert kind.rollout is not None
     assert kind.launch is not None
-    assert engine_names() == ["vllm"]
+    assert engine_names() == ["sglang", "vllm"]
 
 
 def test_the_error_of_an_unknown_engine_lists_the_known_engines(installed: Path) -> None:
-    with pytest.raises(EngineError, match="unknown engine 'sglang'") as caught:
-        open_engine("sglang=http://127.0.0.1:8000")
+    with pytest.raises(EngineError, match="unknown engine 'tensorrt'") as caught:
+        open_engine("tensorrt=http://127.0.0.1:8000")
     assert (
         caught.value.hint
-        == "known engines: failing, kind, madeup, missing, nothing, number, raising, unimportable, vllm"
+        == "known engines: failing, kind, madeup, missing, nothing, number, raising, sglang, unimportable, vllm"
     )
 
 
@@ -115,7 +115,7 @@ def test_the_error_of_an_unknown_engine_lists_the_known_engines(installed: Path)
 def test_an_engine_needs_a_name_and_a_url(text: str) -> None:
     with pytest.raises(EngineError, match="given as 'NAME=URL'") as caught:
         open_engine(text)
-    assert caught.value.hint == "known engines: vllm"
+    assert caught.value.hint == "known engines: sglang, vllm"
 
 
 def test_a_url_alone_means_the_default_engine() -> None:
@@ -173,8 +173,8 @@ def test_the_command_line_updates_an_installed_engine(installed: Path, run: Path
 
 
 def test_the_command_line_lists_the_known_engines(installed: Path, run: Path, tmp_path: Path) -> None:
-    ran = follow(run, tmp_path / "replica", "sglang=http://127.0.0.1:8000")
+    ran = follow(run, tmp_path / "replica", "tensorrt=http://127.0.0.1:8000")
     said = " ".join(ran.stderr.split())
     assert ran.returncode == 2
-    assert "unknown engine 'sglang'" in said
+    assert "unknown engine 'tensorrt'" in said
     assert "known engines: failing, kind, madeup" in said

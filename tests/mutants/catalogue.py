@@ -9,6 +9,7 @@ from mutants.hostile_mutants import HOSTILE_MUTANTS
 from mutants.mutant import Mutant
 from mutants.publisher_mutants import PUBLISHER_MUTANTS
 from mutants.replica_mutants import REPLICA_MUTANTS
+from mutants.sglang_mutants import SGLANG_MUTANTS
 from mutants.trust_mutants import TRUST_MUTANTS
 from mutants.upkeep_mutants import UPKEEP_MUTANTS
 
@@ -22,6 +23,7 @@ MUTANTS: dict[str, Mutant] = {
         *PUBLISHER_MUTANTS,
         *UPKEEP_MUTANTS,
         *ENGINE_MUTANTS,
+        *SGLANG_MUTANTS,
         *HOSTILE_MUTANTS,
     )
 }

@@ -5,11 +5,11 @@ from __future__ import annotations
 from mutants.mutant import mutant
 
 _MONITOR, _KEEPER, _READY = "engines/engine_monitor.py", "engines/version_keeper.py", "engines/ready_check.py"
-_SHARED, _CLIENT = "engines/vllm/shared_directory.py", "engines/vllm/client.py"
+_SHARED, _CLIENT = "engines/shared_directory.py", "engines/vllm/client.py"
 _CHECKS = "engines/test_engine_monitor.py engines/test_version_keeper.py"
 _READINESS = "engines/test_ready_check.py"
 _COMMAND = "cli/test_follow_ready.py"
-_MEMORY = "engines/vllm/test_shared_directory.py system/test_durable_files.py"
+_MEMORY = "engines/test_shared_directory.py system/test_durable_files.py"
 
 ENGINE_MUTANTS = [
     mutant(
@@ -52,7 +52,7 @@ ENGINE_MUTANTS = [
         "failed update taken for a sleep",
         "an engine that a failed update left paused is reloaded",
         "engines/vllm/test_health_check.py",
-        (_CLIENT, "if health.is_asleep and self._paused_mark.exists():", "if False:"),
+        (_CLIENT, "if health.is_asleep and self._shared.paused_mark.exists():", "if False:"),
     ),
     mutant(
         "hanging engine waited for",

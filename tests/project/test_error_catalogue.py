@@ -18,6 +18,7 @@ ENOUGH = 0.85  # of the calls that make an error
 # Calls that no provocation reaches, by file and function, each with the reason.
 _RACE = "needs another process at the right moment; the tests of the room provoke it"
 _GPU = "needs a GPU, or a tensor of more than 4 billion units"
+_SGLANG = "runs inside SGLang; tests/engines/sglang provokes it"
 _VLLM = "runs inside vLLM; tests/engines/vllm provokes it in a real server"
 _LIBRARY = "needs a library, a store or the disk to break its contract"
 _SIGNAL = "needs an interrupt at the right moment; the tests of the room send one"
@@ -48,11 +49,13 @@ UNPROVOKED = {
     "engines/engine_monitor.py: _note_service": _FOLLOWING,
     "engines/weight_writes.py: _HostWrite.check": _RACE,
     "engines/weight_writes.py: _DeviceWrite.check": _GPU,
+    "engines/order_desk.py: PatchDesk.swap": "runs inside a server; tests/engines provokes it",
+    "engines/sglang/loader.py: _SglangWorker._note_reload": _SGLANG,
+    "engines/sglang/loader.py: _SglangWorker._check_whole": _SGLANG,
     "engines/torch.py: TorchEngine._check": "only for loaders that change weights; tests/engines provokes it",
     "engines/version_keeper.py: Keeper._each": _FOLLOWING,
     "engines/version_keeper.py: Keeper._carefully": _FOLLOWING,
     "engines/vllm/plugin.py: WeightwireEngine._stage": _VLLM,
-    "engines/vllm/plugin.py: WeightwireEngine._swap": _VLLM,
     "engines/vllm/plugin.py: WeightwireEngine._check_whole": _VLLM,
     "follower/run_position.py: RunPosition._check_trusted": "the proof of run.json mostly fails first",
     "follower/follow_loop.py: FollowLoop._look_once": _FOLLOWING,
@@ -194,7 +197,7 @@ def test_complaints_are_found_in_bad_texts(message: str, hint: str, complaint: s
 
 def test_calls_that_make_errors_are_found_in_the_source() -> None:
     """The scan finds classes outside of errors.py, and functions that take a hint."""
-    assert {"TornCheckpoint", "VllmRefusal", "NoPath", "Refusal"} <= error_names()
+    assert {"TornCheckpoint", "ServerRefusal", "NoPath", "Refusal"} <= error_names()
     names = {site.name for site in sites()}
     assert {"weights/tensor.py: refuse", "delta/file.py: Delta.corrupt", "chain/rules.py: missing_commit"} <= names
     assert all(Path(site.file).suffix == ".py" for site in sites())

@@ -74,7 +74,7 @@ class _Worker:
         self._reply(order, order["action"] != "adopt" or (self.holding == target and not self.is_lost))
 
     def _reply(self, order: dict[str, Any], done: bool, problem: str = "") -> None:
-        """As `write_answer` in weightwire/engines/vllm/orders.py."""
+        """As `write_answer` in weightwire/engines/orders.py."""
         answer = {"holding": self.holding, "done": done, "problem": problem, "hint": "serve the same model as the run"}
         directory = Path(order["directory"])
         partial = directory / f".{order['token']}.1"

@@ -7,8 +7,14 @@ ready_check       whether every engine serves a version that is new enough
 version_keeper    keeps any number of engines at a follower's version: stage, swap, reload
 weight_map        where each checkpoint tensor lies in a running model, learned from the model's own loader
 live_model        a running model's weights: patched in place, verified, restored if a check fails
+orders            the messages between a follower and the workers of a server; both sides are:
+order_desk        inside a worker: carries out orders on its live model
+worker_orders     in the follower: sends orders, and knows what the workers hold
+shared_directory  where patches and answers are passed, in shared memory
+server_connection one HTTP connection to a server, and its errors
 torch             the engine for a torch module in this process
 vllm              the engine for a vLLM server on this machine
+sglang            the engine for an SGLang server on this machine (experimental)
 """
 
 from typing import TYPE_CHECKING

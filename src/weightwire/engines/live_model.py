@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -20,14 +21,26 @@ from weightwire.codec import Digest
 from weightwire.delta import Delta, Entry, State, add_digests, digest, jobs_of
 from weightwire.engines.engine import ServedVersion
 from weightwire.engines.recomputed_layer import Recomputation
-from weightwire.engines.relaid_model import RelaidModel
-from weightwire.engines.weight_map import Load, Unpatchable, WeightMap, learn, places_of, torch_dtype
+from weightwire.engines.weight_map import Copy, Load, Unpatchable, WeightMap, learn, places_of, torch_dtype
 from weightwire.engines.weight_writes import ScatterPart, Write, changed_outside, join_parts, writes_of
 from weightwire.errors import EngineError
 from weightwire.system import in_order, to_the_end
 from weightwire.weights import Checkpoint, Schema, Tensor, as_torch_integers, schema_of_weights
 
-__all__ = ["LiveModel", "StagedPatch", "naked_tensors", "use_all_cores"]
+__all__ = ["LiveModel", "StagedPatch", "WeightLayout", "naked_tensors", "use_all_cores"]
+
+
+class WeightLayout(Protocol):
+    """Knows where the weights of a running model are, without its loader."""
+
+    def learn(self, schema: Schema) -> WeightMap:
+        """Where each tensor of a checkpoint is. Changes nothing."""
+
+    def recomputations(self, copies: Iterable[Copy]) -> list[Recomputation]:
+        """The layers that must be computed again after these copies were written."""
+
+    def is_current(self) -> bool:
+        """Whether all computed layers match the loaded weights."""
 
 
 class LiveModel:
@@ -39,7 +52,7 @@ class LiveModel:
     """
 
     def __init__(
-        self, model: torch.nn.Module, load: Load, *, threads: int | None = None, relaid: RelaidModel | None = None
+        self, model: torch.nn.Module, load: Load, *, threads: int | None = None, relaid: WeightLayout | None = None
     ) -> None:
         self.holding: ServedVersion | None = None
         self.mixed = False

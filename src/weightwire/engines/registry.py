@@ -23,7 +23,10 @@ from weightwire.errors import EngineError, WeightwireError
 
 __all__ = ["EngineKind", "Program", "engine_names", "find_engine", "open_engine", "split_engine"]
 
-_BUILT_IN = {"vllm": "weightwire.engines.vllm.engine_kind:VLLM"}
+_BUILT_IN = {
+    "sglang": "weightwire.engines.sglang.sglang_kind:SGLANG",
+    "vllm": "weightwire.engines.vllm.engine_kind:VLLM",
+}
 _GROUP = "weightwire.engines"
 
 

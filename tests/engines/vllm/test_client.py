@@ -305,7 +305,7 @@ def test_a_server_left_paused_by_a_killed_follower_resumes(vllm: VLLM, tiny: Pat
         one.bring()
         engine = one.engines[0]
         # The state that a killed follower leaves behind.
-        engine._paused_mark.touch()
+        engine._shared.paused_mark.touch()
         vllm.post("/start_weight_update")
         vllm.post("/pause?mode=keep")
         engine.close()

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from project.provocations.case import Answer, http_server
+from weightwire.engines import shared_directory
 from weightwire.engines.engine import EngineHealth
-from weightwire.engines.vllm import VllmEngine, client, health_check
+from weightwire.engines.vllm import VllmEngine, health_check
 from weightwire.engines.vllm.health_check import VllmHealthCheck
 from weightwire.errors import EngineGone
 
@@ -59,11 +60,11 @@ def test_running_server_tells_its_health(
 
 def test_server_that_an_update_left_paused_does_not_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise it would never be reloaded."""
-    monkeypatch.setattr(client, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(shared_directory, "_SHARED_MEMORY", tmp_path)
     with server({"/is_sleeping": {"is_sleeping": True}}) as url, closing(VllmEngine(url)) as engine:
         assert engine.check_health() == EngineHealth(is_asleep=True)
-        engine._directory.mkdir()
-        engine._paused_mark.touch()
+        engine._shared.path.mkdir()
+        engine._shared.paused_mark.touch()
         assert engine.check_health() == EngineHealth(is_paused=True)
 
 

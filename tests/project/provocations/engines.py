@@ -7,7 +7,7 @@ import socket
 import sys
 import textwrap
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from support import packed_model
 from support.fused_model import Arrays, Fused, arrays, changed, holding, save, weights_of
 from support.stores import NOWHERE
 from weightwire import EngineError, codec, diff
-from weightwire.engines import vllm
+from weightwire.engines import shared_directory, vllm, worker_orders
 from weightwire.engines.live_model import LiveModel
+from weightwire.engines.orders import Answer as WorkerAnswer
 from weightwire.engines.registry import find_engine, open_engine
+from weightwire.engines.sglang import SglangEngine
+from weightwire.engines.sglang.http_api import LOADER
 from weightwire.engines.torch import TorchEngine
-from weightwire.engines.vllm import client, health_check, served_version
-from weightwire.engines.vllm.orders import Answer as WorkerAnswer
+from weightwire.engines.vllm import health_check, served_version
 from weightwire.engines.vllm.rollout_server import VllmRolloutServer
 from weightwire.engines.weight_map import learn, torch_dtype
 from weightwire.weights import DTYPES
@@ -275,8 +277,8 @@ def server(
         return known, {}, json.dumps(answers.get(path, {"error": "not found"})).encode()
 
     def provoke(case: Case) -> None:
-        case.patch.setattr(client, "_SHARED_MEMORY", case.here)
-        case.patch.setattr(client, "QUICK", 0.05)
+        case.patch.setattr(shared_directory, "_SHARED_MEMORY", case.here)
+        case.patch.setattr(worker_orders, "QUICK", 0.05)
         with http_server(respond) as url:
             work(case, url)
 
@@ -291,6 +293,11 @@ def attach(case: Case, url: str) -> None:
         engine.close()
 
 
+def attach_sglang(case: Case, url: str) -> None:
+    with closing(SglangEngine(url)) as engine:
+        engine.attach()
+
+
 def attach_twice(case: Case, url: str) -> None:
     first = vllm.VllmEngine(url)
     try:
@@ -302,7 +309,7 @@ def attach_twice(case: Case, url: str) -> None:
 
 def unusable_directory(case: Case, url: str) -> None:
     engine = vllm.VllmEngine(url)
-    engine._directory.write_text("a file")
+    engine._shared.path.write_text("a file")
     engine.attach()
 
 
@@ -310,9 +317,9 @@ def worker_says(answer: WorkerAnswer) -> Callable[[Case, str], None]:
     """Reloads a server whose only worker gives this answer."""
 
     def work(case: Case, url: str) -> None:
-        case.patch.setattr(client, "read_answers", lambda directory, token: [answer])
+        case.patch.setattr(worker_orders, "read_answers", lambda directory, token: [answer])
         engine = vllm.VllmEngine(url)
-        engine._workers = 1
+        engine._orders.workers = 1
         try:
             engine._shared.lock()
             engine.reload(Path("/data/checkpoint"), holding(FIRST, 2))
@@ -402,7 +409,7 @@ PROVOCATIONS: list[Provocation] = [
     mixed_module,
     # Other packages
     lambda case: open_engine("http://127.0.0.1:8000"),
-    lambda case: find_engine("sglang"),
+    lambda case: find_engine("tensorrt"),
     installed("missing"),
     installed("number"),
     installed("failing"),
@@ -424,4 +431,7 @@ PROVOCATIONS: list[Provocation] = [
     hanging_server,
     server(lambda case, url: VllmRolloutServer(url).check(), SERVER | {"/server_info": {"vllm_config": {}}}),
     server(wait_for_a_server, SERVER),
+    # SGLang
+    server(attach_sglang, {"/server_info": {"version": "0.5.23", "custom_weight_loader": []}}),
+    server(attach_sglang, {"/server_info": {"custom_weight_loader": [LOADER], "enable_eplb": True}}),
 ]

@@ -3,9 +3,8 @@
     plugin             inside vLLM: a weight transfer backend, found by its entry point
     packing            inside vLLM: keeps weights in a layout that can be patched, and finds those that are not
     registration       inside vLLM: called by the entry point
-    orders             the messages between the two sides
     client             in the follower: sends the orders
-    connection         one HTTP connection to a server, and its errors
+    connection         what is particular to connections with vLLM
     rollout_server     a trainer's view of a server
     engine_kind        vLLM's entry in the registry of engines
     sample_versions    which tokens of a sample came from which version

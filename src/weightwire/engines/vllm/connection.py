@@ -1,140 +1,15 @@
-"""A persistent connection to a vLLM server, and its errors."""
+"""Connections to vLLM servers."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
-import socket
-import time
-import urllib.parse
-from typing import Any
+from weightwire.engines.server_connection import ServerConnection, ServerSoftware
 
-from weightwire.errors import EngineError, EngineGone, public_url
-from weightwire.system import Closeable
-
-__all__ = ["QUICK", "START", "NotOffered", "VllmConnection", "VllmRefusal"]
+__all__ = ["START", "connect_to_vllm"]
 
 START = 'start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "weightwire"}\''
-QUICK = 30.0  # seconds, for calls that should be instant
-_OLDEST = "0.29"
+_VLLM = ServerSoftware("vLLM", START, "0.29 or newer, in developer mode", "/version", "/weight_info")
 
 
-class VllmRefusal(EngineError):
-    """The server answered with an error."""
-
-
-class NotOffered(EngineError):
-    """The server does not have the endpoint."""
-
-
-class VllmConnection(Closeable):
-    """Kept open, because connecting takes as long as some of the calls."""
-
-    def __init__(self, url: str) -> None:
-        parts, port = _split(url)
-        self._url = public_url(url).rstrip("/")
-        self.port = port or (443 if parts.scheme == "https" else 80)
-        # URLs for OpenAI clients end in /v1, but the other endpoints are above it.
-        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(parts.hostname or "", port)
-        self._last_seen = time.monotonic()
-        self._is_closed = False
-
-    def get(self, path: str, timeout: float = QUICK) -> dict[str, Any]:
-        return self._call("GET", path, None, timeout)
-
-    def post(self, path: str, body: dict[str, Any], timeout: float = QUICK) -> dict[str, Any]:
-        return self._call("POST", path, body, timeout)
-
-    def check_alive(self) -> None:
-        """Raises EngineGone if the server has died. Call it while waiting for workers."""
-        if time.monotonic() - self._last_seen > 1.0:
-            self.get("/weight_info")
-
-    def close(self) -> None:
-        """Closes for good and at once, also while another thread waits for an answer."""
-        self._is_closed = True
-        if self._connection.sock is not None:
-            with contextlib.suppress(OSError):
-                self._connection.sock.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
-
-    def _call(self, method: str, path: str, body: dict[str, Any] | None, timeout: float) -> dict[str, Any]:
-        for attempt in (1, 2):
-            fresh = self._connection.sock is None
-            try:
-                status, answer = self._exchange(method, path, body, timeout)
-                break
-            except (OSError, http.client.HTTPException) as problem:
-                self._connection.close()
-                # The server closes idle connections, and then never saw the request: try once more.
-                if fresh or attempt == 2 or not isinstance(problem, http.client.RemoteDisconnected | ConnectionError):
-                    raise self._gone(problem, timeout) from problem
-        self._last_seen = time.monotonic()
-        if status == 503:
-            raise EngineGone(f"{self._url}: is not ready ({_reason(answer, status)})", hint="wait until it has started")
-        if status == 200:
-            return answer
-        if status == 404:
-            raise NotOffered(f"{self._url}: does not offer {path.split('?')[0]} ({self._about()})", hint=START)
-        raise VllmRefusal(f"{self._url}{path.split('?')[0]}: {_reason(answer, status)}", hint="see the server's log")
-
-    def _gone(self, problem: Exception, timeout: float) -> EngineGone:
-        if isinstance(problem, TimeoutError):
-            hint = "it hangs, or is overloaded: see its log, and restart it if it stays so"
-            return EngineGone(f"{self._url}: does not answer within {timeout:.2g} s", hint=hint)
-        return EngineGone(
-            f"{self._url}: cannot be reached ({problem or type(problem).__name__})",
-            hint="start vLLM there, or use the URL of a running server",
-        )
-
-    def _exchange(
-        self, method: str, path: str, body: dict[str, Any] | None, timeout: float
-    ) -> tuple[int, dict[str, Any]]:
-        if self._is_closed:  # another thread closed it while this one waited
-            raise ConnectionError("the connection is closed")
-        self._connection.timeout = timeout
-        if self._connection.sock is not None:
-            self._connection.sock.settimeout(timeout)
-        data = None if body is None else json.dumps(body)
-        self._connection.request(method, self._prefix + path, data, {"Content-Type": "application/json"})
-        response = self._connection.getresponse()
-        raw = response.read()
-        try:
-            answer = json.loads(raw)
-        except ValueError:
-            answer = {"error": raw.decode(errors="replace")[:500]}
-        return response.status, answer if isinstance(answer, dict) else {"error": str(answer)[:500]}
-
-    def _about(self) -> str:
-        """Describes a server that lacks an endpoint."""
-        try:
-            status, answer = self._exchange("GET", "/version", None, QUICK)
-        except (OSError, http.client.HTTPException):
-            return "is it vLLM?"
-        version = answer.get("version") if status == 200 else None
-        if not isinstance(version, str):
-            return "is it vLLM?"
-        return f"it is vLLM {version}; weightwire needs {_OLDEST} or newer, in developer mode"
-
-
-def _split(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        port, host = parts.port, parts.hostname
-    except ValueError:  # unbalanced brackets or an invalid port
-        parts, port, host = urllib.parse.urlsplit(""), None, None
-    if parts.scheme not in ("http", "https") or not host or not host.isprintable() or " " in host:
-        raise EngineError(
-            f"{public_url(url.partition('?')[0])!r} is not the URL of a server",
-            hint="use a URL such as http://127.0.0.1:8000",
-        )
-    return parts, port
-
-
-def _reason(answer: dict[str, Any], status: int) -> str:
-    error = answer.get("error") or answer.get("detail") or f"HTTP {status}"
-    text = error.get("message", error) if isinstance(error, dict) else error
-    return str(text)[:500]
+def connect_to_vllm(url: str) -> ServerConnection:
+    """Raises an EngineError if the URL is malformed. Connects with the first call."""
+    return ServerConnection(url, _VLLM)

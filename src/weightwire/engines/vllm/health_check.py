@@ -6,7 +6,8 @@ import time
 from contextlib import suppress
 
 from weightwire.engines.engine import EngineHealth
-from weightwire.engines.vllm.connection import NotOffered, VllmConnection
+from weightwire.engines.server_connection import NotOffered, ServerConnection
+from weightwire.engines.vllm.connection import connect_to_vllm
 from weightwire.errors import EngineError, EngineGone
 from weightwire.system import Closeable
 
@@ -20,7 +21,7 @@ class VllmHealthCheck(Closeable):
     """Call `check` from one thread at a time. `close` ends a call that waits."""
 
     def __init__(self, url: str) -> None:
-        self._server = VllmConnection(url)
+        self._server = connect_to_vllm(url)
 
     def check(self) -> EngineHealth:
         until = time.monotonic() + _CORE
@@ -51,7 +52,7 @@ class VllmHealthCheck(Closeable):
         self._server.close()
 
 
-def is_asleep(server: VllmConnection, timeout: float) -> bool:
+def is_asleep(server: ServerConnection, timeout: float) -> bool:
     """Whether the server is asleep or paused. Both look the same from outside."""
     with suppress(NotOffered):
         return bool(server.get("/is_sleeping", timeout).get("is_sleeping"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weightwire.engines.vllm.connection import START, VllmConnection
+from weightwire.engines.vllm.connection import START, connect_to_vllm
 from weightwire.errors import EngineError, public_url
 
 __all__ = ["VllmRolloutServer", "served_version"]
@@ -15,7 +15,7 @@ class VllmRolloutServer:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        VllmConnection(url).close()  # raises if the URL is malformed
+        connect_to_vllm(url).close()  # raises if the URL is malformed
 
     def served_version(self) -> int | None:
         text = self._get("/weight_info").get("weight_version")
@@ -36,11 +36,11 @@ class VllmRolloutServer:
         return f"{about.get('server', 'vLLM')} {about.get('version', 'of unknown version')}"
 
     def forget_version(self) -> None:
-        with VllmConnection(self._url) as connection:
+        with connect_to_vllm(self._url) as connection:
             connection.post("/update_weight_version", {"new_version": "unknown"})
 
     def _get(self, path: str) -> dict[str, Any]:
-        with VllmConnection(self._url) as connection:
+        with connect_to_vllm(self._url) as connection:
             return connection.get(path)
 
 

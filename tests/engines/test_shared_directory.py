@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weightwire.engines.vllm.shared_directory import PAUSED, SharedDirectory
+from weightwire.engines.shared_directory import PAUSED, SharedDirectory
 from weightwire.errors import Closed, EngineError
 from weightwire.system import durable_files
 

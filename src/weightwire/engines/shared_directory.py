@@ -1,13 +1,17 @@
-"""The directory in shared memory that a follower and its vLLM server share. One follower at a time may use it."""
+"""The directory in shared memory that a follower and its server share. One follower at a time may use it."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
+from weightwire.delta import Delta
 from weightwire.errors import Closed, EngineError
 from weightwire.system import durable_files
 
@@ -16,6 +20,7 @@ __all__ = ["PAUSED", "SharedDirectory"]
 PAUSED = "paused"
 """The file that marks a paused server. It stays when a follower ends, because a later one has to resume the server."""
 
+_SHARED_MEMORY = Path("/dev/shm")
 _LOCK = "lock"
 _OLD = 60.0  # seconds; a younger directory may belong to a follower that is just starting
 _TRIES = 10  # to lock a directory that another follower removes at the same time
@@ -31,6 +36,32 @@ class SharedDirectory:
         self._lock_file: int | None = None
         self._is_closed = False
         self._mutex = threading.Lock()
+
+    @classmethod
+    def for_port(cls, port: int, owner: str) -> Self:
+        """The directory of the server at a local port. Not by URL: the same server may have several names."""
+        shared = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+        return cls(shared / f"weightwire-{os.getuid()}-{port}", owner)
+
+    @property
+    def paused_mark(self) -> Path:
+        return self.path / PAUSED
+
+    @contextmanager
+    def staged(self, patch: Delta, version: int) -> Iterator[Path]:
+        """Writes a patch for the workers to read. Removes it at the end."""
+        file = self.path / f"{version}.safetensors"
+        try:
+            with file.open("wb") as out:
+                for chunk in patch.chunks():
+                    out.write(chunk)
+            yield file
+        except OSError as problem:
+            raise EngineError(
+                f"{file}: the patch cannot be written ({problem.strerror})", hint="free some shared memory"
+            ) from problem
+        finally:
+            file.unlink(missing_ok=True)
 
     def lock(self) -> None:
         """Locks the engine for this follower, and removes leftovers of a killed one."""

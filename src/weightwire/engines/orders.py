@@ -1,7 +1,7 @@
-"""The messages between a follower and an engine: orders and answers.
+"""The messages between a follower and the workers of a server: orders and answers.
 
-Orders travel as the update info of vLLM's weight transfer. Answers are files in a directory named by the order, one per
-worker, because vLLM's own replies cannot carry them.
+Orders travel in the server's own requests for weight updates. Answers are files in a directory named by the order, one
+per worker, because the server's replies cannot carry them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,26 @@ from typing import Any, Literal
 from weightwire.engines.engine import ServedVersion
 from weightwire.system import read_regular
 
-__all__ = ["Action", "Answer", "check_place", "read_answers", "write_answer"]
+__all__ = ["Action", "Answer", "Order", "check_place", "read_answers", "write_answer"]
 
-Action = Literal["adopt", "check", "stage", "swap", "undo", "reload"]
+Action = Literal["status", "adopt", "check", "stage", "swap", "undo", "forget", "reload"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """`file` is a patch or checkpoint that leads to `run`, `version` and `state`."""
+
+    action: str
+    directory: str
+    token: str
+    file: str = ""
+    run: str = ""
+    version: int = -1
+    state: str = ""
+
+    @property
+    def target(self) -> ServedVersion:
+        return ServedVersion(self.run, self.version, self.state)
 
 
 @dataclass(frozen=True)
