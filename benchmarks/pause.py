@@ -56,7 +56,7 @@ import weightwire
 from weightwire import Event, Publisher
 
 SHARED_MEMORY = Path("/dev/shm")
-CLIENTS, TOKENS = 4, 96
+CLIENTS, TOKENS, PROMPT = 4, 96, 4
 SLOT = 5.0  # least seconds of streaming around an update
 SETTLE = 2.5  # seconds to observe after an update
 PLAIN_ROUNDS = 3
@@ -98,8 +98,8 @@ def measure(recording: Path | None, count: int, scratch: Path) -> Report:
 class Streams(Child):
     """The client process, and the tokens that it received."""
 
-    def __init__(self, server: VLLM) -> None:
-        super().__init__("streams.py", server.url, server.model, str(CLIENTS), str(TOKENS))
+    def __init__(self, server: VLLM, tokens: int = TOKENS, prompt: int = PROMPT) -> None:
+        super().__init__("streams.py", server.url, server.model, str(CLIENTS), str(tokens), str(prompt))
         self.arrivals: list[Arrival] = []
 
     def __enter__(self) -> Self:
@@ -155,13 +155,13 @@ def by_admin(admin: Admin, work: Callable[[], None]) -> Callable[[], tuple[float
 class Ours:
     """A trainer, and a follower process that keeps the server up to date."""
 
-    def __init__(self, stack: ExitStack, server: VLLM, first: Path, scratch: Path) -> None:
+    def __init__(self, stack: ExitStack, server: VLLM, first: Path, scratch: Path, cache: str = "flush") -> None:
         self._server = server
         self._events: dict[str, dict[int | None, Event]] = defaultdict(dict)
         url = scratch / "bucket"
         publisher = Publisher(url, base=first, files={}, on_event=self._record)
         self._publisher = stack.enter_context(publisher)
-        self._keeper = stack.enter_context(Child("keeper.py", str(url), scratch / "replica", first, server.url))
+        self._keeper = stack.enter_context(Child("keeper.py", str(url), scratch / "replica", first, server.url, cache))
         until = time.monotonic() + PATIENCE
         while server.weight_version != str(publisher.version):
             if time.monotonic() > until:

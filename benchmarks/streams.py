@@ -1,11 +1,11 @@
-"""Client process that streams completions from a vLLM server. pause.py starts it.
+"""Client process that streams completions from a vLLM server. pause.py and cache_policy.py start it.
 
-    python benchmarks/streams.py URL MODEL CLIENTS TOKENS
+    python benchmarks/streams.py URL MODEL CLIENTS TOKENS PROMPT
 
-Each client requests TOKENS tokens, again and again. Its first request is for fewer, a different number for each
-client, so that the requests do not all end at once. The process prints "streaming" when every client has received
-tokens. For each line on stdin it prints what arrived since, as JSON: [request, client, time, tokens so far]. When
-stdin closes, it waits for the running requests and prints the errors of all requests.
+Each client requests TOKENS tokens for a prompt of PROMPT tokens, again and again. Its first request is for fewer, a
+different number for each client, so that the requests do not all end at once. The process prints "streaming" when every
+client has received tokens. For each line on stdin it prints what arrived since, as JSON: [request, client, time, tokens
+so far]. When stdin closes, it waits for the running requests and prints the errors of all requests.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ClientLog:
             return arrivals
 
 
-def stream(url: str, model: str, client: int, first: int, tokens: int, log: ClientLog) -> None:
+def stream(url: str, model: str, client: int, first: int, tokens: int, length: int, log: ClientLog) -> None:
     """Runs one client until `log.stop` is set. The running request is finished."""
     parts = urllib.parse.urlsplit(url)
     for wanted in chain([first], repeat(tokens)):
@@ -69,7 +69,8 @@ def stream(url: str, model: str, client: int, first: int, tokens: int, log: Clie
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
         request = log.new_request()
         try:
-            came, wrong = read_stream(connection, request_body(model, client, request, wanted), request, client, log)
+            body = request_body(model, prompt_of(client, request, length), request, wanted)
+            came, wrong = read_stream(connection, body, request, client, log)
             log.end(came, wrong or ("" if came == wanted else f"received {came} tokens, not {wanted}"))
         except (OSError, ValueError, http.client.HTTPException) as problem:
             log.end(0, f"{type(problem).__name__}: {problem}")
@@ -79,10 +80,15 @@ def stream(url: str, model: str, client: int, first: int, tokens: int, log: Clie
             connection.close()
 
 
-def request_body(model: str, client: int, request: int, tokens: int) -> dict[str, Any]:
+def prompt_of(client: int, request: int, length: int) -> list[int]:
+    """A unique prompt, so that nothing comes from a cache."""
+    return [100 + client, 200 + request, *(300 + number % 100 for number in range(length - 2))]
+
+
+def request_body(model: str, prompt: list[int], request: int, tokens: int) -> dict[str, Any]:
     return {
         "model": model,
-        "prompt": [100 + client, 200 + request, 300, 400],  # unique, so that nothing comes from a cache
+        "prompt": prompt,
         "max_tokens": tokens,
         "ignore_eos": True,
         "temperature": 1.0,
@@ -119,10 +125,11 @@ def read_stream(
 
 
 def main() -> None:
-    url, model, clients, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    url, model = sys.argv[1:3]
+    clients, tokens, length = map(int, sys.argv[3:])
     log = ClientLog()
     threads = [
-        threading.Thread(target=stream, args=(url, model, index, part, tokens, log), daemon=True)
+        threading.Thread(target=stream, args=(url, model, index, part, tokens, length, log), daemon=True)
         for index, part in enumerate(tokens * (client + 1) // clients for client in range(clients))
     ]
     for thread in threads:

@@ -67,15 +67,15 @@ def qwen3_config() -> Any:
 
 
 @contextmanager
-def serving(model: Path, scratch: Path, backend: str | None, requests: int) -> Iterator[VLLM]:
-    """A vLLM server for `requests` requests at once, with a weight transfer backend or without.
+def serving(model: Path, scratch: Path, backend: str | None, requests: int, longest: int = LONGEST) -> Iterator[VLLM]:
+    """A vLLM server for `requests` requests of `longest` tokens at once, with a weight transfer backend or without.
 
     Only checkpoint_patches.py is copied to its PYTHONPATH, so other modules of this directory cannot shadow packages.
     """
     extension = scratch / "extension"
     extension.mkdir(parents=True)
     shutil.copy(HERE / "checkpoint_patches.py", extension)
-    options = ["--max-model-len", str(LONGEST), "--max-num-seqs", str(requests)]
+    options = ["--max-model-len", str(longest), "--max-num-seqs", str(requests)]
     options += ["--worker-extension-cls", "checkpoint_patches.CheckpointPatches"]
     path = os.pathsep.join(filter(None, [str(extension), os.environ.get("PYTHONPATH")]))
     server = VLLM(scratch, model, backend=backend, options=options, env={"PYTHONPATH": path})

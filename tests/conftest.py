@@ -23,6 +23,7 @@ WITH_VLLM = {
     "tests/engines/vllm/test_client.py",
     "tests/engines/vllm/test_server_health.py",
     "tests/engines/vllm/test_families.py",
+    "tests/engines/vllm/test_prefix_cache.py",
     "tests/project/test_docs_engines.py",
     "tests/project/test_readme.py",
     "tests/trainers/test_trl_trainer.py",

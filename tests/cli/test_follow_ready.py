@@ -244,6 +244,22 @@ class TestOnce:
         ran = weightwire("follow", trainer.bucket, "--into", replica, *engine, *engine)
         assert (ran.code, "http://127.0.0.1:9 is given twice" in ran.err) == (2, True)
 
+    def test_cache_policy_needs_an_engine(self, trainer: CheckpointTrainer, replica: Path) -> None:
+        ran = weightwire("follow", trainer.bucket, "--into", replica, "--cache", "keep")
+        assert (ran.code, "--cache: needs --engine" in ran.err) == (2, True)
+
+    def test_cache_is_kept_in_patches_but_not_in_reloads(
+        self, trainer: CheckpointTrainer, replica: Path, engine: FakeVllm
+    ) -> None:
+        trainer.publish()
+        options: list[str | Path] = ["--into", replica, "--engine", f"vllm={engine.url}", "--cache", "keep"]
+        with Running("follow", trainer.bucket, *options) as command:
+            command.wait_for("version 1")  # loaded
+            trainer.publish()
+            command.wait_for("version 2")  # patched
+        kept = ["clear_cache=false", "/reset_prefix_cache"]
+        assert engine.ask("/test/pauses") == ["clear_cache=true", *kept]
+
     @pytest.mark.parametrize("option", [["--max-behind", "1"], ["--max-lag", "10s"]])
     def test_limits_need_a_listener(self, trainer: CheckpointTrainer, replica: Path, option: list[str]) -> None:
         ran = weightwire("follow", trainer.bucket, "--into", replica, *option)

@@ -128,6 +128,15 @@ def test_a_malformed_url_is_refused_without_connecting() -> None:
         open_engine("vllm=127.0.0.1:8000")
 
 
+def test_an_engine_that_cannot_keep_the_kv_cache_is_refused(installed: Path) -> None:
+    with pytest.raises(EngineError, match="engine 'madeup' cannot keep the KV cache"):
+        open_engine("madeup=file", "keep")
+    engine = open_engine("vllm=http://127.0.0.1:9", "keep")
+    assert isinstance(engine, VllmEngine)
+    assert engine._keeps_cache
+    assert not VllmEngine("http://127.0.0.1:9")._keeps_cache
+
+
 def test_an_entry_point_may_name_a_class_or_a_kind(installed: Path) -> None:
     engine = open_engine("madeup=file")
     assert engine.name == "made-up engine file"

@@ -214,6 +214,7 @@ FRONT_DOORS: dict[str, list[str]] = {
     ],
     "demo": [],
     "engines": [
+        "CachePolicy",
         "CheckedEngine",
         "Engine",
         "EngineHealth",

@@ -27,6 +27,7 @@ class _Worker:
     is_lost: bool = False  # its weights, by a sleep of level 2
     refusal: str = ""
     orders: list[str] = field(default_factory=list)
+    pauses: list[str] = field(default_factory=list)  # and what they do to the cache
 
     def answer(self, path: str, query: dict[str, list[str]], body: dict[str, Any]) -> Any:
         match path:
@@ -38,9 +39,16 @@ class _Worker:
                 return {"world_size": 1}
             case "/is_sleeping" | "/is_paused":
                 return {path[1:]: self.is_paused}
-            case "/pause" | "/resume" | "/wake_up":
-                self.is_paused = path == "/pause"
+            case "/pause":
+                self.is_paused = True
+                self.pauses.append(f"clear_cache={query.get('clear_cache', ['true'])[0]}")
                 return {}
+            case "/resume" | "/wake_up":
+                self.is_paused = False
+                return {}
+            case "/reset_prefix_cache":
+                self.pauses.append(path)
+                return {"success": True}
             case "/sleep":
                 self.is_paused, self.is_lost = True, query["level"] == ["2"]
                 return {}
@@ -61,6 +69,8 @@ class _Worker:
                 return {}
             case "/test/orders":
                 return self.orders
+            case "/test/pauses":
+                return self.pauses
         return None
 
     def _obey(self, order: dict[str, Any]) -> None:

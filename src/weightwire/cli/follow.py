@@ -29,7 +29,7 @@ from weightwire.cli.shared.status_server import open_status_server
 from weightwire.cli.shared.stop_signal import StopSignal, interrupt_leaves, stop_on_signal
 from weightwire.cli.shared.terminal import AsJson, Threads, note_if_slow, say
 from weightwire.cli.shared.trust_options import MaxAge, TrustedOrFirst
-from weightwire.engines import Engine, EngineStatus, Keeper, ReadyCheck, ReadyLimits
+from weightwire.engines import CachePolicy, Engine, EngineStatus, Keeper, ReadyCheck, ReadyLimits
 from weightwire.follower import Follower, Update
 from weightwire.system import Access, parse_address
 from weightwire.telemetry import Metrics, each_listener
@@ -62,6 +62,13 @@ def follow(
             metavar="NAME=URL", help="Engine to keep up to date, such as vllm=http://127.0.0.1:8000; repeatable."
         ),
     ] = None,
+    cache: Annotated[
+        CachePolicy,
+        typer.Option(
+            help="What a patch does to the KV cache of running requests: 'flush' lets them compute it again with the "
+            "new weights, 'keep' leaves it, for a shorter gap. New requests never see cached prefixes of old weights."
+        ),
+    ] = "flush",
     max_behind: MaxBehind = None,
     max_lag: MaxLag = None,
     trust: TrustedOrFirst = None,
@@ -74,7 +81,7 @@ def follow(
     DIR/current is a complete checkpoint of exactly one version at any time. A follower that was stopped or killed
     continues where it was. Engines are patched while they serve; if that is not possible, they reload DIR/current.
     """
-    engines = open_engines(engine or ())
+    engines = open_engines(engine or (), cache)
     needs_listen: dict[str, Any] = {"--token-file": token_file, "--insecure": insecure or None}
     needs_listen |= {"--max-behind": max_behind, "--max-lag": max_lag}
     _check_listen(listen, once, [name for name, value in needs_listen.items() if value is not None])

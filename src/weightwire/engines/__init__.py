@@ -19,7 +19,15 @@ sglang            the engine for an SGLang server on this machine (experimental)
 
 from typing import TYPE_CHECKING
 
-from weightwire.engines.engine import CheckedEngine, Engine, EngineHealth, RolloutServer, ServedVersion, Swap
+from weightwire.engines.engine import (
+    CachePolicy,
+    CheckedEngine,
+    Engine,
+    EngineHealth,
+    RolloutServer,
+    ServedVersion,
+    Swap,
+)
 from weightwire.engines.engine_monitor import EngineStatus
 from weightwire.engines.ready_check import EngineState, ReadyCheck, ReadyLimits, ReplicaState
 from weightwire.engines.registry import EngineKind, Program, engine_names, find_engine, open_engine
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
     from weightwire.engines.torch import TorchEngine
 
 __all__ = [
+    "CachePolicy",
     "CheckedEngine",
     "Engine",
     "EngineHealth",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from weightwire.delta import Delta
 from weightwire.errors import EngineError
 
-__all__ = ["CheckedEngine", "Engine", "EngineHealth", "RolloutServer", "ServedVersion", "Swap", "asleep"]
+__all__ = ["CachePolicy", "CheckedEngine", "Engine", "EngineHealth", "RolloutServer", "ServedVersion", "Swap", "asleep"]
+
+CachePolicy = Literal["flush", "keep"]
+"""What a patch does to the KV cache of running requests: they compute it again with the new weights, or keep it."""
 
 
 @dataclass(frozen=True)

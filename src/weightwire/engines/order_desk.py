@@ -24,12 +24,15 @@ OrderWork = Callable[[Order], bool]
 
 
 class OrderDesk:
-    """Passes each order to the function for its action. `unpatchable` is why the model cannot be patched, or empty."""
+    """Passes each order to the function for its action.
+
+    `unpatchable` is why the model cannot be patched, and `not_kept` why running requests cannot keep their KV cache.
+    """
 
     def __init__(
         self, live: LiveModel, reading: Mapping[str, OrderWork], writing: Mapping[str, OrderWork], log: logging.Logger
     ) -> None:
-        self.unpatchable = ""
+        self.unpatchable = self.not_kept = ""
         self._live = live
         self._reading = reading
         self._writing = writing
@@ -71,7 +74,7 @@ class OrderDesk:
             self._log.exception("weightwire: an order failed")
             problem = f"{type(error).__name__}: {error}"
         live = self._live
-        answer = Answer(live.holding, done, live.mixed, problem, hint, self.unpatchable)
+        answer = Answer(live.holding, done, live.mixed, problem, hint, self.unpatchable, self.not_kept)
         try:
             # A process has several desks if it serves several models.
             write_answer(Path(order.directory), order.token, f"{os.getpid()}-{id(self)}", answer)

@@ -47,6 +47,7 @@ class Answer:
     problem: str = ""
     hint: str = ""
     unpatchable: str = ""  # the reason why it cannot be patched, only reloaded
+    not_kept: str = ""  # the reason why running requests cannot keep their KV cache
 
 
 def check_place(directory: str, token: str) -> None:

@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
-from weightwire.engines.engine import Engine, RolloutServer
+from weightwire.engines.engine import CachePolicy, Engine, RolloutServer
 from weightwire.errors import EngineError, WeightwireError
 
 __all__ = ["EngineKind", "Program", "engine_names", "find_engine", "open_engine", "split_engine"]
@@ -46,12 +46,14 @@ class EngineKind:
     - `rollout`: returns a trainer's view of the server at a URL. Needed for a trainer's transfer.
     - `launch`: returns the command that serves a model directory at a local port. Needed for the demo.
     - `needs`: the modules that must be installed to launch it.
+    - `connect_keeping`: like `connect`, but running requests keep their KV cache. Needed for `--cache keep`.
     """
 
     connect: Callable[[str], Engine]
     rollout: Callable[[str], RolloutServer] | None = None
     launch: Callable[[Path, int], Program] | None = None
     needs: tuple[str, ...] = ()
+    connect_keeping: Callable[[str], Engine] | None = None
 
 
 def engine_names() -> list[str]:
@@ -87,10 +89,15 @@ def split_engine(text: str, default: str = "") -> tuple[str, str]:
     return name, url
 
 
-def open_engine(text: str) -> Engine:
+def open_engine(text: str, cache: CachePolicy = "flush") -> Engine:
     """The engine of `NAME=URL`, not connected yet."""
     name, url = split_engine(text)
-    connect = find_engine(name).connect
+    kind = find_engine(name)
+    connect = kind.connect_keeping if cache == "keep" else kind.connect
+    if connect is None:
+        raise EngineError(
+            f"engine {name!r} cannot keep the KV cache of running requests", hint="use --cache flush for it"
+        )
     try:
         engine = connect(url)
     except WeightwireError:

@@ -27,14 +27,15 @@ class WorkerOrders:
     """Set `workers` to their number first.
 
     `holding` is the version that all workers hold, or None if that is not known. If `mixed`, their weights may be of
-    several versions, and the server must not generate. `unpatchable` is why they cannot be patched in place, or empty.
+    several versions, and the server must not generate. `unpatchable` is why they cannot be patched in place, and
+    `not_kept` why running requests cannot keep their KV cache; both are empty if they can.
     """
 
     def __init__(self, name: str, directory: Path, send: Send, check_alive: Callable[[], object]) -> None:
         self.workers = 0
         self.holding: ServedVersion | None = None
         self.mixed = False
-        self.unpatchable = ""
+        self.unpatchable = self.not_kept = ""
         self._name = name
         self._directory = directory
         self._send = send
@@ -83,6 +84,7 @@ class WorkerOrders:
         # Workers with different versions are as bad as one worker with a mixture.
         self.mixed = any(answer.mixed for answer in answers) or len(holdings) > 1
         self.unpatchable = next((answer.unpatchable for answer in answers if answer.unpatchable), "")
+        self.not_kept = next((answer.not_kept for answer in answers if answer.not_kept), "")
         return answers
 
     def _read(self, token: str, timeout: float) -> list[Answer]:

@@ -20,6 +20,7 @@ from support.fused_model import Arrays, Fused, arrays, changed, holding, save, w
 from support.stores import NOWHERE
 from weightwire import EngineError, codec, diff
 from weightwire.engines import shared_directory, vllm, worker_orders
+from weightwire.engines.engine import CachePolicy
 from weightwire.engines.live_model import LiveModel
 from weightwire.engines.orders import Answer as WorkerAnswer
 from weightwire.engines.registry import find_engine, open_engine
@@ -240,7 +241,7 @@ ENTRY_POINTS = """
 """
 
 
-def installed(name: str) -> Provocation:
+def installed(name: str, cache: CachePolicy = "flush") -> Provocation:
     """Opens an engine of a package that is installed for this provocation."""
 
     def provoke(case: Case) -> None:
@@ -249,7 +250,7 @@ def installed(name: str) -> Provocation:
         case.file("madeup_errors-1.0.dist-info/entry_points.txt", textwrap.dedent(ENTRY_POINTS))
         case.patch.syspath_prepend(str(case.here))
         try:
-            open_engine(f"{name}=http://127.0.0.1:8000")
+            open_engine(f"{name}=http://127.0.0.1:8000", cache)
         finally:
             sys.modules.pop("madeup_errors", None)
 
@@ -296,6 +297,16 @@ def attach(case: Case, url: str) -> None:
 def attach_sglang(case: Case, url: str) -> None:
     with closing(SglangEngine(url)) as engine:
         engine.attach()
+
+
+def attach_to_keep(case: Case, url: str) -> None:
+    answer = WorkerAnswer(holding=None, not_kept="a KV connector holds a second copy (--kv-transfer-config)")
+    case.patch.setattr(worker_orders, "read_answers", lambda directory, token: [answer, answer])
+    engine = vllm.VllmEngine(url, cache="keep")
+    try:
+        engine.attach()
+    finally:
+        engine.close()
 
 
 def attach_twice(case: Case, url: str) -> None:
@@ -414,6 +425,7 @@ PROVOCATIONS: list[Provocation] = [
     installed("number"),
     installed("failing"),
     installed("nothing"),
+    installed("nothing", "keep"),
     # vLLM
     lambda case: open_engine("vllm=127.0.0.1"),
     lambda case: served_version(NOWHERE),
@@ -423,6 +435,8 @@ PROVOCATIONS: list[Provocation] = [
     server(attach, SERVER, {"/init_weight_transfer_engine": 500}),
     server(attach, SERVER),
     server(attach_twice, SERVER),
+    server(attach_to_keep, SERVER),
+    lambda case: vllm.VllmEngine(NOWHERE, cache="kept"),  # type: ignore[arg-type]
     server(unusable_directory, SERVER),
     server(worker_says(REFUSED), UPDATES),
     server(worker_says(WorkerAnswer(holding=holding(FIRST, 1))), UPDATES),

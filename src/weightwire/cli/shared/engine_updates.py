@@ -10,7 +10,7 @@ import typer
 
 from weightwire.cli.shared.follow_output import FollowListener
 from weightwire.cli.shared.terminal import say
-from weightwire.engines import Engine, EngineStatus, Keeper, open_engine
+from weightwire.engines import CachePolicy, Engine, EngineStatus, Keeper, open_engine
 from weightwire.errors import EngineError
 from weightwire.follower import Follower, Update
 from weightwire.telemetry import Event
@@ -18,19 +18,21 @@ from weightwire.telemetry import Event
 __all__ = ["late_engines", "open_engines", "update_once"]
 
 
-def open_engines(texts: Sequence[str]) -> list[Engine]:
+def open_engines(texts: Sequence[str], cache: CachePolicy) -> list[Engine]:
+    if cache == "keep" and not texts:
+        raise typer.BadParameter("needs --engine", param_hint="--cache")
     engines: dict[str, Engine] = {}
     for text in texts:
-        engine = _open(text)
+        engine = _open(text, cache)
         if engine.name in engines:
             raise typer.BadParameter(f"{engine.name} is given twice", param_hint="--engine")
         engines[engine.name] = engine
     return list(engines.values())
 
 
-def _open(text: str) -> Engine:
+def _open(text: str, cache: CachePolicy) -> Engine:
     try:
-        return open_engine(text)
+        return open_engine(text, cache)
     except EngineError as problem:
         example = "use NAME=URL, such as vllm=http://127.0.0.1:8000"
         raise typer.BadParameter(f"{problem.message}; {problem.hint}; {example}", param_hint="--engine") from problem

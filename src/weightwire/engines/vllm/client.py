@@ -9,12 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from weightwire.delta import Delta
-from weightwire.engines.engine import EngineHealth, ServedVersion, Swap, asleep
+from weightwire.engines.engine import CachePolicy, EngineHealth, ServedVersion, Swap, asleep
 from weightwire.engines.orders import Order
-from weightwire.engines.server_connection import QUICK, ServerRefusal
+from weightwire.engines.server_connection import QUICK, NotOffered, ServerRefusal
 from weightwire.engines.shared_directory import SharedDirectory
 from weightwire.engines.vllm.connection import START, connect_to_vllm
 from weightwire.engines.vllm.health_check import VllmHealthCheck, is_asleep
@@ -29,9 +29,14 @@ class VllmEngine:
 
     Only one follower may update it at a time. A file beside the patches marks that the server is paused, so that a
     restarted follower can resume it.
+
+    With `cache="keep"`, requests that run during a patch keep their KV cache. A reload always clears it.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, cache: CachePolicy = "flush") -> None:
+        if cache not in get_args(CachePolicy):
+            raise EngineError(f"unknown cache policy {cache!r}", hint="use 'flush' or 'keep'")
+        self._keeps_cache = cache == "keep"
         self.name = public_url(url).rstrip("/")
         self._server, self._pausing = connect_to_vllm(url), connect_to_vllm(url)
         self._replicas = 0
@@ -68,6 +73,7 @@ class VllmEngine:
             self._server.post("/update_weight_version", {"new_version": str(orders.holding.version)})
         if not orders.mixed:
             self._resume_if_left_paused()
+        self._check_cache_policy()
         return orders.holding
 
     def check_health(self) -> EngineHealth:
@@ -95,7 +101,7 @@ class VllmEngine:
                 self._orders.swap(target)
                 finish(str(target.version))
                 return Swap(ready - began, 0.0)
-            with self._pause() as settled:
+            with self._pause(keeps_cache=self._keeps_cache) as settled:
                 self._orders.swap(target)
                 settled()
                 finish(str(target.version))
@@ -117,6 +123,14 @@ class VllmEngine:
         for connection in (self._server, self._pausing, self._health):
             connection.close()
         self._shared.close()
+
+    def _check_cache_policy(self) -> None:
+        if self._keeps_cache and self._orders.not_kept:
+            self._orders.holding = None
+            raise EngineError(
+                f"{self.name}: cannot keep the KV cache of running requests: {self._orders.not_kept}",
+                hint="use --cache flush",
+            )
 
     # --- vLLM's ways ---------------------------------------------------------------------------------------------
 
@@ -159,15 +173,17 @@ class VllmEngine:
                     self._server.post("/finish_weight_update", {})
 
     @contextlib.contextmanager
-    def _pause(self) -> Iterator[Callable[[], object]]:
+    def _pause(self, keeps_cache: bool = False) -> Iterator[Callable[[], object]]:
         """Pauses generation. Running requests continue afterwards; the prefix cache is cleared.
+
+        With `keeps_cache`, running requests keep their KV cache. Otherwise they compute it again.
 
         Generation stops at once, and later orders run after the current step, but vLLM confirms the pause only after a
         while. Orders may be sent meanwhile. Call the yielded function to wait for the confirmation.
         """
         self._shared.paused_mark.touch()
         with ThreadPoolExecutor(1, thread_name_prefix="weightwire-pause") as pool:
-            paused = pool.submit(self._pausing.post, "/pause?mode=keep", {}, LONG)
+            paused = pool.submit(self._stop_generation, keeps_cache)
             if self._replicas > 1:  # /is_paused covers only one of them
                 paused.result()
             while not paused.done() and not self._server.get("/is_paused").get("is_paused"):
@@ -183,10 +199,23 @@ class VllmEngine:
                 raise
         self._resume()
 
-    def _settle(self, paused: Future[dict[str, Any]]) -> None:
+    def _stop_generation(self, keeps_cache: bool) -> bool:
+        """Returns whether the prefix cache is cleared."""
+        if not keeps_cache:
+            self._pausing.post("/pause?mode=keep", {}, LONG)
+            return True
+        self._pausing.post("/pause?mode=keep&clear_cache=false", {}, LONG)
+        with contextlib.suppress(ServerRefusal, NotOffered):
+            # The plugin makes this succeed while requests run.
+            return self._pausing.post("/reset_prefix_cache", {}, LONG).get("success") is True
+        return False
+
+    def _settle(self, paused: Future[bool]) -> None:
         try:
-            paused.result()
-        except EngineError:  # pause again: otherwise the prefix cache might hold values of old weights
+            is_cleared = paused.result()
+        except EngineError:
+            is_cleared = False
+        if not is_cleared:  # otherwise the prefix cache might hold values of old weights
             self._server.post("/pause?mode=keep", {}, LONG)
 
     def _resume(self) -> None:

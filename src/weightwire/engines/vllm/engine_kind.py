@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from weightwire.engines.registry import EngineKind, Program
@@ -31,4 +32,6 @@ def _launch(model: Path, port: int) -> Program:
     return Program([*vllm, "--host", "127.0.0.1", "--port", str(port), *sizes, *transfer], _ENVIRONMENT)
 
 
-VLLM = EngineKind(VllmEngine, VllmRolloutServer, _launch, needs=("vllm",))
+VLLM = EngineKind(
+    VllmEngine, VllmRolloutServer, _launch, needs=("vllm",), connect_keeping=partial(VllmEngine, cache="keep")
+)

@@ -23,6 +23,7 @@ from weightwire.engines.orders import Order
 from weightwire.engines.relaid_model import RelaidModel
 from weightwire.engines.vllm.packing import experts_on_cpu, relaid_out
 from weightwire.engines.vllm.post_load import relaid_model_of
+from weightwire.engines.vllm.prefix_cache import why_not_kept
 from weightwire.engines.weight_map import UnpatchableKind, torch_dtype
 from weightwire.errors import EngineError, WeightwireError
 from weightwire.weights import Checkpoint, as_torch_integers
@@ -69,6 +70,7 @@ class WeightwireEngine(WeightTransferEngine[StatusInfo, OrderInfo]):  # type: ig
         writing = {"swap": self._swap, "undo": self._undo, "reload": self._reload}
         self._desk = OrderDesk(self._live, reading, writing, _log)
         self._desk.unpatchable = relaid_out(model) or _why_unpatchable(model, layout)
+        self._desk.not_kept = why_not_kept(vllm_config)
         self._is_pristine = isinstance(layout, str)  # not written since vLLM loaded it, in an unknown layout
         if self._desk.unpatchable:
             _log.warning("weightwire: %s: every version will be reloaded, which is slow", self._desk.unpatchable)

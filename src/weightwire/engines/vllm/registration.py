@@ -9,6 +9,7 @@ def register() -> None:
     """vLLM calls this in each of its processes: see `vllm.general_plugins` in pyproject.toml."""
     from weightwire.engines.vllm.packing import keep_plain
     from weightwire.engines.vllm.post_load import observe_loading
+    from weightwire.engines.vllm.prefix_cache import forget_while_running
 
     try:
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory
@@ -18,3 +19,4 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine("weightwire", "weightwire.engines.vllm.plugin", "WeightwireEngine")
     keep_plain()
     observe_loading()
+    forget_while_running()
