@@ -21,6 +21,7 @@ from weightwire.codec import _kernel, block_codec, numpy_kernel
 WITH_VLLM = {
     "tests/project/test_deploy.py",
     "tests/engines/vllm/test_client.py",
+    "tests/engines/vllm/test_lora_server.py",
     "tests/engines/vllm/test_server_health.py",
     "tests/engines/vllm/test_families.py",
     "tests/engines/vllm/test_prefix_cache.py",

@@ -139,9 +139,16 @@ class VLLM(Server):
         return _ask(urllib.request.Request(f"{self.url}{path}"))
 
     def post(self, path: str, body: object = None) -> Any:
+        return _ask(self._request(path, body))
+
+    def _request(self, path: str, body: object) -> urllib.request.Request:
         data = b"" if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        return _ask(urllib.request.Request(f"{self.url}{path}", data, headers, method="POST"))
+        return urllib.request.Request(f"{self.url}{path}", data, {"Content-Type": "application/json"}, method="POST")
+
+    def post_text(self, path: str, body: object) -> str:
+        """For endpoints that answer with plain text."""
+        with urllib.request.urlopen(self._request(path, body), timeout=60) as reply:
+            return str(reply.read().decode())
 
     @property
     def weight_version(self) -> str:

@@ -29,7 +29,7 @@ from support.vllm_server import tiny_model
 from support.warm_python import warm_context
 from weightwire import Follower, Publisher, digest
 from weightwire.bucket.registry import open_bucket
-from weightwire.errors import CheckpointError, Fenced, PermissionDenied
+from weightwire.errors import Fenced, PermissionDenied
 from weightwire.trainers.transformers import WeightwireCallback, model_files
 
 
@@ -231,12 +231,15 @@ def test_a_trainer_fails_when_another_publisher_takes_over(checkpoint: Path, buc
         trainer(loaded(checkpoint), tmp_path, callback, Other()).train()
 
 
-def test_a_peft_model_is_merged_or_refused(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
+def test_a_peft_model_is_merged_or_published_as_its_adapter(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
     import peft
 
     made = peft.get_peft_model(loaded(checkpoint), peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=2))
-    with closed_after(WeightwireCallback(bucket)) as callback, pytest.raises(CheckpointError, match="PEFT"):
-        trainer(made, tmp_path, callback).train()
+    adapter = in_memory()
+    trainer(made, tmp_path, WeightwireCallback(adapter)).train()
+    weights = peft.get_peft_model_state_dict(made)
+    assert version_in(adapter) == digest({name: value.to(torch.bfloat16) for name, value in weights.items()})
+    assert [file.name for file in run_in(adapter).files] == ["adapter_config.json"]
     trainer(made, tmp_path, WeightwireCallback(bucket, merge=True)).train()
     config = json.loads(asset(bucket, "config.json"))
     assert config["architectures"] == ["Qwen3ForCausalLM"]

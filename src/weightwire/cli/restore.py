@@ -37,7 +37,7 @@ from weightwire.errors import CorruptDelta, DataGone, NoRun, RunError, Weightwir
 from weightwire.replica import CheckpointAbout
 from weightwire.system import Runtime
 from weightwire.telemetry import start_progress
-from weightwire.weights import ABOUT_FILE, Checkpoint, CheckpointWriter
+from weightwire.weights import ABOUT_FILE, Checkpoint, CheckpointWriter, weights_file_name
 
 __all__ = ["restore"]
 
@@ -186,7 +186,7 @@ class _Work:
 
     async def _write(self, path: ChainPath, files: dict[str, bytes]) -> None:
         schema, runtime = self._chain.run.schema, Runtime()
-        with CheckpointWriter(self._out, schema=schema, files=files) as writer:
+        with CheckpointWriter(self._out, schema=schema, files=files, weights_file=weights_file_name(schema)) as writer:
             targets = {name: writer[name] for name in schema}
             state = await restore_weights(
                 path,

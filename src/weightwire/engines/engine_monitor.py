@@ -133,7 +133,7 @@ class EngineMonitor(Closeable):
             record.update_problem = problem
             if problem is None:
                 record.must_verify = record.is_asleep
-                # Only an engine that serves a version has surely answered: a first contact that fails is no problem.
+                # Only an engine that serves a version has surely answered. A first contact may have failed.
                 if version is not None and not record.is_asleep:
                     record.health_problem = None
         self._tell(engine.name, record, before)

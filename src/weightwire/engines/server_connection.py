@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
 import time
 import urllib.parse
@@ -28,6 +29,7 @@ class ServerSoftware:
     needs: str  # the oldest version, for errors
     version_path: str  # answers with its `version`
     alive_path: str  # answers at once
+    key_variable: str = ""  # the environment variable of its API key, if it has one
 
 
 class ServerRefusal(EngineError):
@@ -92,6 +94,8 @@ class ServerConnection(Closeable):
             raise NotOffered(
                 f"{self._url}: does not offer {path.split('?')[0]} ({self._about()})", hint=self._software.start
             )
+        if status == 401 and (variable := self._software.key_variable):
+            raise EngineError(f"{self._url}: needs an API key", hint=f"set {variable} to the key of the server")
         raise ServerRefusal(f"{self._url}{path.split('?')[0]}: {_reason(answer, status)}", hint="see the server's log")
 
     def _gone(self, problem: Exception, timeout: float) -> EngineGone:
@@ -112,7 +116,10 @@ class ServerConnection(Closeable):
         if self._connection.sock is not None:
             self._connection.sock.settimeout(timeout)
         data = None if body is None else json.dumps(body)
-        self._connection.request(method, self._prefix + path, data, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(self._software.key_variable):
+            headers["Authorization"] = f"Bearer {key}"
+        self._connection.request(method, self._prefix + path, data, headers)
         response = self._connection.getresponse()
         raw = response.read()
         try:

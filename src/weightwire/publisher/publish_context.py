@@ -29,6 +29,7 @@ class PublishContext:
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
     backlog: Backlog = field(default_factory=Backlog)
+    adapter_files: dict[str, bytes] = field(default_factory=dict)  # side files that came with an adapter's weights
 
     @cached_property
     def bucket(self) -> MonitoredBucket:

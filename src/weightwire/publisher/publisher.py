@@ -5,6 +5,7 @@ The work itself is in `publish_loop`.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -29,12 +30,14 @@ from weightwire.publisher.single_process import SingleProcess
 from weightwire.system import Deadline, LoopThread, Runtime
 from weightwire.telemetry import Event, Listener, ProgressCallback, careful, ignore_progress, log_event
 from weightwire.weights import (
+    ADAPTER_CONFIG,
     DEFAULT_DTYPE,
     Casting,
     Checkpoint,
     Dtype,
     Tensor,
     Weights,
+    adapter_config,
     read_live,
     read_weights,
     side_files,
@@ -170,8 +173,8 @@ class Publisher:
 
         `weights` is a torch module, a mapping of names to tensors (a state dict, NumPy arrays), an iterator of names
         and tensors, or a checkpoint. An iterator must not reuse memory: all tensors are held until they are copied.
-        Tied weights are published once. `merge` publishes a PEFT model with its adapters merged in, and does not change
-        the model.
+        Tied weights are published once. A PEFT model gives its active adapter, as PEFT saves it, and a new run gets its
+        adapter_config.json; `merge` publishes the whole model with its adapters merged in, and does not change it.
 
         `step` and `metrics` are stored with the version. If the previous version is still being published, these
         weights wait, and newer ones replace them. `check` is called after the weights were read. It may raise a
@@ -184,6 +187,8 @@ class Publisher:
             )
             if not views and not self._is_sharded:  # a rank may hold no tensors
                 raise _no_tensors(f"{self._context.bucket.url}: no tensors to publish")
+            if not merge:
+                self._note_adapter(weights)
             publication = Publication(
                 step=read_step(step),
                 metrics=read_metrics(metrics or {}),  # here, so that the caller gets the error
@@ -284,6 +289,19 @@ class Publisher:
             return
         with suppress(WeightwireError, TimeoutError):  # the first error counts
             self.close(_HASTY_CLOSE)
+
+    def _note_adapter(self, weights: Any) -> None:
+        """Publishes the config of an adapter with a new run. Warns if the run has another one, which it keeps."""
+        files, run = self._context.adapter_files, self._process.run_record
+        if ADAPTER_CONFIG in files or (config := adapter_config(weights)) is None:
+            return
+        files[ADAPTER_CONFIG] = config
+        known = next((one for one in run.files if one.name == ADAPTER_CONFIG), None) if run is not None else None
+        if known is not None and known.sha256 != hashlib.sha256(config).hexdigest():
+            self._context.warn(
+                f"{self._context.bucket.url}: the run keeps its {ADAPTER_CONFIG}, which differs from this adapter's; "
+                "if rank, alpha or layers have changed, start a new run"
+            )
 
     def _publish_now(self, publication: Publication, views: Weights) -> Publication:
         self._background.call(self._loop.publish_now(publication, views))

@@ -81,6 +81,7 @@ class Takeover:
         self._bucket = context.bucket
         self._runtime = context.runtime
         self._settings = context.settings
+        self._adapter_files = context.adapter_files
         self._signer = context.settings.signer
         self._warn = context.warn
         self._side_files: tuple[SideFile, ...] | None = None  # set once they are uploaded
@@ -262,7 +263,7 @@ class Takeover:
 
     async def _upload_side_files(self) -> tuple[SideFile, ...]:
         uploaded = []
-        for name, content in sorted(self._settings.files.items()):
+        for name, content in sorted({**self._adapter_files, **self._settings.files}.items()):
             data = content if isinstance(content, bytes) else await self._runtime.run_in_thread(_read, content)
             sha256 = hashlib.sha256(data).hexdigest()
             try:

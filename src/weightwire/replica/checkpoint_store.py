@@ -16,7 +16,7 @@ from weightwire.replica.checkpoint_about import CheckpointAbout
 from weightwire.replica.linked_folder import LinkedFolder
 from weightwire.replica.workdir import Workdir
 from weightwire.system import durable_files
-from weightwire.weights import ABOUT_FILE, MODEL_FILE
+from weightwire.weights import ABOUT_FILE, ADAPTER_FILE, MODEL_FILE, weights_file_name
 
 __all__ = ["FILES", "CheckpointStore"]
 
@@ -50,7 +50,7 @@ class CheckpointStore:
         durable_files.make_directory(folder)
         try:
             shutil.copytree(work.path / FILES, made)
-            shares_blocks = durable_files.clone_file(work.path / MODEL_FILE, made / MODEL_FILE)
+            shares_blocks = durable_files.clone_file(work.path / MODEL_FILE, made / weights_file_name(work.weights))
             durable_files.write_file(made / ABOUT_FILE, replace(_describe(work), shares_blocks=shares_blocks).to_json())
             durable_files.sync_tree(made)
             self._current.point(made)
@@ -74,7 +74,7 @@ class CheckpointStore:
             about = CheckpointAbout.read(self._current.link)
         except (OSError, ValueError):
             return None
-        return about if (self._current.link / MODEL_FILE).is_file() else None
+        return about if any((self._current.link / name).is_file() for name in (MODEL_FILE, ADAPTER_FILE)) else None
 
     def hand_out(self) -> Path:
         """Returns `current`, which stays until the next `hand_out`."""

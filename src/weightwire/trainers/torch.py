@@ -42,8 +42,9 @@ def attach(
     The run holds only the published weights. Save float32 master weights and optimizer state yourself, and load your
     own training checkpoint instead if you have one.
 
-    `merge` publishes a PEFT model with its adapters merged in. All other options are passed to `Publisher`. If several
-    processes train, call this in all of them: with DDP the first one publishes, with FSDP2 all of them do.
+    A PEFT model gives its adapter; `merge` publishes the whole model with its adapters merged in. All other options are
+    passed to `Publisher`. If several processes train, call this in all of them: with DDP the first one publishes, with
+    FSDP2 all of them do.
     """
     if every < 1:
         raise ValueError(f"every={every}: must be 1 or more")

@@ -19,7 +19,7 @@ from weightwire.chain import DELTA
 from weightwire.errors import WeightwireError
 from weightwire.publisher import Publication, Publisher
 from weightwire.trainers.torch import publisher_for
-from weightwire.weights import DEFAULT_DTYPE, unwrapped
+from weightwire.weights import DEFAULT_DTYPE, has_adapters, unwrapped
 
 __all__ = ["WeightwireCallback", "model_files"]
 
@@ -29,9 +29,10 @@ _FINAL = "train_runtime"  # a key of the last record that a Trainer logs
 class WeightwireCallback(TrainerCallback):  # type: ignore[misc]
     """Publishes the initial weights and every step: `Trainer(..., callbacks=[WeightwireCallback("s3://bucket/run")])`.
 
-    `every` counts optimizer steps; the last step is always published. `merge` publishes a PEFT model with its adapters
-    merged in. All other options are passed to `Publisher`. Unless `files` or a `base` directory is given, the model's
-    config and tokenizer are published with the weights. With DDP the first process publishes, with FSDP2 all of them.
+    `every` counts optimizer steps; the last step is always published. A PEFT model gives its adapter; `merge` publishes
+    the whole model with its adapters merged in. All other options are passed to `Publisher`. Unless `files` or a `base`
+    directory is given, config and tokenizer are published with the weights. With DDP the first process publishes, with
+    FSDP2 all of them.
 
     After a restart, resume from the Trainer's own checkpoint, which also holds masters and optimizer state:
     `trainer.train(resume_from_checkpoint=True)`. Without one, load the newest published weights. Otherwise the initial
@@ -78,7 +79,9 @@ class WeightwireCallback(TrainerCallback):  # type: ignore[misc]
         self._progress, self._last = _VersionTally(), None
         options = dict(self._options)
         if "files" not in options and not isinstance(options.get("base"), str | os.PathLike):
-            options["files"] = model_files(given["model"], given.get("processing_class"), options)
+            # The publisher adds the config of an adapter. That of its base would not fit the weights.
+            model = None if has_adapters(given["model"]) and not self._merge else given["model"]
+            options["files"] = model_files(model, given.get("processing_class"), options)
         self.publisher = publisher_for(given["model"], self._url, **options)
         self._publish(given["model"], state)
 
@@ -200,7 +203,10 @@ class _VersionTally:
 
 
 def model_files(model: Any, processing_class: Any, options: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files that turn weights into a loadable model: the config, with the published dtype, and the tokenizer."""
+    """The files that turn weights into a loadable model: the config, with the published dtype, and the tokenizer.
+
+    Without a model, for an adapter, only the tokenizer.
+    """
     model = unwrapped(model)
     with tempfile.TemporaryDirectory(prefix="weightwire-") as directory:
         parts: list[Any] = [getattr(model, "config", None), processing_class]

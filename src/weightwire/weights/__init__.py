@@ -1,9 +1,20 @@
 """Read and write: weights as named flat arrays of bits, from checkpoints, NumPy arrays and torch, and back to files."""
 
+from weightwire.weights.adapter import adapter_config
 from weightwire.weights.checkpoint import Checkpoint
 from weightwire.weights.checkpoint_writer import CheckpointWriter, file_to_replace, replacing
 from weightwire.weights.dtypes import BY_CODE, DTYPES, Dtype
-from weightwire.weights.file_names import ABOUT_FILE, MODEL_FILE, is_side_file_name, is_weights_file
+from weightwire.weights.file_names import (
+    ABOUT_FILE,
+    ADAPTER_CONFIG,
+    ADAPTER_FILE,
+    ADAPTER_PREFIX,
+    MODEL_FILE,
+    is_side_file_name,
+    is_weights_file,
+    weights_file_name,
+)
+from weightwire.weights.peft import has_adapters
 from weightwire.weights.safetensors_file import (
     INCOMPLETE,
     LENGTH_SIZE,
@@ -24,6 +35,9 @@ from weightwire.weights.torch_tensor import as_torch_integers, note_torch_write,
 
 __all__ = [
     "ABOUT_FILE",
+    "ADAPTER_CONFIG",
+    "ADAPTER_FILE",
+    "ADAPTER_PREFIX",
     "BY_CODE",
     "DEFAULT_DTYPE",
     "DTYPES",
@@ -43,12 +57,14 @@ __all__ = [
     "Slot",
     "Tensor",
     "Weights",
+    "adapter_config",
     "as_mapping",
     "as_torch_integers",
     "build_header",
     "check_schema",
     "copy_weights",
     "file_to_replace",
+    "has_adapters",
     "is_side_file_name",
     "is_unicode",
     "is_weights_file",
@@ -68,4 +84,5 @@ __all__ = [
     "torch_integer_dtype",
     "untie",
     "unwrapped",
+    "weights_file_name",
 ]

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from weightwire.errors import CheckpointError
 from weightwire.system import open_regular, read_regular
-from weightwire.weights.file_names import MODEL_FILE, is_weights_file
+from weightwire.weights.file_names import ADAPTER_FILE, MODEL_FILE, is_weights_file
 from weightwire.weights.safetensors_file import Header, Slot, read_header
 from weightwire.weights.tensor import Tensor
 
@@ -155,7 +155,7 @@ def _find_shards(directory: Path, index: Path | None, listed: Mapping[str, str])
     with _reading(directory):
         present = {path.name for path in directory.glob("[!.]*.safetensors") if path.is_file()}
         pickles = any(path.suffix in _PICKLES for path in directory.iterdir())
-    wanted = set(listed.values()) if index else {MODEL_FILE} & present or present
+    wanted = set(listed.values()) if index else {MODEL_FILE} & present or {ADAPTER_FILE} & present or present
     for missing in sorted(wanted - present):
         raise CheckpointError(
             f"{directory / missing}: no such file, but {_INDEX} lists it", hint="download the missing shards"

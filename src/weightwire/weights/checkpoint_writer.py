@@ -51,7 +51,8 @@ class CheckpointWriter:
     With `like`, `out` becomes a file or a directory as `like` is, with the same shards, metadata and side files. Files
     differ only where bits differ. Tensors that `like` does not have go to its last shard. Without `like`, an `out`
     named *.safetensors becomes a file, any other a directory. `files` are more side files, as relative names and
-    contents; they replace those of `like`. A single file has no side files.
+    contents; they replace those of `like`. A single file has no side files. `weights_file` names the weights in a
+    directory without `like`.
     """
 
     def __init__(
@@ -61,12 +62,13 @@ class CheckpointWriter:
         schema: Schema,
         like: Checkpoint | None = None,
         files: Mapping[str, bytes] | None = None,
+        weights_file: str = MODEL_FILE,
     ) -> None:
         self.out = Path(out)
         self._like = like
         self._is_dir = like.path.is_dir() if like else self.out.suffix != ".safetensors"
         self._files = _check_names(self.out, files or {}) if self._is_dir else {}
-        self._plans = _plan_like(like, schema) if like else [_plan_fresh(MODEL_FILE, schema, schema, _METADATA)]
+        self._plans = _plan_like(like, schema) if like else [_plan_fresh(weights_file, schema, schema, _METADATA)]
         self._target = Path(os.path.realpath(out))
         self._staging = new_staging(self._target)
         self._lock: int | None = None

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-__all__ = ["ABOUT_FILE", "MODEL_FILE", "is_side_file_name", "is_weights_file"]
+from collections.abc import Collection
+
+__all__ = [
+    "ABOUT_FILE",
+    "ADAPTER_CONFIG",
+    "ADAPTER_FILE",
+    "ADAPTER_PREFIX",
+    "MODEL_FILE",
+    "is_side_file_name",
+    "is_weights_file",
+    "weights_file_name",
+]
 
 MODEL_FILE = "model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"  # PEFT and inference servers look for an adapter under this name
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_PREFIX = "base_model.model."  # of all names of an adapter's weights
 ABOUT_FILE = "weightwire.json"  # the run and version of a checkpoint
+
+
+def weights_file_name(names: Collection[str]) -> str:
+    """The file in which loaders expect weights of these names: those of a model, or of an adapter."""
+    return ADAPTER_FILE if names and all(name.startswith(ADAPTER_PREFIX) for name in names) else MODEL_FILE
 
 
 def is_weights_file(name: str) -> bool:

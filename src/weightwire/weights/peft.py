@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from weightwire.errors import CheckpointError
+from weightwire.weights.file_names import ADAPTER_PREFIX
 
 __all__ = ["has_adapters", "merged", "names_of_adapters"]
 
-_PREFIX = "base_model.model."
 _MARKS = (".base_layer.", ".lora_A.", ".lora_B.", ".lora_embedding_A.", ".modules_to_save.", ".original_module.")
 
 
 def names_of_adapters(names: Iterable[str]) -> list[str]:
     """The names that PEFT made. No inference server knows them."""
-    return [name for name in names if name.startswith(_PREFIX) or any(mark in f".{name}" for mark in _MARKS)]
+    return [name for name in names if name.startswith(ADAPTER_PREFIX) or any(mark in f".{name}" for mark in _MARKS)]
 
 
 def has_adapters(model: Any) -> bool:
@@ -76,7 +76,7 @@ def _outside(model: Any) -> tuple[str, str]:
     for name, module in model.named_modules():
         if hasattr(module, "get_base_model") and hasattr(module, "peft_config"):
             before = f"{name}." if name else ""
-            return f"{before}{_PREFIX}", before
+            return f"{before}{ADAPTER_PREFIX}", before
     return "", ""
 
 

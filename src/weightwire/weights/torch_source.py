@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Self
 
 from weightwire.errors import CheckpointError
+from weightwire.weights.adapter import adapter_weights
 from weightwire.weights.checkpoint import Checkpoint
 from weightwire.weights.dtypes import BY_ARRAY_NAME, DTYPES, Dtype
 from weightwire.weights.peft import has_adapters, merged, names_of_adapters
@@ -32,7 +33,7 @@ _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
 _PARALLEL = "module."  # DistributedDataParallel and DataParallel, around the whole model
 _EXTRA = "_extra_state"  # not weights
 _AS_SAVED = "publish an iterator of names and full tensors, as they are in its checkpoint"
-_MERGE = "publish the module with merge=True, or call merge_and_unload() on a copy"
+_MODEL = "pass the PEFT model itself: publish(model) for its adapter, publish(model, merge=True) for merged weights"
 
 
 # --- sources -----------------------------------------------------------------------------------------------------
@@ -88,18 +89,23 @@ def read_live(
     - `source`: a torch module, a mapping of names to tensors, an iterator of names and tensors, or a checkpoint. All
       tensors of an iterator are held until they are copied, so each needs separate memory.
     - `run`: the dtypes of the run, if it exists.
-    - `merge`: merges adapters into the weights.
+    - `merge`: merges adapters into the weights. Otherwise a model with adapters gives the weights of its active one.
     - `sharded`: all ranks publish, so a sharded tensor gives the rows of this rank.
     """
     run = {} if run is None else run
     if isinstance(source, str | os.PathLike | Checkpoint):
         return untie(read_weights(source), run)
-    pairs = _pairs(source, merge)
-    if not any(is_torch_tensor(value) for _, value in pairs):
-        return untie(read_weights(as_mapping(pairs)), run)
-    given = _as_saved(as_mapping(plain_names(pairs)), source)
-    _check_no_adapters(given)
-    kept, aliases = untie(_TorchReader(sharded).read(given), run)
+    aliases: dict[str, str] = {}
+    if not merge and _is_module(source) and has_adapters(source):
+        # As PEFT saves them: a tensor that two layers share is saved twice.
+        kept = _TorchReader(sharded).read(as_mapping(plain_names(adapter_weights(source))))
+    else:
+        pairs = _pairs(source)
+        if not any(is_torch_tensor(value) for _, value in pairs):
+            return untie(read_weights(as_mapping(pairs)), run)
+        given = _as_saved(as_mapping(plain_names(pairs)), source)
+        _check_no_adapters(given)
+        kept, aliases = untie(_TorchReader(sharded).read(given), run)
     for name, tensor in kept.items():
         if isinstance(tensor, LiveTensor):
             kept[name] = tensor.cast(casting.choose(name, tensor.dtype, run))
@@ -124,11 +130,16 @@ def untie(weights: Weights, known: Container[str] = ()) -> tuple[dict[str, Tenso
 # --- names -------------------------------------------------------------------------------------------------------
 
 
-def _pairs(source: Any, merge: bool) -> list[tuple[Any, Any]]:
-    """The names and tensors of any source."""
+def _is_module(source: Any) -> bool:
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(source, torch.nn.Module):
-        return _of_module(source, merge)
+    return torch is not None and isinstance(source, torch.nn.Module)
+
+
+def _pairs(source: Any) -> list[tuple[Any, Any]]:
+    """The names and tensors of any source. Adapters of a module are merged."""
+    if _is_module(source):
+        # keep_vars: detached views lose the type of the parameter.
+        return list(merged(source) if has_adapters(source) else source.state_dict(keep_vars=True).items())
     if not isinstance(source, Mapping) and callable(getattr(source, "state_dict", None)):
         source = source.state_dict()
     if isinstance(source, Mapping):
@@ -144,15 +155,6 @@ def _pairs(source: Any, merge: bool) -> list[tuple[Any, Any]]:
             "the iterator of weights must yield names and tensors", hint="pass model.named_parameters()"
         )
     return pairs
-
-
-def _of_module(module: Any, merge: bool) -> list[tuple[Any, Any]]:
-    if not has_adapters(module):
-        # keep_vars: detached views lose the type of the parameter.
-        return list(module.state_dict(keep_vars=True).items())
-    if not merge:
-        raise CheckpointError("this model has PEFT adapters, which inference servers cannot load", hint=_MERGE)
-    return list(merged(module))
 
 
 def plain_names(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -213,7 +215,7 @@ def as_mapping(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 def _check_no_adapters(names: Iterable[str]) -> None:
     for name in names_of_adapters(names):
-        raise CheckpointError(f"tensor {name!r}: belongs to a PEFT adapter", hint=_MERGE)
+        raise CheckpointError(f"tensor {name!r}: belongs to a PEFT adapter", hint=_MODEL)
 
 
 # --- ranks and devices -------------------------------------------------------------------------------------------

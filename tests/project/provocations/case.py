@@ -65,7 +65,7 @@ def http_server(respond: Callable[[Any], Answer]) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def answer(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             status, headers, body = respond(self)
             self.send_response(status)
             for name, value in ({"Content-Length": str(len(body))} | headers).items():

@@ -164,15 +164,22 @@ def live_weights(make: Callable[[Any], Any], **settings: Any) -> Provocation:
     return provoke
 
 
-def adapters(**settings: Any) -> Provocation:
-    def provoke(case: Case) -> None:
-        import torch
-        from peft import LoraConfig, get_peft_model
+def two_adapters(case: Case) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
 
-        base = torch.nn.Sequential(torch.nn.Linear(2, 2))
-        read_live(get_peft_model(base, LoraConfig(target_modules=["0"])), Casting(), **settings)
+    model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(2, 2)), LoraConfig(target_modules=["0"]))
+    model.add_adapter("second", LoraConfig(target_modules=["0"]))
+    model.base_model.set_adapter(["default", "second"])
+    read_live(model, Casting())
 
-    return provoke
+
+def adapter_layers_without_a_config(case: Case) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(2, 2)), LoraConfig(target_modules=["0"]))
+    read_live(torch.nn.Sequential(model.base_model.model[0]), Casting())
 
 
 def prompt_adapter(case: Case) -> None:
@@ -334,7 +341,8 @@ PROVOCATIONS: list[Provocation] = [
     live_weights(lambda torch: [1, 2]),
     live_weights(lambda torch: [("module.w", torch.zeros(2)), ("module._orig_mod.w", torch.ones(2))]),
     live_weights(lambda torch: {"layer.lora_A.weight": torch.zeros(2)}),
-    adapters(),
+    two_adapters,
+    adapter_layers_without_a_config,
     prompt_adapter,
     live_weights(lazy_module),
     live_weights(quantized_tensor),

@@ -1,4 +1,4 @@
-"""vLLM's entry in the registry of engines."""
+"""vLLM's entries in the registry of engines: a server's model, and one of its adapters."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 from weightwire.engines.registry import EngineKind, Program
 from weightwire.engines.vllm.client import VllmEngine
+from weightwire.engines.vllm.lora_engine import VllmLoraEngine
 from weightwire.engines.vllm.rollout_server import VllmRolloutServer
 
-__all__ = ["VLLM"]
+__all__ = ["VLLM", "VLLM_LORA"]
 
 _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the endpoints through which weights are updated
@@ -35,3 +36,4 @@ def _launch(model: Path, port: int) -> Program:
 VLLM = EngineKind(
     VllmEngine, VllmRolloutServer, _launch, needs=("vllm",), connect_keeping=partial(VllmEngine, cache="keep")
 )
+VLLM_LORA = EngineKind(VllmLoraEngine)

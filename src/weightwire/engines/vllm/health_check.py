@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from weightwire.engines.engine import EngineHealth
@@ -17,18 +18,29 @@ __all__ = ["VllmHealthCheck", "is_asleep"]
 _CORE, _FRONT_END = 3.0, 0.5
 
 
-class VllmHealthCheck(Closeable):
-    """Call `check` from one thread at a time. `close` ends a call that waits."""
+def _weight_version(server: ServerConnection, timeout: float) -> int | None:
+    text = server.get("/weight_info", timeout).get("weight_version")
+    return int(text) if isinstance(text, str) and text.isdecimal() else None
 
-    def __init__(self, url: str) -> None:
+
+class VllmHealthCheck(Closeable):
+    """Call `check` from one thread at a time. `close` ends a call that waits.
+
+    `read_version` asks the server for the version that it serves, within some seconds.
+    """
+
+    def __init__(
+        self, url: str, read_version: Callable[[ServerConnection, float], int | None] = _weight_version
+    ) -> None:
         self._server = connect_to_vllm(url)
+        self._read_version = read_version
 
     def check(self) -> EngineHealth:
         until = time.monotonic() + _CORE
         try:
             if is_asleep(self._server, _CORE):
                 return EngineHealth(is_asleep=True)
-            text = self._server.get("/weight_info", max(0.1, until - time.monotonic())).get("weight_version")
+            version = self._read_version(self._server, max(0.1, until - time.monotonic()))
         except EngineGone as problem:
             if not isinstance(problem.__cause__, TimeoutError):
                 raise
@@ -36,7 +48,7 @@ class VllmHealthCheck(Closeable):
             if not self._answers():
                 raise
             return EngineHealth(is_stuck=True)
-        return EngineHealth(int(text) if isinstance(text, str) and text.isdecimal() else None)
+        return EngineHealth(version)
 
     def _answers(self) -> bool:
         """Whether the HTTP server answers, with whatever."""

@@ -7,6 +7,7 @@ __all__ = ["register"]
 
 def register() -> None:
     """vLLM calls this in each of its processes: see `vllm.general_plugins` in pyproject.toml."""
+    from weightwire.engines.vllm.adapter_steps import load_adapters_once
     from weightwire.engines.vllm.packing import keep_plain
     from weightwire.engines.vllm.post_load import observe_loading
     from weightwire.engines.vllm.prefix_cache import forget_while_running
@@ -20,3 +21,4 @@ def register() -> None:
     keep_plain()
     observe_loading()
     forget_while_running()
+    load_adapters_once()
