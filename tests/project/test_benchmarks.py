@@ -44,7 +44,7 @@ def recording(tmp_path: Path) -> Path:
 # --- arguments ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", ["pause", "publish", "sync"])
+@pytest.mark.parametrize("script", ["cache_policy", "pause", "publish", "sync"])
 def test_relative_recording_path_becomes_absolute(script: str, recording: Path) -> None:
     code = f"import sys; sys.argv[1:] = ['early']; import {script}; print({script}.parse_arguments().recording)"
     ran = run(code, recording.parent)

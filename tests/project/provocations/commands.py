@@ -120,7 +120,7 @@ class Unwilling:
 
 
 def engine_that_takes_no_weights(case: Case) -> None:
-    case.patch.setattr("weightwire.cli.shared.engine_updates.open_engine", lambda text: Unwilling())
+    case.patch.setattr("weightwire.cli.shared.engine_updates.open_engine", lambda text, cache: Unwilling())
     run = publish(case)
     command("follow", run, "--into", case.here / "replica", "--once", "--engine", "other=http://127.0.0.1:8000")
 
