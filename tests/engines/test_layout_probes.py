@@ -89,3 +89,38 @@ def test_a_value_that_is_computed_is_told_from_a_copy() -> None:
 
 def test_a_relayout_compares_sizes() -> None:
     assert Relayout("a", 4, np.arange(4)).fits(torch.empty(4))
+
+
+class Handle:
+    """An object that a probe cannot look into."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight.clone()
+
+
+def test_an_object_that_may_hide_a_copy_is_a_problem() -> None:
+    def hide(layer: torch.nn.Module) -> None:
+        layer.handle = Handle(layer.weight)
+
+    assert probed(Plain(4, 3), hide).problem == "handle: keeps weights where they cannot be reached (Handle)"
+    assert probed(Plain(4, 3), lambda layer: setattr(layer, "bound", Handle)).problem == ""
+    known = Plain(4, 3)
+    known.handle = Handle(torch.zeros(1))  # was there before any weight was processed
+    assert probed(known, lambda layer: None).problem == ""
+
+
+def test_a_number_that_is_computed_from_weights_is_a_problem() -> None:
+    def read(layer: torch.nn.Module) -> None:
+        layer.largest = float(layer.weight.view(torch.int16).max())
+
+    assert probed(Plain(4, 3), read).problem == "largest: is a number that is computed from weights"
+
+
+def test_a_number_that_changes_by_itself_is_no_problem() -> None:
+    calls: list[int] = []
+
+    def count(layer: torch.nn.Module) -> None:
+        calls.append(1)
+        layer.number = len(calls)
+
+    assert probed(Plain(4, 3), count).problem == ""

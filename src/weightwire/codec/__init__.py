@@ -21,7 +21,7 @@ from weightwire.codec.block_codec import (
     vector_bits,
 )
 from weightwire.codec.block_layout import BLOCK, Layout
-from weightwire.codec.coo_encoding import BlockChanges, decode_coo, encode_coo
+from weightwire.codec.coo_encoding import BlockChanges, decode_coo, encode_coo, read_coo
 from weightwire.codec.plane_encodings import BYTES_PER_BYTE
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "encode_coo",
     "encoding",
     "has_kernel",
+    "read_coo",
     "read_uvarint",
     "replace",
     "swap",

@@ -6,6 +6,7 @@ A block holds at most 2^22 units, which keeps positions small.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from weightwire.weights import Dtype
 
@@ -32,6 +33,7 @@ class Layout:
     start: int
 
     @staticmethod
+    @lru_cache(4096)  # a mixture of experts has thousands of tensors, of a few shapes
     def of(dtype: Dtype, shape: tuple[int, ...], rows: tuple[int, int] | None = None) -> Layout:
         """The layout of a whole tensor, or of its rows from `rows[0]` to before `rows[1]`."""
         unit = dtype.unit

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from weightwire.codec.block_layout import Layout
 
-__all__ = ["BlockChanges", "decode_coo", "encode_coo"]
+__all__ = ["BlockChanges", "decode_coo", "encode_coo", "read_coo"]
 
 BlockChanges = tuple[int, npt.NDArray[np.int64], npt.NDArray[Any]]
 """The index of a block, the changed positions in it, and the new units."""
@@ -33,8 +33,10 @@ def encode_coo(changes: list[BlockChanges], layout: Layout) -> bytes:
     return width.to_bytes(_HEAD, "little") + positions.tobytes() + values.tobytes()
 
 
-def decode_coo(data: memoryview, layout: Layout, changed: int) -> Iterator[tuple[int, bytes, bytearray]]:
-    """For each changed block: its index, 32-bit positions in it, and the new units."""
+def read_coo(
+    data: memoryview, layout: Layout, changed: int
+) -> tuple[npt.NDArray[np.unsignedinteger[Any]], npt.NDArray[Any]]:
+    """The ascending positions in the whole tensor or range of rows, and the new units, as views of the data."""
     width, unit = _width(layout), layout.dtype.unit
     if len(data) != _HEAD + changed * (width + unit) or bytes(data[:_HEAD]) != width.to_bytes(_HEAD, "little"):
         raise ValueError("its size does not fit its number of changes")
@@ -42,6 +44,12 @@ def decode_coo(data: memoryview, layout: Layout, changed: int) -> Iterator[tuple
     values = np.frombuffer(data, f"<u{unit}", changed, _HEAD + changed * width)
     if (positions[1:] <= positions[:-1]).any() or (changed and int(positions[-1]) >= layout.count):
         raise ValueError("its positions are not ascending or lie past its end")
+    return positions, values
+
+
+def decode_coo(data: memoryview, layout: Layout, changed: int) -> Iterator[tuple[int, bytes, bytearray]]:
+    """For each changed block: its index, 32-bit positions in it, and the new units."""
+    positions, values = read_coo(data, layout, changed)
     begin = 0
     while begin < changed:
         index = int(positions[begin]) // layout.block

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weightwire import codec
-from weightwire.codec import Digest, Patch, decode_coo
+from weightwire.codec import Digest, Patch, decode_coo, read_coo
 from weightwire.delta.file import ANCHOR, Delta, Entry
 from weightwire.delta.state import State, digest
 from weightwire.errors import CheckpointError, WrongBase
@@ -29,6 +29,7 @@ __all__ = [
     "check_state",
     "check_tensor",
     "check_tensors",
+    "coo_changes",
     "covered",
     "decode_job",
     "jobs_of",
@@ -37,6 +38,7 @@ __all__ = [
     "write_block",
 ]
 
+_AT_ONCE = 8 << 20  # bytes
 _OTHER_BASE = "apply it to the weights it was made from"
 
 
@@ -168,6 +170,35 @@ def jobs_of(delta: Delta, entries: Mapping[str, Entry], only: range | None = Non
                 yield BlockJob(entry, index)
             elif entry.fresh:
                 delta.corrupt(f"block {index}: is empty", entry.name)
+
+
+def coo_changes(
+    delta: Delta, entries: Iterable[Entry]
+) -> Iterator[tuple[Entry, npt.NDArray[np.unsignedinteger[Any]], Bits]]:
+    """The positions and new units of each coo entry. Entries that are neighbours in the file are read at once."""
+    for several in _neighbours(entries):
+        first = several[0].start
+        data = memoryview(delta.fetch(first, several[-1].start + several[-1].nbytes))
+        for entry in several:
+            begin = entry.start - first
+            try:
+                positions, values = read_coo(data[begin : begin + entry.nbytes], entry.layout, entry.changed)
+            except ValueError as problem:
+                delta.corrupt(str(problem), entry.name)
+            yield entry, positions, values
+
+
+def _neighbours(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    several: list[Entry] = []
+    for entry in sorted(entries, key=lambda one: one.start):
+        if several and (
+            entry.start != several[-1].start + several[-1].nbytes or entry.start - several[0].start > _AT_ONCE
+        ):
+            yield several
+            several = []
+        several.append(entry)
+    if several:
+        yield several
 
 
 def write_block(delta: Delta, job: BlockJob, bits: Bits) -> tuple[Patch, Digest]:

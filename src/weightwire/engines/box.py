@@ -29,6 +29,14 @@ class Selection:
 
 
 @dataclass(frozen=True)
+class LocatedPositions:
+    """Like a Selection, always with the indices of the changes."""
+
+    chosen: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class Box:
     """The same units in a checkpoint tensor (`start`, `strides`) and in a model's storage (`target_...`).
 
@@ -91,16 +99,22 @@ class Box:
             first, last = np.searchsorted(positions, [self.start, self.start + self.count])
             return Selection(slice(int(first), int(last)), positions[first:last] - positions.dtype.type(self.start))
         first, last = np.searchsorted(positions, [self.start, self.start + self.reach])
-        rest = positions[first:last].astype(np.int64) - self.start
-        inside = np.ones(len(rest), np.bool_)
+        found = self.locate(positions[first:last])
+        return Selection(found.chosen + first, found.positions)
+
+    def locate(self, positions: PositionArray) -> LocatedPositions:
+        """Like `select`, for positions in any order. Looks at all of them."""
+        rest = positions.astype(np.int64) - self.start
+        inside = rest >= 0
         target = np.zeros(len(rest), np.int64)
         for size, stride, target_stride in zip(self.shape, self.strides, self.target_strides, strict=True):
-            at, rest = np.divmod(rest, stride)
+            at = rest // stride  # quicker than divmod
+            rest -= at * stride
             inside &= at < size
             target += at * target_stride
         inside &= rest == 0
         chosen = np.flatnonzero(inside)
-        return Selection(chosen + first, target[chosen])
+        return LocatedPositions(chosen, target[chosen])
 
 
 # --- boxes from positions ----------------------------------------------------------------------------------------

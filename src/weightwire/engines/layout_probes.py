@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weightwire.engines.skeleton import IsPart, StructureCopier, tensors_in
+from weightwire.engines.skeleton import IsPart, StructureCopier, numbers_in, opaque_in, tensors_in
 from weightwire.engines.weight_map import storage_of
 from weightwire.weights import torch_integer_dtype
 
@@ -59,8 +59,9 @@ class ProcessedLayout:
 
     Those that are not in `moved` are still where they were loaded, besides their copies in `relayouts`. `aliases` are
     other tensors that share their storages. If some tensors are computed and not copied, `recomputed` are the paths to
-    all tensors that depend on the weights. `gone` parameters no longer exist, and those that are `dropped` have left no
-    trace. If `problem` is not empty, weights of other parameters are lost, and the layer cannot be patched.
+    all tensors that depend on the weights. `gone` parameters no longer exist: those of their weights that are nowhere
+    have no effect. Parameters in `read` may have become plain numbers, which cannot be patched. If `problem` is not
+    empty, weights of other parameters are lost or hidden, and the layer cannot be patched.
     """
 
     relayouts: Mapping[str, tuple[Relayout, ...]]
@@ -68,7 +69,7 @@ class ProcessedLayout:
     aliases: frozenset[str] = frozenset()
     recomputed: tuple[str, ...] = ()
     gone: frozenset[str] = frozenset()
-    dropped: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()
     problem: str = ""
 
 
@@ -134,6 +135,8 @@ class _Processed:
 
     tensors: dict[str, torch.Tensor]
     loaded: dict[str, torch.Tensor]
+    numbers: dict[str, float]
+    opaque: dict[str, str]
 
 
 class _Probes:
@@ -152,9 +155,13 @@ class _Probes:
         kept = {storage_of(one) for path, one in first.loaded.items() if path not in moved}
         others = {path: one for path, one in first.tensors.items() if storage_of(one) not in kept}
         aliases = frozenset(path for path in first.tensors if path not in others and path not in first.loaded)
-        if not others and not moved:
-            return ProcessedLayout({}, moved, aliases)
         second = self._processed(_SECOND_NOISE)
+        scalars = frozenset(one.path for one in self._sources.values() if one.units == 1) - first.tensors.keys()
+        numbers = self._numbers_from(first, second)
+        read = scalars if numbers else frozenset[str]()
+        hidden = self._hidden(first) or (self._read_weights(first, scalars) if numbers else "")
+        if hidden or (not others and not moved):
+            return ProcessedLayout({}, moved, aliases, read=read, problem=hidden)
         varying = [path for path in _one_per_storage(others) if self._varies(path, first, second)]
         again = self._processed(_FIRST_NOISE) if varying else first
         varying = [path for path in varying if not self._varies(path, first, again)]  # others were never initialized
@@ -171,7 +178,7 @@ class _Probes:
         lost = self._without_effect(moved, varying, first) if recomputed else self._lost(moved, relayouts)
         gone = frozenset(path for path in moved if path not in first.tensors)
         problem = next((f"{path[1:]}: {why}" for path, why in lost.items() if path not in gone), "")
-        return ProcessedLayout(relayouts, moved, aliases, recomputed, gone, gone & lost.keys(), problem)
+        return ProcessedLayout(relayouts, moved, aliases, recomputed, gone, read, problem)
 
     # --- running the engine's code -----------------------------------------------------------------------------------
 
@@ -193,7 +200,8 @@ class _Probes:
         copy = StructureCopier(self._is_part, filled).copy(self._layer)
         with torch.no_grad():
             self._process(copy)
-        return _Processed(tensors_in(copy, self._is_part), loaded)
+        tensors, numbers = tensors_in(copy, self._is_part), numbers_in(copy, self._is_part)
+        return _Processed(tensors, loaded, numbers, opaque_in(copy, self._is_part))
 
     def _digits(self, first: _Processed, paths: list[str]) -> int:
         narrowest = min((first.tensors[path].element_size() for path in paths), default=8)
@@ -208,6 +216,26 @@ class _Probes:
                 if not any(self._varies(path, first, other) for path in paths):
                     lost[source.path] = "its weights are nowhere after loading"
         return lost
+
+    def _hidden(self, after: _Processed) -> str:
+        """An object of the engine that may hold copies of weights, made by the processing. Empty if there is none."""
+        before = opaque_in(self._layer, self._is_part)
+        return next(
+            (f"{path[1:]}: keeps weights where they cannot be reached ({kind})" for path, kind in after.opaque.items()
+             if before.get(path) != kind),
+            "",
+        )  # fmt: skip
+
+    def _numbers_from(self, first: _Processed, second: _Processed) -> list[str]:
+        """The plain numbers that depend on the weights."""
+        varying = [path for path, number in first.numbers.items() if not _is_same(number, second.numbers.get(path))]
+        again = self._processed(_FIRST_NOISE).numbers if varying else {}
+        return [path for path in varying if _is_same(first.numbers[path], again.get(path))]
+
+    def _read_weights(self, first: _Processed, scalars: frozenset[str]) -> str:
+        """A plain number that is computed from other weights than these scalars. Empty if there is none."""
+        found = self._numbers_from(first, self._processed(_SECOND_NOISE, dict.fromkeys(scalars, _FIRST_NOISE)))
+        return f"{found[0][1:]}: is a number that is computed from weights" if found else ""
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -297,6 +325,11 @@ class _Probes:
                 missing = int((~held).sum()) * (found[0].slices if found else 1)
                 lost[source.path] = f"{missing} of {source.units} weights are nowhere after loading"
         return lost
+
+
+def _is_same(one: float, other: float | None) -> bool:
+    """Also for NaN, which is not equal to itself."""
+    return repr(one) == repr(other)
 
 
 def _one_per_storage(tensors: Mapping[str, torch.Tensor]) -> list[str]:

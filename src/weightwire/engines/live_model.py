@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 
 from weightwire.codec import Digest
 from weightwire.delta import Delta, Entry, State, add_digests, digest, jobs_of
+from weightwire.engines.copy_groups import CopyGroups
 from weightwire.engines.engine import ServedVersion
 from weightwire.engines.recomputed_layer import Recomputation
 from weightwire.engines.weight_map import Copy, Load, Unpatchable, WeightMap, learn, places_of, torch_dtype
@@ -48,20 +49,29 @@ class LiveModel:
 
     `holding` is the version in the model, or None if that is not known. A `mixed` model may mix weights of two versions
     and must not be used. `load` is the model's own loader. If the engine rearranged the weights after loading,
-    `relaid` knows where they are, and `load` must not write them.
+    `relaid` knows where they are, and `load` must not write them. `is_draft` tells by its name whether a tensor belongs
+    to a draft model in the same checkpoint, which this model may leave out.
     """
 
     def __init__(
-        self, model: torch.nn.Module, load: Load, *, threads: int | None = None, relaid: WeightLayout | None = None
+        self,
+        model: torch.nn.Module,
+        load: Load,
+        *,
+        threads: int | None = None,
+        relaid: WeightLayout | None = None,
+        is_draft: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self.holding: ServedVersion | None = None
         self.mixed = False
         self._model = model
         self._load = load
         self._relaid = relaid
+        self._is_draft = is_draft
         self._threads = threads
         self._schema: Schema = {}
         self._map = WeightMap({}, {}, frozenset(), ())
+        self._groups = CopyGroups({}, {})
         self._state = State({})
 
     @property
@@ -77,6 +87,7 @@ class LiveModel:
         if schema != self._schema or not self._is_in_place():
             self._schema = {}
             self._map = self._relaid.learn(schema) if self._relaid else learn(self._model, self._load, schema)
+            self._groups = CopyGroups(self._map.copies, schema)
             self._schema = schema
 
     def holds(self, checkpoint: Checkpoint) -> bool:
@@ -153,10 +164,17 @@ class LiveModel:
         return state
 
     def _check_tied(self, state: State) -> None:
-        """A tensor without a place in the model must equal one that has a place: tied weights that were saved twice."""
+        """A tensor without a place in the model must equal one that has a place: tied weights that were saved twice.
+
+        Integers are no weights by themselves (such as the order of groups), and a draft's weights need no place.
+        """
         for name in self._map.unused:
             known = state.tensors[name]
-            if known not in (state.tensors[other] for other in self._map.copies):
+            if (
+                known.dtype.is_float
+                and not self._is_draft(name)
+                and known not in (state.tensors[other] for other in self._map.copies)
+            ):
                 raise EngineError(
                     f"tensor {name!r}: the model does not use it, and it is not a copy of a tensor that the model uses",
                     hint="serve the same model as the run, with the same tied weights",
@@ -189,20 +207,24 @@ class LiveModel:
             )
         self._check_tied(after)
         last = self._recomputations(patch.entries)
-        return StagedPatch(self, writes, last, patch, target, self.holding, self._state, after)
+        digests = {write.name: patch.entries[write.name].digest for write in writes}
+        unpatchable = [name for name in self._map.unpatchable if name in patch.entries]
+        return StagedPatch(self, writes, last, digests, unpatchable, target, self.holding, self._state, after)
 
     def _writes_of(self, patch: Delta) -> list[Write]:
         writes: list[Write] = []
         parts: list[ScatterPart] = []
         for name, entry in patch.entries.items():
             _check(name, entry, self._schema)
-            for job in jobs_of(patch, {name: entry}) if name in self._map.copies else ():
+            if name not in self._map.copies or self._groups.covers(entry):
+                continue
+            for job in jobs_of(patch, {name: entry}):
                 for write in writes_of(patch, job, self._map.copies[name]):
                     if isinstance(write, ScatterPart):
                         parts.append(write)
                     else:
                         writes.append(write)
-        return [*writes, *join_parts(parts)]
+        return [*writes, *join_parts([*parts, *self._groups.parts_of(patch)])]
 
     def check_in_place(self) -> None:
         """Checks that the weights were not moved or replaced since `learn`."""
@@ -215,23 +237,21 @@ class LiveModel:
 class StagedPatch:
     """A prepared patch. `swap` writes all of it or nothing, once. `undo` restores the old values.
 
-    Does not write `unpatchable` tensors: that is up to the caller.
+    Does not write `unpatchable` tensors: that is up to the caller. Does not keep the Delta: with many tensors, to free
+    it takes milliseconds, and that would be in the pause.
     """
 
     _live: LiveModel
     _writes: list[Write]
     _last_writes: Sequence[Write]  # in order, after the others
-    _patch: Delta
+    _digests: Mapping[str, Digest]  # of the tensors that are written, afterwards
+    unpatchable: list[str]
     target: ServedVersion
     _from: ServedVersion
     _before: State
     _after: State
     _written: list[Write] = field(default_factory=list)
     _is_fresh: bool = True
-
-    @property
-    def unpatchable(self) -> list[str]:
-        return [name for name in self._patch.entries if name in self._live.unpatchable]
 
     def swap(self) -> None:
         """Writes the patch and verifies digests. Restores the old values if that fails."""
@@ -286,7 +306,7 @@ class StagedPatch:
         for write in self._writes:
             write.check()
         for name, added in sums.items():
-            if add_digests(self._before.tensors[name].digest, added) != self._patch.entries[name].digest:
+            if add_digests(self._before.tensors[name].digest, added) != self._digests[name]:
                 raise changed_outside(name)
         for write in self._last_writes:
             write.swap()

@@ -88,20 +88,22 @@ class PatchDesk:
     def __init__(self, live: LiveModel) -> None:
         self._live = live
         self._staged: StagedPatch | None = None
-        self._patch: Delta | None = None
+        self._patch: Delta | None = None  # if tensors must be loaded slowly
         self._owner = ""  # the directory of the follower that staged it
 
     def stage(self, order: Order) -> StagedPatch:
-        self._patch, self._owner = Delta.open(order.file), order.directory
-        self._staged = self._live.stage(self._patch, order.target)
+        patch, self._owner = Delta.open(order.file), order.directory
+        self._staged = self._live.stage(patch, order.target)
+        self._patch = patch if self._staged.unpatchable else None  # otherwise it would be freed during the pause
         return self._staged
 
-    def swap(self, order: Order) -> tuple[StagedPatch, Delta]:
-        staged, patch = self._staged, self._patch
-        if staged is None or patch is None or (self._owner, staged.target) != (order.directory, order.target):
+    def swap(self, order: Order) -> tuple[StagedPatch, Delta | None]:
+        """Returns the patch only if it has tensors that must be loaded slowly."""
+        staged = self._staged
+        if staged is None or (self._owner, staged.target) != (order.directory, order.target):
             raise EngineError(f"no patch to version {order.version} is staged here", hint="stage the patch first")
         staged.swap()
-        return staged, patch
+        return staged, self._patch
 
     def undo(self) -> StagedPatch | None:
         if self._staged is not None:

@@ -50,7 +50,8 @@ class _RunningPlace:
     kept: torch.Tensor | None
     relayouts: tuple[tuple[Relayout, torch.Tensor], ...] = ()
     is_moved: bool = False
-    is_dropped: bool = False
+    is_read: bool = False  # as a plain number
+    is_replaced: bool = False  # by a parameter that lacks the loader of the loaded one
     is_optional: bool = False  # a scalar with a default, which the engine reads and removes
 
 
@@ -79,8 +80,9 @@ class RelaidModel:
 
     @property
     def is_as_loaded(self) -> bool:
-        """Whether the engine left all weights as the loader put them."""
-        return not self.problem and not self._recomputed and not any(one.relayouts for one in self._places.values())
+        """Whether the engine left all weights as the loader put them, and can load them again."""
+        is_changed = any(one.relayouts or one.is_replaced for one in self._places.values())
+        return not self.problem and not self._recomputed and not is_changed
 
     # --- probing -----------------------------------------------------------------------------------------------------
 
@@ -133,7 +135,8 @@ class RelaidModel:
             kept_storages |= set() if kept is None else {storage_of(kept)}
             whole = f"{path}.{name}".removeprefix(".")
             is_optional = key in layout.gone and loaded.numel() == 1
-            place = _RunningPlace(whole, kept, relayouts, is_moved, key in layout.dropped, is_optional)
+            is_replaced = not is_moved and type(kept) is not type(loaded)
+            place = _RunningPlace(whole, kept, relayouts, is_moved, key in layout.read, is_replaced, is_optional)
             self._places.setdefault(id(loaded), place)
         for alias in layout.aliases:
             if alias not in running or storage_of(running[alias]) not in kept_storages:
@@ -160,6 +163,8 @@ class RelaidModel:
 
     def recomputations(self, copies: Iterable[Copy]) -> list[Recomputation]:
         """The layers that must be computed again after these copies were written."""
+        if not self._recomputed:
+            return []
         storages = {storage_of(copy.target) for copy in copies}
         return [
             Recomputation(layer)
@@ -239,10 +244,10 @@ def _check_targets(found: WeightMap, by_storage: Mapping[int, _RunningPlace]) ->
     for name, copies in found.copies.items():
         for copy in copies:
             place = by_storage.get(storage_of(copy.target))
-            if place is not None and place.is_dropped:
+            if place is not None and place.is_read:
                 raise EngineError(
-                    f"tensor {name!r}: the engine drops parameter {place.name!r} after loading",
-                    hint="restart the engine with this version",
+                    f"tensor {name!r}: the engine reads parameter {place.name!r} as a number after loading",
+                    hint="restart the engine with this version, or publish the run without this tensor",
                 )
 
 

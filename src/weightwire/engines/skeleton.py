@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["CopyTensor", "IsPart", "StructureCopier", "same_form", "tensors_in"]
+__all__ = ["CopyTensor", "IsPart", "StructureCopier", "numbers_in", "opaque_in", "same_form", "tensors_in"]
 
 IsPart = Callable[[object], bool]
 """Whether an object belongs to the model's structure, besides its modules. Other objects are shared by all copies."""
@@ -91,22 +91,42 @@ def tensors_in(root: torch.nn.Module, is_part: IsPart) -> dict[str, torch.Tensor
     """All tensors in a structure by the path to them, parameters first. Includes what functions enclose."""
     found = {f".{name}": one for name, one in root.named_parameters(remove_duplicate=False)}
     known = {id(one) for one in found.values()}
-    for path, tensor in _walk(root, "", is_part, set()):
-        if id(tensor) not in known:
-            known.add(id(tensor))
-            found[path] = tensor
+    for path, leaf in _leaves(root, "", is_part, set()):
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
+            known.add(id(leaf))
+            found[path] = leaf
     return found
 
 
-def _walk(value: Any, path: str, is_part: IsPart, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, _PLAIN) or id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, torch.Tensor):
+def numbers_in(root: torch.nn.Module, is_part: IsPart) -> dict[str, float]:
+    """All plain numbers in a structure by the path to them."""
+    leaves = _leaves(root, "", is_part, set())
+    return {path: leaf for path, leaf in leaves if isinstance(leaf, int | float) and not isinstance(leaf, enum.Enum)}
+
+
+def opaque_in(root: torch.nn.Module, is_part: IsPart) -> dict[str, str]:
+    """The types of all objects that cannot be looked into, by the path to them. They may hold copies of weights."""
+    known = (torch.Tensor, *_PLAIN, *_BUILT_IN)
+    return {
+        path: type(leaf).__name__
+        for path, leaf in _leaves(root, "", is_part, set())
+        if not isinstance(leaf, known) and not callable(leaf) and not is_part(leaf)
+    }
+
+
+def _leaves(value: Any, path: str, is_part: IsPart, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """What is in a structure, without what only holds other things. Objects that are met twice count once."""
+    if isinstance(value, _PLAIN):
         yield path, value
         return
-    for name, child in _children(value, is_part):
-        yield from _walk(child, f"{path}.{name}", is_part, seen)
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    children = [] if isinstance(value, torch.Tensor) else list(_children(value, is_part))
+    if not children:
+        yield path, value
+    for name, child in children:
+        yield from _leaves(child, f"{path}.{name}", is_part, seen)
 
 
 def _children(value: Any, is_part: IsPart) -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,7 @@ from weightwire.engines.weight_map import Copy, storage_of
 from weightwire.errors import EngineError
 from weightwire.weights import Bits, as_torch_integers, torch_integer_dtype
 
-__all__ = ["ScatterPart", "Write", "changed_outside", "join_parts", "writes_of"]
+__all__ = ["ScatterPart", "Write", "changed_outside", "digested_copy", "join_parts", "widen", "writes_of"]
 
 _U4 = np.dtype("<u4")
 _LARGEST = 1 << 20  # units in a joined write: enough to be quick, small enough for several threads
@@ -69,7 +69,7 @@ def writes_of(patch: Delta, job: BlockJob, copies: tuple[Copy, ...]) -> Iterator
         with naming(patch, entry, job.index):
             found = codec.decode(patch.block(entry, job.index), None, layout, job.index)
     begin, end = layout.span(job.index)
-    digested = _digested(copies, layout)
+    digested = digested_copy(copies, layout)
     if digested is not None:
         first = digested.box.target_start + begin
         memory = _memory(digested.target)[first : first + end - begin]
@@ -80,7 +80,7 @@ def writes_of(patch: Delta, job: BlockJob, copies: tuple[Copy, ...]) -> Iterator
     yield from _parts(entry, [copy for copy in copies if copy is not digested], found, begin, end)
 
 
-def _digested(copies: Iterable[Copy], layout: Layout) -> Copy | None:
+def digested_copy(copies: Iterable[Copy], layout: Layout) -> Copy | None:
     """The first copy that holds the whole tensor in one piece: the digest is computed there."""
     for copy in copies:
         if copy.target.device.type == "cpu" and copy.box.is_run and copy.box.count == layout.count:
@@ -91,8 +91,9 @@ def _digested(copies: Iterable[Copy], layout: Layout) -> Copy | None:
 def _parts(entry: Entry, copies: list[Copy], found: codec.Patch, begin: int, end: int) -> Iterator[ScatterPart]:
     if not copies:
         return
-    positions = np.arange(begin, end)
-    if found.positions is not None:
+    if found.positions is None:
+        positions = np.arange(begin, end)
+    else:
         positions = np.frombuffer(found.positions, _U4).astype(np.int64) + begin
     whole: Bits = np.frombuffer(bytes(found.values), f"<u{entry.dtype.unit}")
     for copy in copies:
@@ -100,17 +101,17 @@ def _parts(entry: Entry, copies: list[Copy], found: codec.Patch, begin: int, end
         values = whole[selection.chosen]
         if len(values):
             at = selection.positions.astype(np.int64) + copy.box.target_start
-            yield ScatterPart(entry.name, copy.target, at, _widen(values) if copy.is_widened else values)
+            yield ScatterPart(entry.name, copy.target, at, widen(values) if copy.is_widened else values)
 
 
-def _widen(values: Bits) -> Bits:
+def widen(values: Bits) -> Bits:
     """bfloat16 as float32."""
     wide: Bits = np.left_shift(values.astype("<u4"), np.uint32(16))
     return wide
 
 
 def _widened(name: str, memory: Bits, found: codec.Patch) -> _HostWrite:
-    values = _widen(np.frombuffer(bytes(found.values), "<u2"))
+    values = widen(np.frombuffer(bytes(found.values), "<u2"))
     return _HostWrite(name, memory, found.positions, bytearray(values.tobytes()), None, expected=values)
 
 

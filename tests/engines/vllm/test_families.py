@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from support.vllm_families import FAMILIES, GENERATING
+from support.vllm_families import EXPERTS, FAMILIES, QUANTIZED
 from support.warm_vllm import WarmVllm
 
 pytestmark = pytest.mark.slow
-PROGRAM = Path(__file__).parents[2] / "support/offline_vllm.py"
+PROGRAMS = Path(__file__).parents[2] / "support"
+PATCHED = [scheme for scheme in QUANTIZED if scheme != "int8"]
 
 
-def run_offline(root: Path, *options: str) -> dict[str, Any]:
+def run_offline(root: Path, *options: str, program: str = "offline_vllm.py") -> dict[str, Any]:
     """vLLM leaves threads and process groups behind, so it runs in a process of its own."""
-    output = root / f"output{len(options)}"
-    WarmVllm([PROGRAM, root, *options], output, root, {**os.environ, "OMP_NUM_THREADS": "1"}).wait(900)
+    output = root / f"{program}{len(options)}.output"
+    WarmVllm([PROGRAMS / program, root, *options], output, root, {**os.environ, "OMP_NUM_THREADS": "1"}).wait(900)
     said = output.read_text(errors="replace")
     lines = [line for line in said.splitlines() if line.startswith("{")]
     assert lines, said[-4000:]
@@ -38,9 +39,12 @@ def families(root: Path) -> dict[str, Any]:
     return run_offline(root)
 
 
-@pytest.mark.parametrize("family", GENERATING)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_patched_model_gives_the_tokens_and_logprobs_of_a_fresh_one(family: str, families: dict[str, Any]) -> None:
-    """vLLM does not know the directory of the first version, as if it had been started from the Hub."""
+    """vLLM does not know the directory of the first version, as if it had been started from the Hub.
+
+    Qwen3 is served with a draft model, which stays at the first version. DeepSeek's checkpoint has a draft layer.
+    """
     found = families[family]
     assert found["adopted"]
     assert found["unpatchable"] == ""
@@ -60,7 +64,7 @@ def test_every_tensor_in_a_patched_model_equals_a_fresh_one(family: str, familie
 def test_a_run_that_lacks_weights_is_refused_and_the_model_goes_on(family: str, families: dict[str, Any]) -> None:
     """The outputs above are from after the refusal."""
     lacking = families[family]["lacking"]
-    place = "experts" if family in ("qwen3_moe", "mixtral") else "input_layernorm"
+    place = "experts" if family in EXPERTS else "input_layernorm"
     assert "no tensor of the run fills all of it" in lacking
     assert place in lacking
     assert "hint: " in lacking
@@ -77,3 +81,44 @@ def test_experts_on_two_workers_are_patched(root: Path, families: dict[str, Any]
     assert found["unpatchable"] == ""
     assert found["differing"] == [[], []]
     assert all(any("w13_weight" in name for name in worker) for worker in found["from_first"])
+
+
+# --- quantized ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    pytest.importorskip("vllm")
+    return run_offline(tmp_path_factory.mktemp("quantized"), program="loaded_vllm.py")
+
+
+@pytest.mark.parametrize("scheme", PATCHED)
+def test_every_tensor_in_a_patched_quantized_model_equals_a_fresh_one(scheme: str, quantized: dict[str, Any]) -> None:
+    found = quantized[scheme]
+    assert found["adopted"]
+    assert found["unpatchable"] == ""
+    assert found["differing"] == [[]]
+    assert any("qkv_proj" in name for name in found["from_first"][0])
+
+
+@pytest.mark.parametrize(("scheme", "is_computed"), [("int4", True), ("gptq", True), ("awq", True), ("fp8", False)])
+def test_layers_that_vllm_repacks_are_computed_by_its_own_code(
+    scheme: str, is_computed: bool, quantized: dict[str, Any]
+) -> None:
+    layers = ["model.layers.0", "model.layers.1"]
+    assert quantized[scheme]["recomputed"] == (layers if is_computed else [])
+
+
+@pytest.mark.parametrize("scheme", PATCHED)
+def test_a_run_that_is_quantized_in_another_way_is_refused(scheme: str, quantized: dict[str, Any]) -> None:
+    """The weights above are from after the refusal."""
+    other = "awq" if scheme == "gptq" else "gptq"
+    assert f"the run is quantized ({other}), but vLLM serves weights that are quantized (" in quantized[scheme]["other"]
+    assert "hint: start vLLM from a checkpoint of the run" in quantized[scheme]["other"]
+
+
+def test_a_kernel_that_hides_a_copy_of_the_weights_is_refused(quantized: dict[str, Any]) -> None:
+    refused = quantized["int8"]["refused"]
+    assert "the model is served quantized (compressed-tensors int-quantized): model.layers.0.self_attn" in refused
+    assert "keeps weights where they cannot be reached" in refused
+    assert "hint: " in refused

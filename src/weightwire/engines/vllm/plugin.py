@@ -21,9 +21,11 @@ from weightwire.engines.live_model import LiveModel, StagedPatch
 from weightwire.engines.order_desk import OrderDesk, PatchDesk
 from weightwire.engines.orders import Order
 from weightwire.engines.relaid_model import RelaidModel
+from weightwire.engines.vllm.drafts import draft_model, draft_names
 from weightwire.engines.vllm.packing import experts_on_cpu, relaid_out
 from weightwire.engines.vllm.post_load import relaid_model_of
 from weightwire.engines.vllm.prefix_cache import why_not_kept
+from weightwire.engines.vllm.quantization_scheme import PATCHABLE, check_same_scheme, scheme_of
 from weightwire.engines.weight_map import UnpatchableKind, torch_dtype
 from weightwire.errors import EngineError, WeightwireError
 from weightwire.weights import Checkpoint, as_torch_integers
@@ -64,7 +66,8 @@ class WeightwireEngine(WeightTransferEngine[StatusInfo, OrderInfo]):  # type: ig
         layout = relaid_model_of(model)
         self._knows_layout = isinstance(layout, RelaidModel) and not layout.problem
         relaid = layout if isinstance(layout, RelaidModel) and self._knows_layout and not layout.is_as_loaded else None
-        self._live = LiveModel(model, model.load_weights, relaid=relaid)
+        is_draft = draft_names(self.model_config.hf_config)
+        self._live = LiveModel(model, model.load_weights, relaid=relaid, is_draft=is_draft)
         self._patches = PatchDesk(self._live)
         reading = {"adopt": self._adopt, "check": self._check, "stage": self._stage}
         writing = {"swap": self._swap, "undo": self._undo, "reload": self._reload}
@@ -74,6 +77,8 @@ class WeightwireEngine(WeightTransferEngine[StatusInfo, OrderInfo]):  # type: ig
         self._is_pristine = isinstance(layout, str)  # not written since vLLM loaded it, in an unknown layout
         if self._desk.unpatchable:
             _log.warning("weightwire: %s: every version will be reloaded, which is slow", self._desk.unpatchable)
+        if draft := draft_model(vllm_config):
+            _log.warning("weightwire: the draft (%s) is not updated: it will predict fewer tokens correctly", draft)
 
     # --- vLLM's interface ----------------------------------------------------------------------------------------
 
@@ -95,12 +100,12 @@ class WeightwireEngine(WeightTransferEngine[StatusInfo, OrderInfo]):  # type: ig
     # --- orders --------------------------------------------------------------------------------------------------
 
     def _adopt(self, order: Order) -> bool:
-        self._check_whole()
+        self._check_whole(Path(order.file))
         return not self._desk.unpatchable and self._live.adopt(order.file, order.target)
 
     def _check(self, order: Order) -> bool:
         """Checks that the checkpoint fits this model, before anything is written."""
-        self._check_whole()
+        self._check_whole(Path(order.file))
         if not self._desk.unpatchable:
             self._live.learn(Checkpoint(order.file))
         return True
@@ -115,7 +120,7 @@ class WeightwireEngine(WeightTransferEngine[StatusInfo, OrderInfo]):  # type: ig
 
     def _swap(self, order: Order) -> bool:
         staged, patch = self._patches.swap(order)
-        if staged.unpatchable:
+        if patch is not None:
             self._load_slowly(patch, staged)
         return True
 
@@ -132,7 +137,7 @@ class WeightwireEngine(WeightTransferEngine[StatusInfo, OrderInfo]):  # type: ig
             return True
         from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
-        self._check_whole()
+        self._check_whole(Path(order.file))
         self._live.holding, self._live.mixed = None, True
         reload_weights(self.vllm_config, self.model, None, order.file, True)
         self._live.holding, self._live.mixed = order.target, False
@@ -148,14 +153,9 @@ class WeightwireEngine(WeightTransferEngine[StatusInfo, OrderInfo]):  # type: ig
         load_checkpoint_weight_patches(self.model, patches)
         self._live.holding, self._live.mixed = holding, False
 
-    def _check_whole(self) -> None:
-        """Checks that the model holds plain checkpoint weights."""
-        quantization = self.model_config.quantization
-        if quantization is not None and not self._is_packed():
-            raise EngineError(
-                f"the model is served quantized ({quantization})",
-                hint="serve it without quantization, or from a pack-quantized checkpoint",
-            )
+    def _check_whole(self, checkpoint: Path) -> None:
+        """Checks that the model holds weights as they are in this checkpoint."""
+        self._check_quantization(checkpoint)
         if self.parallel_config.enable_eplb:
             raise EngineError(
                 "vLLM moves experts between ranks while it serves (EPLB)", hint="serve it without --enable-eplb"
@@ -167,10 +167,17 @@ class WeightwireEngine(WeightTransferEngine[StatusInfo, OrderInfo]):  # type: ig
                 hint="serve it on a GPU: on a CPU, vLLM cannot reload a mixture of experts either",
             )
 
-    def _is_packed(self) -> bool:
-        """Whether the checkpoint itself is quantized, in a format whose kernels keep no copy that probes cannot see."""
-        config = getattr(self.model_config.hf_config, "quantization_config", None)
-        return self._knows_layout and isinstance(config, dict) and config.get("format") == "pack-quantized"
+    def _check_quantization(self, checkpoint: Path) -> None:
+        """A quantized model must be of a checkpoint that is quantized itself, in a layout that was learned."""
+        served = scheme_of(getattr(self.model_config.hf_config, "quantization_config", None))
+        quantization = self.model_config.quantization
+        if quantization is not None and (served not in PATCHABLE or not self._knows_layout):
+            why = f": {self._desk.unpatchable}" if self._desk.unpatchable else ""
+            raise EngineError(
+                f"the model is served quantized ({served or quantization}){why}",
+                hint=f"serve it without quantization, or from a checkpoint in one of {', '.join(PATCHABLE)}",
+            )
+        check_same_scheme(checkpoint, served)
 
     def _look_at_layout(self) -> None:
         """If the layout was not learned: checks that vLLM kept the weights as loaded, so that patches are safe."""

@@ -1,0 +1,36 @@
+"""Draft models of speculative decoding: what vLLM predicts tokens with, before the model itself checks them.
+
+A draft never changes what is sampled, only how fast. It is not updated: neither a separate model, nor the layers for
+multi-token prediction (MTP) in the model's own checkpoint, which vLLM loads as a second model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["draft_model", "draft_names"]
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_MTP = re.compile(r"(?:^|\.)mtp(?:_layers)?\.")
+
+
+def draft_names(config: Any) -> Callable[[str], bool]:
+    """Whether a tensor belongs to the MTP layers of a checkpoint. DeepSeek numbers them after the last layer."""
+    layers = getattr(config, "num_hidden_layers", None)
+    count = getattr(config, "num_nextn_predict_layers", None) or 0
+
+    def is_draft(name: str) -> bool:
+        found = _LAYER.search(name)
+        is_extra = found is not None and layers is not None and layers <= int(found.group(1)) < layers + count
+        return is_extra or _MTP.search(name) is not None
+
+    return is_draft
+
+
+def draft_model(vllm_config: Any) -> str:
+    """The draft model that a server predicts with, or an empty string."""
+    speculation = getattr(vllm_config, "speculative_config", None)
+    draft = getattr(speculation, "draft_model_config", None)
+    return "" if draft is None else str(getattr(draft, "model", "") or getattr(speculation, "method", "draft"))
