@@ -78,7 +78,7 @@ def serving(model: Path, scratch: Path, backend: str | None, requests: int, long
     options = ["--max-model-len", str(longest), "--max-num-seqs", str(requests)]
     options += ["--worker-extension-cls", "checkpoint_patches.CheckpointPatches"]
     path = os.pathsep.join(filter(None, [str(extension), os.environ.get("PYTHONPATH")]))
-    server = VLLM(scratch, model, backend=backend, options=options, env={"PYTHONPATH": path})
+    server = VLLM(scratch, model, backend=backend, options=options, env={"PYTHONPATH": path}, is_warm=False)
     with running(server):
         yield server
 

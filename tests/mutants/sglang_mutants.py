@@ -89,8 +89,8 @@ SGLANG_MUTANTS = [
         _LOADER_TESTS,
         (
             "engines/order_desk.py",
-            "patch is None or (self._owner, staged.target) != (order.directory, order.target):",
-            "patch is None:",
+            "staged is None or (self._owner, staged.target) != (order.directory, order.target):",
+            "staged is None:",
         ),
     ),
 ]

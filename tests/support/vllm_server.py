@@ -10,6 +10,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from support.stores import Server, answers, free_ports
-from support.warm_vllm import WarmVllm
+from support.warm_vllm import WarmVllm, end_with_parent
 
 __all__ = ["VLLM", "tiny_config", "tiny_model"]
 
@@ -87,7 +89,9 @@ class VLLM(Server):
         tensor_parallel: int = 1,
         options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        is_warm: bool = True,
     ) -> None:
+        """`is_warm`: forked from a process that has imported vLLM. Otherwise it starts as it does for users."""
         self.model = model
         [port] = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
@@ -100,18 +104,35 @@ class VLLM(Server):
         place = ["--host", "127.0.0.1", "--port", str(port), *workers]
         transfer = ["--weight-transfer-config", json.dumps({"backend": backend})] if backend else []
         command = ["-m", module, "--model", str(model), *place, *sizes, *transfer, *options]
-        self._server: WarmVllm | None = None
+        self._server: WarmVllm | subprocess.Popen[bytes] | None = None
+        self._is_warm = is_warm
         self._env = {**os.environ, **_environment(tensor_parallel), **(env or {})}
         super().__init__(root, command, lambda: answers("GET", f"{self.url}/health"))
 
     def start(self) -> None:
-        self._server = WarmVllm(self._command, self.root / "log", self.root, self._env)
+        self._server = self._started()
         deadline = time.monotonic() + 600
         while not self._is_ready():
             if self._server.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise RuntimeError(f"vLLM did not start:\n{self.log()[-6000:]}")
             time.sleep(0.1)
+
+    def _started(self) -> WarmVllm | subprocess.Popen[bytes]:
+        if self._is_warm:
+            return WarmVllm([str(one) for one in self._command], self.root / "log", self.root, self._env)
+        with (self.root / "log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, *self._command],
+                cwd=self.root,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # A separate process group, which includes its workers.
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
 
     def kill(self) -> None:
         """Kills the server and its workers."""

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["WarmVllm"]
+__all__ = ["WarmVllm", "end_with_parent"]
 
 _IMPORTED = [
     "vllm.entrypoints.openai.api_server",
@@ -86,7 +86,7 @@ def _serve() -> None:
 def _become(arguments: list[str], output: str, directory: str, env: dict[str, str]) -> None:
     """Runs a program in this process, and ends it."""
     os.setsid()
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # ends with the template
+    end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _redirect(output)
     os.environ.clear()
@@ -107,6 +107,12 @@ def _become(arguments: list[str], output: str, directory: str, env: dict[str, st
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(code)
+
+
+def end_with_parent() -> None:
+    """With SIGTERM: a server must end its workers."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def _redirect(output: str) -> None:
