@@ -22,6 +22,7 @@ class SweepStart:
     leases: dict[str, tuple[int, float]]  # by path of the heartbeat: the version, and the end of the lease
     unreadable: set[str]  # heartbeats
     shortcuts: dict[str, bytes]
+    may_delete: bool  # False if it is shown a hole in the chain
 
 
 @dataclass
@@ -111,7 +112,7 @@ class StoreRules(Watch):
                 unreadable |= {path} if now - modified < DAY else set()
             elif beat["version"] >= 0:
                 leases[path] = beat["version"], modified + min(beat["lease"], DAY)
-        return SweepStart(now, leases, unreadable, dict(store.latest("shortcuts/")))
+        return SweepStart(now, leases, unreadable, dict(store.latest("shortcuts/")), self.may_delete)
 
     def wants_to_delete(self, who: Process) -> object:
         return self.sweeps.get(who)
@@ -126,7 +127,8 @@ class StoreRules(Watch):
             self.violate(f"{path}: the heartbeat of a replica that may be back was deleted")
         if not (is_data(path) or path.startswith("shortcuts/")):
             return
-        if not self.may_delete:
+        # A request may take effect long after its sweep.
+        if isinstance(ticket, SweepStart) and not ticket.may_delete:
             self.violate(f"{path}: deleted, although a commit is missing")
         version = int(path.split("/")[1])
         if not isinstance(ticket, SweepStart):
