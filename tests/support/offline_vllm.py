@@ -83,6 +83,7 @@ def offline_model(path: Path, workers: int = 1, backend: str = "weightwire", dra
         enforce_eager=True,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
+        num_gpu_blocks_override=64,  # the cache of a gigabyte that vLLM makes at least is too much for many models
         tensor_parallel_size=workers,
         distributed_executor_backend="uni" if workers == 1 else "mp",
         weight_transfer_config={"backend": backend},

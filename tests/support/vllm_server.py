@@ -98,6 +98,8 @@ class VLLM(Server):
         # `vllm serve` looks for a distribution named vllm; the one that is built for CPUs has another name.
         module = "vllm.entrypoints.openai.api_server"
         sizes = ["--max-model-len", "256", "--max-num-seqs", "8", "--dtype", "bfloat16", "--enforce-eager"]
+        if is_warm:  # for tests: the smallest cache that vLLM makes otherwise is a gigabyte
+            sizes += ["--num-gpu-blocks-override", "128"]
         # A single worker runs in the process of the engine: one import of vLLM less.
         workers = ["--tensor-parallel-size", str(tensor_parallel)]
         workers += ["--distributed-executor-backend", "uni"] if tensor_parallel == 1 else []
