@@ -158,4 +158,4 @@ def _split(url: str) -> tuple[urllib.parse.SplitResult, int | None]:
 def _reason(answer: dict[str, Any], status: int) -> str:
     error = answer.get("error") or answer.get("detail") or answer.get("message") or f"HTTP {status}"
     text = error.get("message", error) if isinstance(error, dict) else error
-    return str(text)[:500]
+    return str(text)[:500].removesuffix(".")

@@ -70,7 +70,7 @@ def _find(model: Any) -> tuple[Any, str]:
     if len(active) != 1:
         raise CheckpointError(
             f"this model has {len(active)} active adapters ({', '.join(active)})",
-            hint="activate one with set_adapter(), and publish each adapter as a run of its own",
+            hint="activate one with set_adapter(), and publish each adapter to a separate URL",
         )
     return holder, active[0]
 

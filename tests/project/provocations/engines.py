@@ -167,18 +167,6 @@ def rearranged(schema: dict[str, Any], *, with_the_form: bool = True) -> Provoca
     return provoke
 
 
-def dropped_parameter(case: Case) -> None:
-    """A norm that the engine drops after loading."""
-
-    def process(layer: torch.nn.Module) -> None:
-        packed_model.process(layer)
-        if hasattr(layer, "norm"):
-            del layer.norm
-
-    relaid = packed_model.started(packed_model.packed_arrays(), packed_model.Packed(), process)
-    relaid.learn(packed_model.schema())
-
-
 def layer_that_grows(case: Case) -> None:
     """Computes a layer again, whose size depends on how often that was done."""
     calls = []
@@ -412,7 +400,6 @@ PROVOCATIONS: list[Provocation] = [
     rearranged(packed_model.schema() | {"1.experts.0.up": (F32, (packed_model.INNER, packed_model.HIDDEN))}),
     rearranged(packed_model.schema(), with_the_form=False),
     layer_that_grows,
-    dropped_parameter,
     module({"weight": torch.ones(2, 2)}),
     module({"weight": torch.ones(1, 3), "bias": torch.ones(1)}),
     module({}),
