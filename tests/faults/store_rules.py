@@ -23,6 +23,7 @@ class SweepStart:
     unreadable: set[str]  # heartbeats
     shortcuts: dict[str, bytes]
     may_delete: bool  # False if it is shown a hole in the chain
+    anchors: list[int]  # those usable then, the oldest first
 
 
 @dataclass
@@ -105,13 +106,14 @@ class StoreRules(Watch):
 
     def _begin(self, store: Store) -> SweepStart:
         now, leases, unreadable = store.now(), {}, set()
+        anchors = sorted(usable_anchors(store))
         for path in store.paths("replicas/"):
             beat, modified = _read(store.objects, path), store.objects[path][1]
             if beat is None:
                 unreadable |= {path} if now - modified < DAY else set()
             elif beat["version"] >= 0:
                 leases[path] = beat["version"], modified + min(beat["lease"], DAY)
-        return SweepStart(now, leases, unreadable, dict(store.latest("shortcuts/")), self.may_delete)
+        return SweepStart(now, leases, unreadable, dict(store.latest("shortcuts/")), self.may_delete, anchors)
 
     def wants_to_delete(self, who: Process) -> object:
         return self.sweeps.get(who)
@@ -150,7 +152,7 @@ class StoreRules(Watch):
         ]
         if not any(below > version for below in announced):
             return "its grace period is not over"
-        anchors = sorted(usable_anchors(store))
+        anchors = sorted(usable_anchors(store)) or start.anchors  # a key that was revoked meanwhile vouches for none
         kept = anchors[-self.retention.anchors :]
         if not kept or version >= kept[0]:
             return f"the anchors to keep are {kept}"
