@@ -16,7 +16,7 @@ from support.commands import Running, bits_of, weightwire
 class TestEngines:
     """tests/engines/vllm tests running engines."""
 
-    @pytest.mark.parametrize("text", ["http://127.0.0.1:8000", "vllm=127.0.0.1:8000", "sglang=http://127.0.0.1:8000"])
+    @pytest.mark.parametrize("text", ["http://127.0.0.1:8000", "vllm=127.0.0.1:8000", "tensorrt=http://127.0.0.1:8000"])
     def test_malformed_engine_is_refused(self, trainer: CheckpointTrainer, replica: Path, text: str) -> None:
         trainer.publish()
         ran = weightwire("follow", trainer.bucket, "--into", replica, "--engine", text)

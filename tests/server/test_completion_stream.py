@@ -139,7 +139,7 @@ def test_a_stream_across_a_swap_names_both_versions(tiny: Path, tmp_path: Path) 
         first = publisher.publish(module).version
         with completion_server(tiny, bucket, tmp_path / "replica") as client:
             until(lambda: served_version(client.url) == first)
-            assert client.call("/readyz")[0] == 200
+            until(lambda: client.call("/readyz")[0] == 200)
             events: list[Any] = []
             connection, reply = opened(client, max_tokens=400, seed=2)
             events.append(next_event(reply))

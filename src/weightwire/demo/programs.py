@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weightwire.engines.registry import Program, find_engine
+from weightwire.engines.registry import Program, engine_names, find_engine
 from weightwire.errors import CheckpointError, EngineError
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "find_example",
     "needed_modules",
     "replica",
+    "startable_engines",
     "trainer",
 ]
 
@@ -87,6 +88,18 @@ def needed_modules(engine: str) -> tuple[str, ...]:
         return ()
     _launcher(engine)
     return find_engine(engine).needs
+
+
+def startable_engines() -> list[str]:
+    """The engines that the demo can start."""
+
+    def can_start(name: str) -> bool:
+        try:
+            return find_engine(name).launch is not None
+        except EngineError:  # of another package, which is broken
+            return False
+
+    return [OWN_SERVER, *filter(can_start, engine_names())]
 
 
 def _launcher(engine: str) -> Callable[[Path, int], Program]:

@@ -208,7 +208,11 @@ class TestBadInput:
     def test_unsupported_url_is_refused(self, tmp_path: Path) -> None:
         assert "\nhint: use s3://" in self.refused("--bucket", "ftp://x/y", "--into", tmp_path)
 
-    def test_unknown_engine_is_refused(self) -> None:
-        ran = subprocess.run([*DEMO, "--engine", "sglang"], capture_output=True, text=True)
+    @pytest.mark.parametrize(
+        ("engine", "reason"),
+        [("tensorrt", "unknown engine 'tensorrt'"), ("sglang", "the demo cannot start engine 'sglang'")],
+    )
+    def test_engine_that_it_cannot_start_is_refused(self, engine: str, reason: str) -> None:
+        ran = subprocess.run([*DEMO, "--engine", engine], capture_output=True, text=True)
         assert ran.returncode == 2
-        assert "unknown engine 'sglang'; choose one of torch, vllm" in " ".join(ran.stderr.split())
+        assert f"{reason}; choose torch or vllm" in " ".join(ran.stderr.split())

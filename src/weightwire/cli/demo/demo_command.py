@@ -22,9 +22,8 @@ from weightwire.cli.shared.json_output import write_json
 from weightwire.cli.shared.run_output import DemoOutput, RewardOutput
 from weightwire.cli.shared.stop_signal import interrupt_leaves
 from weightwire.cli.shared.terminal import AsJson, byte_size, note_if_slow, say
-from weightwire.demo.programs import OWN_SERVER, needed_modules
+from weightwire.demo.programs import OWN_SERVER, needed_modules, startable_engines
 from weightwire.demo.scenario import DemoOptions, DemoResult, run_demo
-from weightwire.engines import engine_names
 from weightwire.errors import EngineError, OutputError, printable
 from weightwire.page.document import exported
 from weightwire.page.run_view import RunView
@@ -72,8 +71,8 @@ def demo(
     try:
         needed = needed_modules(engine)
     except EngineError as problem:
-        known = ", ".join([OWN_SERVER, *engine_names()])
-        raise typer.BadParameter(f"{problem.message}; choose one of {known}", param_hint="--engine") from problem
+        known = " or ".join(startable_engines())
+        raise typer.BadParameter(f"{problem.message}; choose {known}", param_hint="--engine") from problem
     check_installed("the demo", _NEEDED, "demo")
     check_installed("the demo", needed, engine)
     note_if_slow()
