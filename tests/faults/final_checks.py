@@ -9,7 +9,7 @@ from faults.simulated_follower import SimFollower
 from faults.simulated_parts import publisher
 from faults.simulated_store import Objects, flipped, is_data
 from faults.simulated_world import World
-from faults.store_rules import counts, usable_anchors
+from faults.store_rules import is_vouched_for, usable_anchors
 from faults.tampering import false_hint
 from weightwire.chain.record_paths import HEAD
 from weightwire.chain.records import Commit, DataFile, Sealed, Shortcut, unseal
@@ -100,7 +100,7 @@ class FinalChecks:
         starts = [
             record.files
             for path, data in self.world.store.latest(f"shortcuts/{start}/")
-            if counts(objects, data)
+            if is_vouched_for(objects, data)
             and (record := unseal(data, Shortcut, path).record).after == self.world.commits()[start].record.after
         ]
         commit = self.world.commits()[start].record

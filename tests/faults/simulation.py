@@ -46,6 +46,7 @@ from faults.simulated_runtime import Ambush, Faults, Livelock, Process, SimLoop
 from faults.simulated_sweeper import SimSweeper, sweeper_ambush
 from faults.simulated_trainer import SimTrainer, publisher_ambush
 from faults.simulated_world import Violation, World
+from faults.store_rules import are_all_revoked
 from faults.tampering import Tamperer
 from weightwire.upkeep.retention import Retention
 
@@ -188,7 +189,8 @@ class Simulation:
             follower.leaves = False
         sweeper.stop.set()
         await self._all(asyncio.sleep(max(world.faults.busy_until - world.loop.time(), 0.0) + 60.0))
-        last = await self._show_life() if world.keys is not None and world.keys.has_ages else None
+        needs_trainer = world.keys is not None and (world.keys.has_ages or are_all_revoked(world.store))
+        last = await self._show_life() if needs_trainer else None
         final = FinalChecks(world, self.followers, self.random)
         await self._all(final.check_caught_up(_CATCH_UP))
         for follower in self.followers:

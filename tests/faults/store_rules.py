@@ -23,6 +23,7 @@ class SweepStart:
     unreadable: set[str]  # heartbeats
     shortcuts: dict[str, bytes]
     may_delete: bool  # False if it is shown a hole in the chain
+    keys: list[str]  # in force then
     anchors: list[int]  # those usable then, the oldest first
 
 
@@ -106,14 +107,14 @@ class StoreRules(Watch):
 
     def _begin(self, store: Store) -> SweepStart:
         now, leases, unreadable = store.now(), {}, set()
-        anchors = sorted(usable_anchors(store))
+        keys, anchors = keys_in_force(store.objects), sorted(usable_anchors(store))
         for path in store.paths("replicas/"):
             beat, modified = _read(store.objects, path), store.objects[path][1]
             if beat is None:
                 unreadable |= {path} if now - modified < DAY else set()
             elif beat["version"] >= 0:
                 leases[path] = beat["version"], modified + min(beat["lease"], DAY)
-        return SweepStart(now, leases, unreadable, dict(store.latest("shortcuts/")), self.may_delete, anchors)
+        return SweepStart(now, leases, unreadable, dict(store.latest("shortcuts/")), self.may_delete, keys, anchors)
 
     def wants_to_delete(self, who: Process) -> object:
         return self.sweeps.get(who)
@@ -152,7 +153,8 @@ class StoreRules(Watch):
         ]
         if not any(below > version for below in announced):
             return "its grace period is not over"
-        anchors = sorted(usable_anchors(store)) or start.anchors  # a key that was revoked meanwhile vouches for none
+        # What a key vouched for when the sweep looked may be deleted when the key is revoked: that is the price of it.
+        anchors = sorted(usable_anchors(store)) if keys_in_force(objects) == start.keys else start.anchors
         kept = anchors[-self.retention.anchors :]
         if not kept or version >= kept[0]:
             return f"the anchors to keep are {kept}"
@@ -178,7 +180,18 @@ class StoreRules(Watch):
         return store.now() - self.first[path] >= patience
 
 
-def usable_anchors(store: Store) -> list[int]:
+def is_vouched_for(objects: Objects, shortcut: bytes) -> bool:
+    """Whether readers use a shortcut: in a signed run, a key that is in force now has signed it."""
+    keys = keys_in_force(objects)
+    return not keys or signer_of("shortcut", shortcut) in keys
+
+
+def are_all_revoked(store: Store) -> bool:
+    """Whether only keys that were revoked vouch for the anchors. The next version must be an anchor."""
+    return not usable_anchors(store) and bool(usable_anchors(store, lambda objects, shortcut: True))
+
+
+def usable_anchors(store: Store, counts: Callable[[Objects, bytes], bool] = is_vouched_for) -> list[int]:
     """The versions with an anchor that leads to the newest version, the newest first."""
     objects, found = store.objects, []
     shortcuts: dict[int, list[Json]] = {}
@@ -194,12 +207,6 @@ def usable_anchors(store: Store) -> list[int]:
         if not _is_there(objects, commit):
             break
     return found
-
-
-def counts(objects: Objects, shortcut: bytes) -> bool:
-    """Whether readers use a shortcut: in a signed run, a key that is in force now has signed it."""
-    keys = keys_in_force(objects)
-    return not keys or signer_of("shortcut", shortcut) in keys
 
 
 def _is_there(objects: Objects, record: Json) -> bool:

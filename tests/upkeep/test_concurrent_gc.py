@@ -8,17 +8,18 @@ from pathlib import Path
 
 from support.clocked_bucket import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
 from support.sweep_runs import SHORT, Lived, check_whole, commit_of, run_id, swept, swept_twice
+from weightwire.chain.keys import PrivateKey
 from weightwire.chain.reader import ChainReader, read_run
 from weightwire.chain.record_paths import commit_path, gc_path
 from weightwire.chain.records import FENCE, DataFile
+from weightwire.chain.writer import Signer
 from weightwire.delta.state import digest
 from weightwire.errors import Unavailable
 from weightwire.follower.follower import Follower
 from weightwire.system.runtime import Runtime
 from weightwire.upkeep.gc import Sweep, sweep
-from weightwire.upkeep.retention import (
-    Retention,
-)
+from weightwire.upkeep.key_change import change_keys
+from weightwire.upkeep.retention import Retention
 
 
 class Flaky(Clocked):
@@ -60,6 +61,28 @@ class TestConcurrency:
 
         assert bucket.versions("deltas") == [7, 8, 9, 10]
         assert bucket.paths("gc/") == [gc_path(7)]
+        check_whole(bucket)
+
+    def test_anchors_of_a_key_that_is_revoked_during_a_sweep_justify_no_deletion(self) -> None:
+        """The shortcuts of versions 3 to 7 no longer count. The first version's own commit still does."""
+        old, new = PrivateKey.generate(), PrivateKey.generate()
+        bucket = clocked()
+        publish(bucket, first_weights(), 7, every=HOUR, clock=bucket, anchor_every=2, key=old)
+        bucket.now += 2 * HOUR
+        swept(bucket)
+        bucket.now += HOUR
+        read_into = bucket.inner.read_into
+
+        async def revoke_first(path: str, buffer: memoryview, start: int = 0) -> None:
+            bucket.read_into = read_into  # type: ignore[method-assign]
+            signer = Signer(old, frozenset())
+            added, revoked = frozenset({new.public.hex}), frozenset({old.public.hex})
+            await change_keys(bucket, Runtime(), signer, added, revoked, lambda message: None)
+            await read_into(path, buffer, start)
+
+        bucket.read_into = revoke_first  # type: ignore[method-assign]
+        assert swept(bucket).below <= 1
+        assert bucket.versions("deltas") == [2, 3, 4, 5, 6, 7]
         check_whole(bucket)
 
     def test_versions_published_during_a_sweep_survive(self, lived: Lived) -> None:

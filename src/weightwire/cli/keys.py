@@ -49,6 +49,8 @@ def keys(
             say(f"{url_of(url)} has these keys already: nothing was changed")
         else:
             say(f"version {version} of {url_of(url)} changes the keys: restart the trainer with one of them")
+        if version is not None and revoked:
+            say("anchors that a revoked key signed no longer count: new followers may wait for the next version")
     found = with_bucket(url, lambda bucket: read_keys(bucket, trusted))
     if as_json:
         write_json(KeysOutput(url=url_of(url), keys=[str(PublicKey(one)) for one in found]))

@@ -155,10 +155,16 @@ async def sweep(
     run = await read_run(bucket)
     # In a signed run, an anchor that no key in force signed is of no use to followers with trusted keys.
     chain = ChainReader(bucket, run, Trust(frozenset(run.keys)) if run.keys else None)
-    view = await _look(bucket, runtime, chain, retention, dry_run)
-    objects = (one for found in view.data.values() for one in found)
-    check = AnchorCheck(chain, runtime, objects, set() if verified is None else verified)
-    plan = await _plan_safely(chain, view, retention, check)
+    known = set() if verified is None else verified
+    while True:
+        keys = await _keys_in_force(chain)
+        view = await _look(bucket, runtime, chain, retention, dry_run)
+        objects = (one for found in view.data.values() for one in found)
+        check = AnchorCheck(chain, runtime, objects, known)
+        plan = await _plan_safely(chain, view, retention, check)
+        # Reading anchors may take hours. Those of a key that was revoked meanwhile justify nothing.
+        if not plan.needs_anchors or keys == await _keys_in_force(chain):
+            break
     if not dry_run:
         if plan.announces:
             with suppress(AlreadyExists):  # another sweep announced the same
@@ -178,6 +184,10 @@ async def sweep(
         now=view.now,
         dry_run=dry_run,
     )
+
+
+async def _keys_in_force(chain: ChainReader) -> frozenset[str]:
+    return await chain.keys_after(await chain.read_head()) if chain.run.keys else frozenset()
 
 
 async def _plan_safely(chain: ChainReader, view: _View, retention: Retention, check: AnchorCheck) -> _SweepPlan:
