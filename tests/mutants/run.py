@@ -68,7 +68,10 @@ def try_mutant(mutant: Mutant, seeds: int, *, simulation_only: bool, tests_only:
 
 def _simulate(source: Path, seeds: int) -> tuple[int | None, str]:
     command = [str(TESTS / "faults/simulation.py"), "--stop", "--processes", "1", "--seeds", str(seeds)]
-    found = _SEED.search(_run(source, command))
+    printed = _run(source, command)
+    if "seeds per minute" not in printed:
+        raise RuntimeError(f"the simulation did not run: {printed[-2000:]}")
+    found = _SEED.search(printed)
     return (int(found[1]), found[2]) if found else (None, "")
 
 
@@ -81,7 +84,13 @@ def _test(source: Path, tests: Sequence[str]) -> str | None:
 def _run(source: Path, command: Sequence[str]) -> str:
     environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [sys.executable, *command], cwd=TESTS.parent, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *command],
+        cwd=TESTS.parent,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     return done.stdout
 
