@@ -14,14 +14,17 @@ from typing import Any, NoReturn
 
 import pytest
 
+from support.adapters import peft_model, train_step
 from support.commands import Ran, Running, versions_in, weightwire
 from support.stores import free_ports
 from weightwire.bucket.directory import DirectoryBucket
 from weightwire.chain import read_run
-from weightwire.cli.serve import check_dtype, dtype_of_run
+from weightwire.cli import serve as serve_command
+from weightwire.cli.serve import RunKind, check_kind, dtype_of_run
 from weightwire.cli.shared.bucket_command import with_bucket
 from weightwire.delta import digest
-from weightwire.errors import EngineError, PermissionDenied
+from weightwire.errors import EngineError, MissingDependency, PermissionDenied
+from weightwire.follower.follower import Follower
 from weightwire.publisher.publisher import Publisher
 from weightwire.server.http_listener import HttpListener
 from weightwire.telemetry.events import Event
@@ -89,9 +92,9 @@ class TestDtype:
         with Publisher(tmp_path, on_event=nothing) as publisher:
             publisher.publish(weights)
         assert dtype_of_run(with_bucket(str(tmp_path), read_run)) == dtype
-        check_dtype(str(tmp_path), dtype)
+        check_kind(str(tmp_path), RunKind(dtype))
         with pytest.raises(EngineError, match=f"the weights of the run are {dtype}, but MODEL was loaded in float64"):
-            check_dtype(str(tmp_path), "float64")
+            check_kind(str(tmp_path), RunKind("float64"))
 
     @pytest.mark.slow
     def test_float32_run_is_served(self, tiny: Path, tmp_path: Path) -> None:
@@ -104,6 +107,58 @@ class TestDtype:
         with Running("serve", tiny, "--follow", tmp_path / "run", "--port", port, "--threads", 1) as server:
             server.wait_for("serving version 1 on")
             assert call(f"http://127.0.0.1:{port}/weights")["state"] == digest(module.state_dict()).hex
+
+
+class TestAdapter:
+    """A run may be an adapter. MODEL is then its base."""
+
+    def test_adapter_that_appears_later_needs_a_restart(self, tiny: Path, tmp_path: Path) -> None:
+        with Publisher(tmp_path, on_event=nothing) as publisher:
+            publisher.publish(peft_model(tiny))
+        with pytest.raises(EngineError, match="the run is an adapter, but MODEL was loaded without one"):
+            check_kind(str(tmp_path), RunKind())
+
+    def test_adapter_without_peft_is_an_error(
+        self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Publisher(tmp_path, on_event=nothing) as publisher:
+            publisher.publish(peft_model(tiny))
+        monkeypatch.setattr(serve_command, "find_spec", lambda name: None)
+        with pytest.raises(MissingDependency, match="the run is an adapter, and peft is not installed"):
+            check_kind(str(tmp_path), RunKind())
+
+    @pytest.mark.slow
+    def test_adapter_is_served_and_updated(self, tiny: Path, tmp_path: Path) -> None:
+        import peft
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        trained, bucket, [port] = peft_model(tiny), tmp_path / "run", free_ports(1)
+        url, prompt = f"http://127.0.0.1:{port}", [5, 9, 40, 7]
+        ask = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "return_token_ids": True}
+
+        def fresh_tokens() -> list[int]:
+            base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16)
+            with Follower(bucket, into=tmp_path / "fresh", on_event=nothing) as follower:
+                follower.once()
+                model = peft.PeftModel.from_pretrained(base, follower.checkpoint())
+            made = model.generate(input_ids=torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+            return list(made[0, len(prompt) :].tolist())
+
+        with Publisher(bucket, blocking=True, on_event=nothing) as publisher:
+            train_step(trained, 0)
+            publisher.publish(trained)
+            into = tmp_path / "replica"
+            with Running("serve", tiny, "--follow", bucket, "--port", port, "--into", into, "--threads", 1) as server:
+                server.wait_for(f"serving version 1 on {url}")
+                for step in (1, 2):
+                    train_step(trained, step)
+                    publisher.publish(trained)
+                    publisher.wait(replicas=1, timeout=60)
+                    served, newest = call(f"{url}/weights"), versions_in(bucket)[-1]
+                    assert (served["version"], served["state"]) == (step + 1, newest["after"])
+                    [choice] = call(f"{url}/v1/completions", ask)["choices"]
+                    assert choice["token_ids"] == fresh_tokens()
 
 
 def publish(publisher: Publisher, module: Any) -> int:

@@ -11,8 +11,10 @@ import pytest
 import safetensors.torch
 import torch
 
+from support.adapters import peft_model
 from weightwire.errors import CheckpointError
 from weightwire.server.model_loader import load_model
+from weightwire.weights import adapter_config
 
 
 @pytest.fixture
@@ -101,3 +103,18 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_error(
         load_model(model)
     assert "\n" not in caught.value.message
     assert caught.value.hint
+
+
+def test_an_adapter_of_the_run_changes_nothing_until_it_is_loaded(tiny: Path) -> None:
+    prompt = torch.tensor([[5, 9, 40, 7]])
+    config = adapter_config(peft_model(tiny))
+    plain, adapted = load_model(tiny), load_model(tiny, adapter=config)
+    assert any("lora_A" in name for name, _ in adapted.updated.named_parameters())
+    assert {one.dtype for one in adapted.updated.parameters()} == {torch.bfloat16}
+    assert torch.equal(plain.module(prompt).logits, adapted.module(prompt).logits)
+
+
+def test_an_adapter_of_another_model_is_refused(tiny: Path) -> None:
+    config = json.loads(adapter_config(peft_model(tiny)) or b"")
+    with pytest.raises(CheckpointError, match="the adapter of the run does not fit this model"):
+        load_model(tiny, adapter=json.dumps({**config, "target_modules": ["no_such_layer"]}).encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-__all__ = ["peft_model", "train_step"]
+__all__ = ["adapted_layer", "peft_model", "train_step"]
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -19,6 +19,16 @@ def peft_model(base: Path, *, rank: int = 4) -> Any:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS, task_type="CAUSAL_LM")
     return peft.get_peft_model(model, config)
+
+
+def adapted_layer() -> Any:
+    """A PEFT model of one layer."""
+    import peft
+    import torch
+
+    return peft.get_peft_model(
+        torch.nn.Sequential(torch.nn.Linear(4, 4)), peft.LoraConfig(r=2, lora_alpha=4, target_modules=["0"])
+    )
 
 
 def train_step(model: Any, seed: int) -> None:

@@ -8,12 +8,14 @@ import tempfile
 from collections import Counter
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from weightwire.bucket import BUCKET_URLS, Bucket
+from weightwire.catchup import fetch_side_files
 from weightwire.chain import ChainReader, Run, read_run
 from weightwire.cli.shared.bucket_command import check_installed, with_bucket
 from weightwire.cli.shared.follow_output import FollowListener, check_name, find_run, report, wait_for_run
@@ -23,12 +25,12 @@ from weightwire.cli.shared.stop_signal import StopSignal, interrupt_leaves, stop
 from weightwire.cli.shared.terminal import note_if_slow, say
 from weightwire.cli.shared.trust_options import MaxAge, TrustedOrFirst
 from weightwire.engines import Keeper, ReadyCheck, ReadyLimits
-from weightwire.errors import CheckpointError, EngineError, NoRun, Unavailable
+from weightwire.errors import CheckpointError, EngineError, MissingDependency, NoRun, Unavailable
 from weightwire.follower import Follower
 from weightwire.telemetry import Metrics, each_listener
-from weightwire.weights import DEFAULT_DTYPE
+from weightwire.weights import ADAPTER_CONFIG, ADAPTER_FILE, DEFAULT_DTYPE, weights_file_name
 
-__all__ = ["check_dtype", "dtype_of_run", "serve"]
+__all__ = ["RunKind", "check_kind", "dtype_of_run", "serve"]
 
 _LOOK = 0.25  # seconds within which a signal is noticed
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -82,7 +84,7 @@ def serve(
 
     Serves OpenAI's /v1/completions and /v1/chat/completions until Ctrl-C. Each choice names the versions that its
     tokens came from. New versions are swapped in between two tokens. MODEL is loaded in the dtype of the run, or in
-    bfloat16 before the run exists.
+    bfloat16 before the run exists. If the run is an adapter, MODEL is its base model.
     """
     access, check = access_of(token_file, insecure), ReadyCheck(ReadyLimits(max_behind, max_lag))
     _check_arguments(model, name)
@@ -96,7 +98,7 @@ def serve(
         listening = stack.enter_context(HttpListener(routes.app, host, port, access=access))
         # A wrong URL or missing permission fails here: waiting does not help.
         there = find_run(follow, wait=True)
-        dtype = _dtype_at(follow, DEFAULT_DTYPE)
+        kind = _kind_at(follow, RunKind())
         say(f"listening on {listening.url}: it answers 503 until the weights are loaded")
         directory = into or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightwire-")))
         # MODEL may be the run's base, which is not in the bucket.
@@ -107,7 +109,7 @@ def serve(
         # Here, because torch and transformers take seconds to import.
         from weightwire.server.service import serving
 
-        service = stack.enter_context(serving(model, follower, threads, dtype, served_model_name or ()))
+        service = stack.enter_context(serving(model, follower, threads, kind.dtype, served_model_name, kind.adapter))
         stop = stack.enter_context(stop_on_signal())
         keeper = stack.enter_context(closing(Keeper(follower, [service.engine], on_event=listener)))
         versions = _Versions(follower, keeper, listener)
@@ -116,7 +118,7 @@ def serve(
         routes.open(service, lambda: check.state(follower, keeper))
         say(f"serving {model if keeper.served is None else f'version {keeper.served}'} on {listening.url}")
         if there or wait_for_run(follow, stop):
-            check_dtype(follow, dtype)
+            check_kind(follow, kind)
             while not stop.is_set():
                 versions.serve_new(stop)
         served += [] if keeper.served is None else [keeper.served]
@@ -148,6 +150,14 @@ def _left(served: list[int]) -> str:
 # --- the run -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class RunKind:
+    """What MODEL must be loaded for: the dtype of a run and, if it is an adapter, its adapter_config.json."""
+
+    dtype: str = DEFAULT_DTYPE
+    adapter: bytes | None = None
+
+
 def dtype_of_run(run: Run) -> str:
     """The dtype of most float weights, under its name in torch."""
     sizes: Counter[str] = Counter()
@@ -157,20 +167,36 @@ def dtype_of_run(run: Run) -> str:
     return name if size else DEFAULT_DTYPE
 
 
-def _dtype_at(url: str, default: str) -> str:
+async def _kind_in(bucket: Bucket) -> RunKind:
+    run = await read_run(bucket)
+    is_adapter = weights_file_name(run.schema) == ADAPTER_FILE
+    files = await fetch_side_files(bucket, run) if is_adapter else {}
+    if is_adapter and find_spec("peft") is None:
+        raise MissingDependency(
+            f"{bucket.url}: the run is an adapter, and peft is not installed", hint="pip install peft"
+        )
+    return RunKind(dtype_of_run(run), files.get(ADAPTER_CONFIG))
+
+
+def _kind_at(url: str, default: RunKind) -> RunKind:
     try:
-        return dtype_of_run(with_bucket(url, read_run))
+        return with_bucket(url, _kind_in)
     except (NoRun, Unavailable):
         return default
 
 
-def check_dtype(url: str, dtype: str) -> None:
-    """Raises if the model was loaded in another dtype, before the run existed."""
-    found = _dtype_at(url, dtype)
-    if found != dtype:
+def check_kind(url: str, kind: RunKind) -> None:
+    """Raises if the model was loaded for another kind of run, before the run existed."""
+    found = _kind_at(url, kind)
+    if found.dtype != kind.dtype:
         raise EngineError(
-            f"the weights of the run are {found}, but MODEL was loaded in {dtype}",
+            f"the weights of the run are {found.dtype}, but MODEL was loaded in {kind.dtype}",
             hint="run `weightwire serve` again: it loads MODEL in the dtype of the run",
+        )
+    if found.adapter != kind.adapter:
+        raise EngineError(
+            f"{url}: the run is an adapter, but MODEL was loaded without one",
+            hint="run `weightwire serve` again: it loads MODEL as the base of the adapter",
         )
 
 

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from weightwire.delta import Delta
+from weightwire.engines.adapter_module import AdapterModule
 from weightwire.engines.engine import ServedVersion, Swap
 from weightwire.engines.live_model import LiveModel
 from weightwire.engines.weight_map import Load
 from weightwire.errors import EngineError
-from weightwire.weights import Checkpoint, note_torch_write, plain_names
+from weightwire.weights import Checkpoint, has_adapters, note_torch_write, plain_names
 
 __all__ = ["TorchEngine"]
 
@@ -32,6 +33,9 @@ class TorchEngine:
 
     The module may be float32 where the run is bfloat16: every bfloat16 value is copied exactly. Any other difference
     in dtype is an error.
+
+    Of a PEFT model, the adapter that is active now is updated, and the run must be an adapter. The base model stays as
+    it is.
 
     Nothing else may change the weights. `patch` notices other values where it writes, by the digest, and raises. It
     cannot for tensors on a GPU or stored in several parts.
@@ -52,8 +56,9 @@ class TorchEngine:
     ) -> None:
         self.name = name
         self.lock: Any = lock or threading.RLock()
-        self._model = model
-        self._live = LiveModel(model, load or _by_name(model), threads=threads)
+        self._adapter = AdapterModule(model) if load is None and has_adapters(model) else None
+        self._model = self._adapter or model
+        self._live = LiveModel(self._model, load or _by_name(self._model), threads=threads)
 
     @property
     def holding(self) -> ServedVersion | None:
@@ -67,6 +72,11 @@ class TorchEngine:
     def version(self) -> int | None:
         """The version served. Stable while `lock` is held."""
         return self._live.holding.version if self._live.holding else None
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The live tensors, under their names in the run."""
+        return _tensors(self._model)
 
     @contextmanager
     def serving(self) -> Iterator[int | None]:
@@ -88,6 +98,7 @@ class TorchEngine:
             return self._live.adopt(checkpoint, target)
 
     def patch(self, patch: Delta, target: ServedVersion) -> Swap:
+        self._check_adapter()
         began = time.perf_counter()
         staged = self._live.stage(patch, target)
         ready = time.perf_counter()
@@ -110,12 +121,19 @@ class TorchEngine:
 
     def _check(self, checkpoint: Path) -> None:
         """Checks that the checkpoint fits this module and can be patched in place."""
+        self._check_adapter(checkpoint)
         self._live.learn(Checkpoint(checkpoint))
         for name, why in self._live.unpatchable.items():
             raise EngineError(
                 f"tensor {name!r}: cannot be patched in place ({why})",
                 hint="use the run's dtype: model.to(torch.bfloat16)",
             )
+
+    def _check_adapter(self, checkpoint: Path | None = None) -> None:
+        if self._adapter is not None:
+            self._adapter.check_unmerged()
+            if checkpoint is not None:
+                self._adapter.check(checkpoint)
 
     def _note_write(self) -> None:
         """Tells autograd that the weights changed, so that it rejects saved tensors."""
@@ -127,7 +145,7 @@ def _by_name(model: torch.nn.Module) -> Load:
     """A loader for a module with the checkpoint's parameter names, apart from wrapper prefixes."""
 
     def load(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        places = dict(plain_names(list(model.state_dict(keep_vars=True).items())))
+        places = _tensors(model)
         loaded = set()
         for name, value in weights:
             if name not in places:
@@ -144,6 +162,10 @@ def _by_name(model: torch.nn.Module) -> Load:
                 raise EngineError(f"tensor {name!r}: not in the run", hint="serve the same model as the run")
 
     return load
+
+
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return dict(plain_names(list(model.state_dict(keep_vars=True).items())))
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:

@@ -5,6 +5,7 @@ Imports transformers only when a model is loaded, because that takes seconds.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from weightwire.errors import CheckpointError, WeightwireError, first_line
 from weightwire.server.generation import Generation
 from weightwire.server.sequence import Running, Sampling, Task
-from weightwire.weights import DEFAULT_DTYPE, Checkpoint
+from weightwire.weights import ADAPTER_CONFIG, DEFAULT_DTYPE, Checkpoint
 
 __all__ = ["Model", "load_model"]
 
@@ -28,11 +29,16 @@ _SHORT = 2048
 
 @dataclass(frozen=True)
 class Model:
-    """A model to serve. `names` are the tensors of its checkpoint."""
+    """A model to serve.
+
+    - `names`: the tensors of its checkpoint.
+    - `updated`: what an engine updates: the module, or the PEFT model around it.
+    """
 
     module: Any
     tokenizer: Any
     names: tuple[str, ...]
+    updated: Any
 
     @cached_property
     def positions(self) -> int:
@@ -72,11 +78,14 @@ class Model:
         return str(self.tokenizer.decode([token]))
 
 
-def load_model(path: Path, threads: int | None = None, dtype: str = DEFAULT_DTYPE) -> Model:
+def load_model(
+    path: Path, threads: int | None = None, dtype: str = DEFAULT_DTYPE, adapter: bytes | None = None
+) -> Model:
     """Loads a model. Raises a CheckpointError if it cannot be served.
 
     - `threads`: the number of torch threads in this process.
     - `dtype`: the dtype of the run. Engines change weights in place, so both must be the same.
+    - `adapter`: the adapter_config.json of the run, if that is an adapter. The model is then its base.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -87,7 +96,9 @@ def load_model(path: Path, threads: int | None = None, dtype: str = DEFAULT_DTYP
         )
     names = tuple(Checkpoint(path))
     try:
-        model = Model(_module(path, getattr(torch, dtype)), _tokenizer(path), names)
+        module = _module(path, getattr(torch, dtype))
+        updated = module if adapter is None else _with_adapter(module, adapter, path)
+        model = Model(module, _tokenizer(path), names, updated)
     except WeightwireError:
         raise
     except Exception as problem:  # transformers raises errors of many types
@@ -119,6 +130,23 @@ def _module(path: Path, dtype: torch.dtype) -> Any:
             hint="use weights and config of the same model",
         )
     return module.requires_grad_(False).eval()
+
+
+def _with_adapter(module: Any, config: bytes, path: Path) -> Any:
+    """Puts an adapter into the layers of a module. It changes nothing until its weights are loaded."""
+    import peft
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="weightwire-") as directory:
+            Path(directory, ADAPTER_CONFIG).write_bytes(config)
+            settings = peft.PeftConfig.from_pretrained(directory)
+        adapted = peft.get_peft_model(module, settings, autocast_adapter_dtype=False)
+    except Exception as problem:  # PEFT raises errors of many types
+        raise CheckpointError(
+            f"{path}: the adapter of the run does not fit this model ({first_line(problem)})",
+            hint="pass the base model that the adapter was trained on as MODEL",
+        ) from problem
+    return adapted.requires_grad_(False).eval()
 
 
 def _tokenizer(path: Path) -> Any:

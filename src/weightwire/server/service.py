@@ -135,7 +135,7 @@ class CompletionService:
         """The run, version and digest of the live weights. Reads all of them."""
         with self.engine.serving():
             holding = self.engine.holding
-            held = self.model.module.state_dict(keep_vars=True)
+            held = self.engine.tensors
             names = self.model.names if holding is None else self._names_of_run()
             state = digest({name: held[name] for name in names if name in held}).hex
         run, version = (None, None) if holding is None else (holding.run, holding.version)
@@ -148,14 +148,16 @@ def serving(
     follower: Follower,
     threads: int | None = None,
     dtype: str = DEFAULT_DTYPE,
-    names: Sequence[str] = (),
+    names: Sequence[str] | None = None,
+    adapter: bytes | None = None,
 ) -> Iterator[CompletionService]:
     """Loads a model and everything that generates with it. A Keeper updates its `engine`.
 
-    `names` are the names of the model in requests; by default its path.
+    `names` are the names of the model in requests; by default its path. `adapter` is the adapter_config.json of the
+    run, if it is an adapter.
     """
-    model = load_model(path, threads, dtype)
-    engine = TorchEngine(model.module, lock=FairLock(), threads=threads)
+    model = load_model(path, threads, dtype, adapter)
+    engine = TorchEngine(model.updated, lock=FairLock(), threads=threads)
     generation = Generation(model.module, engine.serving, ends=model.ends, decode=model.decode)
     with closing(Batcher(generation)) as batcher:
         yield CompletionService(

@@ -1,6 +1,6 @@
 """Read and write: weights as named flat arrays of bits, from checkpoints, NumPy arrays and torch, and back to files."""
 
-from weightwire.weights.adapter import adapter_config
+from weightwire.weights.adapter import adapter_config, adapter_weights
 from weightwire.weights.checkpoint import Checkpoint
 from weightwire.weights.checkpoint_writer import CheckpointWriter, file_to_replace, replacing
 from weightwire.weights.dtypes import BY_CODE, DTYPES, Dtype
@@ -58,6 +58,7 @@ __all__ = [
     "Tensor",
     "Weights",
     "adapter_config",
+    "adapter_weights",
     "as_mapping",
     "as_torch_integers",
     "build_header",

@@ -21,13 +21,15 @@ import torch
 import weightwire
 from project.provocations.case import OTHER, WEIGHTS, Case, Provocation, publish
 from project.provocations.runs import command
+from support.adapters import adapted_layer
 from support.command_files import save
 from support.stores import NOWHERE
 from support.vllm_server import tiny_config
+from weightwire.cli import serve
 from weightwire.cli.demo import demo_command
 from weightwire.cli.page import _export
 from weightwire.cli.publish.checkpoint_candidate import CheckpointCandidate
-from weightwire.cli.serve import check_dtype
+from weightwire.cli.serve import RunKind, check_kind
 from weightwire.cli.shared.bucket_command import check_installed
 from weightwire.demo import programs
 from weightwire.demo.processes import Processes
@@ -252,6 +254,17 @@ def model_that_cannot_generate(case: Case) -> None:
     load_model(tiny_model(case.here / "model"))
 
 
+def adapter_of_another_model(case: Case) -> None:
+    from support.vllm_server import tiny_model
+
+    load_model(tiny_model(case.here / "model"), adapter=b'{"peft_type": "LORA", "target_modules": ["other"]}')
+
+
+def adapter_without_peft(case: Case) -> None:
+    case.patch.setattr(serve, "find_spec", lambda name: None)
+    check_kind(str(publish(case, adapted_layer())), RunKind())
+
+
 # --- addresses ---------------------------------------------------------------------------------------------------
 
 
@@ -321,7 +334,10 @@ PROVOCATIONS: list[Provocation] = [
     model(lambda path: _edit(path, **{"model.norm.weight": None})),
     model(lambda path: _edit(path, **{"model.norm.weight": torch.ones(64, dtype=torch.bfloat16)})),
     model_that_cannot_generate,
-    lambda case: check_dtype(str(publish(case)), "bfloat16"),
+    adapter_of_another_model,
+    lambda case: check_kind(str(publish(case)), RunKind("bfloat16")),
+    lambda case: check_kind(str(publish(case, adapted_layer())), RunKind()),
+    adapter_without_peft,
     # Addresses
     lambda case: parse_address("localhost"),
     taken_port,

@@ -16,6 +16,7 @@ import torch
 
 from project.provocations.case import Answer, Case, Provocation, http_server
 from support import packed_model
+from support.adapters import adapted_layer
 from support.fused_model import Arrays, Fused, arrays, changed, holding, save, weights_of
 from support.stores import NOWHERE
 from weightwire import EngineError, codec, diff
@@ -196,6 +197,22 @@ def module(state: dict[str, torch.Tensor]) -> Provocation:
         engine.reload(case.here, holding(FIRST, 1))
 
     return provoke
+
+
+def adapter(spoil: Callable[[Any, Path], Any]) -> Provocation:
+    """Loads an adapter into a PEFT model, one of which was spoilt."""
+
+    def provoke(case: Case) -> None:
+        model = adapted_layer()
+        model.save_pretrained(case.here)
+        spoil(model, case.here / "adapter_config.json")
+        TorchEngine(model).reload(case.here, holding(FIRST, 1))
+
+    return provoke
+
+
+def _other_scale(model: Any, config: Path) -> None:
+    config.write_text(json.dumps({**json.loads(config.read_bytes()), "lora_alpha": 99}))
 
 
 def mixed_module(case: Case) -> None:
@@ -405,6 +422,9 @@ PROVOCATIONS: list[Provocation] = [
     module({}),
     module({"weight": torch.ones(1, 3, dtype=torch.bfloat16)}),
     mixed_module,
+    adapter(lambda model, config: model.merge_adapter()),
+    adapter(lambda model, config: config.unlink()),
+    adapter(_other_scale),
     # Other packages
     lambda case: open_engine("http://127.0.0.1:8000"),
     lambda case: find_engine("tensorrt"),
