@@ -112,7 +112,7 @@ def closed_publishers_and_followers() -> Iterator[None]:
     yield
     names = {"weightwire-publisher", "weightwire-follower"}
     for left in [one for one in threading.enumerate() if one.name in names and one not in before]:
-        left.join(20)  # a close with a timeout leaves it to a request that ends soon
+        left.join(60)  # a close with a timeout leaves it to a request that ends soon
         assert not left.is_alive()
 
 

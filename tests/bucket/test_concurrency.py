@@ -25,7 +25,7 @@ async def test_cancelling_waits_for_the_thread() -> None:
     stop, ended = threading.Event(), threading.Event()
 
     def work() -> None:
-        stop.wait(10)
+        stop.wait(60)
         time.sleep(0.05)
         ended.set()
         raise ZeroDivisionError
@@ -69,7 +69,7 @@ async def test_first_error_cancels_the_others() -> None:
         nonlocal started, ended
         started += 1
         try:
-            await asyncio.sleep(0.01 if item == 2 else 10)
+            await asyncio.sleep(0.01 if item == 2 else 60)
             raise ZeroDivisionError
         finally:
             ended += 1
@@ -95,7 +95,7 @@ async def test_cancelling_waits_for_all_transfers() -> None:
     async def transfer(item: int) -> None:
         nonlocal ended
         try:
-            await asyncio.sleep(10)
+            await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.01 * item)
             ended += 1

@@ -213,12 +213,12 @@ async def test_list_reads_all_pages(bucket: Bucket) -> None:
 @in_loop
 async def test_refused_connection_is_unavailable(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, environment(NOWHERE, "admin-key", "admin-secret"))
-    start = time.monotonic()
+    began = time.monotonic()
 
     problem = await all_fail(open_bucket(bucket.url), Unavailable)
 
     assert "Connection refused (127.0.0.1:1)" in problem.message
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - began < 60  # retries without a limit would take 10 seconds for each of 8 requests
 
 
 @in_loop
@@ -250,6 +250,7 @@ async def test_writing_a_record_can_be_cancelled_while_the_server_is_silent(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A follower that is stopped must not wait for a store that hangs."""
+    monkeypatch.setattr(object_store, "_FOR_RECORDS", {"timeout": timedelta(minutes=2)})
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         use(monkeypatch, environment(f"http://127.0.0.1:{port}", "admin-key", "admin-secret"))
@@ -258,11 +259,13 @@ async def test_writing_a_record_can_be_cancelled_while_the_server_is_silent(
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await hanging.put("replicas/gpu-0.json", b"{}")
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 50
 
 
 @pytest.fixture
-def lossy(seaweedfs: SeaweedFS) -> Lossy:
+def lossy(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Lossy:
+    # By default nothing is retried after 10 seconds, which a busy machine may take for one request.
+    monkeypatch.setattr(object_store, "_RETRIES", object_store._RETRIES | {"retry_timeout": timedelta(minutes=2)})
     return Lossy(seaweedfs.endpoint)
 
 

@@ -90,11 +90,14 @@ async def test_rclone_is_rejected(rclone: Rclone, monkeypatch: pytest.MonkeyPatc
 
 @in_loop
 async def test_check_then_write_is_rejected() -> None:
+    all_have_looked = asyncio.Barrier(8)
+
     class Slow(Store):
         async def create(self, path: str, data: bytes) -> None:
             if await self.find(path) is not None:
                 raise AlreadyExists(path)
-            await asyncio.sleep(0.01)
+            if data.startswith(b"racer"):
+                await all_have_looked.wait()
             await self.put(path, data)
 
     await check_rejected(Slow("slow"), "8 of 8 concurrent creates of one object succeeded")

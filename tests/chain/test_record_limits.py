@@ -176,7 +176,7 @@ class TestShapes:
 
     @pytest.mark.parametrize("dimensions", [65, 60_000])
     def test_more_dimensions_are_refused_at_once(self, dimensions: int) -> None:
-        began = time.monotonic()
+        began = time.thread_time()  # not the time that other processes take
         with pytest.raises(BrokenChain, match="tensor 'w': its dtype or shape is invalid"):
             self.read(dimensions)
-        assert time.monotonic() - began < 2
+        assert time.thread_time() - began < 2

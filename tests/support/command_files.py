@@ -81,7 +81,7 @@ def run_on_terminal(*args: str | Path) -> Ran:
     for (_, other_end), reader in zip(ends, readers, strict=True):
         os.close(other_end)
         reader.start()
-    code = process.wait(timeout=60)
+    code = process.wait(timeout=120)
     for reader in readers:
         reader.join()
     return Ran(code, *(text.decode().replace("\r\n", "\n") for text in seen))

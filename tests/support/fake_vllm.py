@@ -36,7 +36,7 @@ class FakeVllm:
         self._process = subprocess.Popen([sys.executable, "-I", script, str(self.port)])
 
     def wait_until_up(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not answers("GET", f"{self.url}/health"):
             assert time.monotonic() < deadline, "the fake server did not start"
             time.sleep(0.02)
@@ -58,7 +58,7 @@ class FakeVllm:
 
     def ask(self, path: str, body: Any = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data), timeout=10) as reply:
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data), timeout=60) as reply:
             return json.loads(reply.read() or b"null")
 
     @property

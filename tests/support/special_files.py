@@ -28,7 +28,7 @@ def fifo_at(path: Path) -> Iterator[None]:
                 path.write_bytes(before)
 
 
-def in_time(work: Callable[[], Any], seconds: float = 20.0) -> Any:
+def in_time(work: Callable[[], Any], seconds: float = 60.0) -> Any:
     """The result or the exception of a function. Fails if it takes longer."""
     results: list[Any] = []
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
+import random
 import signal
 import socket
 import subprocess
@@ -40,11 +42,31 @@ NOWHERE = "http://127.0.0.1:1"
 
 
 def free_ports(count: int) -> list[int]:
+    """Ports that no client is given before their server starts, and that no other test process chooses."""
+    first, end, processes = 10_000, _first_client_port(), 16
+    if end < first + 100 * processes:
+        first, end = end + 1, 65_536
+    first += int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % processes
+    ports = random.SystemRandom().sample(range(first, end, processes), k=(end - first) // processes)
     with contextlib.ExitStack() as stack:
-        taken = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in taken:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in taken]
+        free = (port for port in ports if _bind(stack.enter_context(socket.socket()), port))
+        return [port for _, port in zip(range(count), free, strict=False)]
+
+
+def _first_client_port() -> int:
+    """Linux gives clients the ports from here on."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        return 32_768
+
+
+def _bind(one: socket.socket, port: int) -> bool:
+    try:
+        one.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
 
 
 def environment(endpoint: str, access: str, secret: str) -> dict[str, str]:
@@ -74,7 +96,7 @@ class Server:
             self._process = subprocess.Popen(
                 self._command, cwd=self.root, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_us
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
@@ -196,6 +218,7 @@ class Lossy:
         self.drop = 0
         self.cut = 0
         self.after = 100_000
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Lossy:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -225,15 +248,20 @@ class Lossy:
         sent = 0
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 16):
-                if self.drop:
-                    self.drop -= 1
+                if self._loses("drop"):
                     break
                 client.sendall(data)
                 sent += len(data)
-                if self.cut and sent > self.after:
-                    self.cut -= 1
+                if sent > self.after and self._loses("cut"):
                     break
         _hang_up(client, server)
+
+    def _loses(self, how: str) -> bool:
+        """Whether to lose one more reply. Several threads may ask at once."""
+        with self._lock:
+            left: int = getattr(self, how)
+            setattr(self, how, max(0, left - 1))
+        return left > 0
 
 
 def _hang_up(*sockets: socket.socket) -> None:
