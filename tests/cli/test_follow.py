@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -43,7 +44,8 @@ class TestFollowOnce:
 
         assert (ran.code, ran.out) == (0, "")
         assert ran.err.startswith("version 2 (step 20): ")
-        assert ran.err.endswith(f", committed just now, in {replica / 'current'}\n")
+        assert re.search(r", committed (just now|\S+ s ago), in (.*)\n$", ran.err)
+        assert ran.err.endswith(f", in {replica / 'current'}\n")
         assert held(replica) == 2
         assert bits_of(replica / "current") == bits_of(path)
 
@@ -348,12 +350,15 @@ class TestLongFollow:
         assert json.loads(ran.out)["bytes"] == versions_in(trainer.bucket)[3]["files"][0]["size"]
         assert bits_of(replica / "current") == bits_of(path)
 
-    def test_problem_and_recovery_are_each_reported_once(self, trainer: CheckpointTrainer, replica: Path) -> None:
+    def test_problem_and_recovery_are_each_reported_once(
+        self, trainer: CheckpointTrainer, replica: Path, tmp_path: Path
+    ) -> None:
         trainer.publish()
         with Running("follow", trainer.bucket, "--into", replica, "--json") as following:
             following.wait_for("version 1")
             path = trainer.bucket / "commits" / f"{2:020}.json"
-            path.write_text("hello")
+            (tmp_path / "damaged").write_text("hello")
+            (tmp_path / "damaged").rename(path)  # at once: the follower may look at any time
             following.wait_for("warning: ")
             following.wait_for("hint: ")
             time.sleep(1.5)
@@ -401,16 +406,12 @@ class TestOnS3:
         ran.check_failed("AWS_SECRET_ACCESS_KEY")
         assert not replica.exists()
 
-    def test_missing_bucket_fails_at_once(
+    def test_missing_bucket_is_not_waited_for(
         self, replica: Path, seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         use(monkeypatch, seaweedfs.env)
 
         with Running("follow", "s3://no-such-bucket/run", "--into", replica) as following:
-            deadline = time.monotonic() + 5
-            while following.process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.05)
-            following.process.kill()
-            ran = following.end()
+            ran = following.end()  # it does not wait for the bucket
 
         ran.check_failed("create the bucket")

@@ -61,11 +61,11 @@ class TestListening:
             address = following.wait_for("listening on ").split()[-1]
             following.wait_for("version 1")
             request = urllib.request.Request(f"{address}/wake", b"{}", method="POST")
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=60) as response:
                 assert response.status == 202
-            with urllib.request.urlopen(f"{address}/status", timeout=10) as response:
+            with urllib.request.urlopen(f"{address}/status", timeout=60) as response:
                 status = json.load(response)
-            with urllib.request.urlopen(f"{address}/metrics", timeout=10) as response:
+            with urllib.request.urlopen(f"{address}/metrics", timeout=60) as response:
                 metrics = response.read().decode()
             ran = following.stop()
 
@@ -87,10 +87,10 @@ class TestListening:
     def test_listener_serves_status_before_the_run_starts(self, trainer: CheckpointTrainer, replica: Path) -> None:
         with Running("follow", trainer.bucket, "--into", replica, "--listen", "127.0.0.1:0") as following:
             address = following.wait_for("listening on ").split()[-1]
-            with urllib.request.urlopen(address, timeout=10) as response:
+            with urllib.request.urlopen(address, timeout=60) as response:
                 status = json.load(response)
             with pytest.raises(urllib.error.HTTPError, match="503"):
-                urllib.request.urlopen(f"{address}/readyz", timeout=10)
+                urllib.request.urlopen(f"{address}/readyz", timeout=60)
             assert following.stop().code == 0
         assert (status["version"], status["head"], status["behind"]) == (None, None, None)
         assert status["reasons"] == ["this replica: no version of this run yet"]

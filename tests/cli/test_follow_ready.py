@@ -21,8 +21,8 @@ from support.commands import Running, weightwire
 from support.fake_vllm import FakeVllm
 from weightwire.engines.vllm import health_check
 
-SOON = 10.0
-"""Seconds until trouble must be visible: 5, and as many again because the machine may be busy with other tests.
+SOON = 60.0
+"""Seconds until trouble must be visible: 5, and many more because the machine may be busy with other tests.
 
 tests/engines/vllm/test_health_check.py adds up the 5."""
 
@@ -59,14 +59,21 @@ class Fleet:
 
     def get(self, path: str) -> tuple[int, Any]:
         try:
-            with urllib.request.urlopen(self.address + path, timeout=10) as reply:
+            with urllib.request.urlopen(self.address + path, timeout=60) as reply:
                 return reply.status, json.load(reply)
         except urllib.error.HTTPError as reply:
             return reply.code, json.load(reply)
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"{self.address}/metrics", timeout=10) as reply:
+        with urllib.request.urlopen(f"{self.address}/metrics", timeout=60) as reply:
             return str(reply.read().decode())
+
+    def seconds_to_update(self, engine: FakeVllm) -> float:
+        """Publishes a version, and measures until the engine serves it."""
+        began = time.monotonic()
+        self.publish()
+        until(lambda: engine.version == str(self.version), SOON)
+        return time.monotonic() - began
 
     def status_of(self, engine: FakeVllm) -> dict[str, Any]:
         [found] = [one for one in self.get("/status")[1]["engines"] if one["name"] == engine.url]
@@ -74,7 +81,7 @@ class Fleet:
 
     def wait_until_ready(self) -> None:
         self.bad.resume()
-        until(lambda: self.get("/readyz")[0] == 200, 20)
+        until(lambda: self.get("/readyz") == (200, {"ready": True, "reasons": []}), SOON)
 
     def wait_for_trouble(self, text: str) -> None:
         """The trouble must be visible soon, everywhere."""
@@ -85,8 +92,8 @@ class Fleet:
         assert (status["ready"], text in status["trouble"]) == (False, True)
         assert text in self.status_of(self.bad)["trouble"]
         assert 'weightwire_ready{role="follower"} 0.0' in self.metrics()
-        self.command.wait_for(f"warning: {self.bad.url}: ")
-        assert any(text in line for line in self.command.lines["err"])
+        warned = f"warning: {self.bad.url}: "
+        until(lambda: any(line.startswith(warned) and text in line for line in self.command.lines["err"]), SOON)
 
 
 def until(check: Callable[[], bool], seconds: float) -> None:
@@ -107,27 +114,16 @@ class TestReadiness:
     def test_hanging_engine_delays_neither_the_start_nor_the_others(self, fleet: Fleet) -> None:
         until(lambda: fleet.good.version == "1", SOON)  # the other engine has hung since before the start
         fleet.wait_for_trouble("does not answer")
-        began = time.monotonic()
-        for _ in range(3):
-            fleet.publish()
-            until(lambda: fleet.good.version == str(fleet.version), SOON)
-        assert time.monotonic() - began < 15  # a follower that waits for the other engine takes 20 seconds and more
-        until(lambda: fleet.status_of(fleet.good)["version"] == 4, SOON)
-        assert fleet.status_of(fleet.good) | {"behind_seconds": 0, "pause_seconds": 0} == {
-            "name": fleet.good.url,
-            "version": 4,
-            "behind": 0,
-            "behind_seconds": 0,
-            "pause_seconds": 0,
-            "trouble": "",
-            "reasons": [],
-        }
+        # A follower that waits for the other engine takes 7 seconds for each. For some, the machine may be busy.
+        assert min(fleet.seconds_to_update(fleet.good) for _ in range(3)) < 5
+        times = {"behind_seconds": 0, "pause_seconds": 0}
+        fine = {"name": fleet.good.url, "version": 4, "behind": 0, **times, "trouble": "", "reasons": []}
+        until(lambda: fleet.status_of(fleet.good) | times == fine, SOON)
         assert fleet.status_of(fleet.bad)["version"] is None
         assert fleet.get("/status")[1]["behind"] is None
         fleet.command.wait_for(f"; {fleet.bad.url} serves no version, in trouble")
         fleet.wait_until_ready()
         assert fleet.bad.version == "4"
-        assert fleet.get("/readyz") == (200, {"ready": True, "reasons": []})
 
     def test_metrics_show_each_engine(self, fleet: Fleet) -> None:
         fleet.wait_until_ready()
@@ -201,15 +197,14 @@ class TestReadiness:
         fleet.bad.pause()
         began = time.monotonic()
         assert fleet.command.stop().code == 0
-        assert time.monotonic() - began < SOON
+        assert time.monotonic() - began < 30
         assert not fleet.bad.directory.exists()
         assert not fleet.good.directory.exists()
 
 
 class TestOnce:
     @pytest.fixture
-    def engine(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVllm]:
-        monkeypatch.setattr(health_check, "_CORE", 0.5)
+    def engine(self) -> Iterator[FakeVllm]:
         with FakeVllm() as engine:
             yield engine
 
@@ -225,16 +220,19 @@ class TestOnce:
         return ran.err.splitlines()[-2]
 
     def test_engine_that_does_not_serve_the_version_is_an_error(
-        self, trainer: CheckpointTrainer, replica: Path, engine: FakeVllm
+        self, trainer: CheckpointTrainer, replica: Path, engine: FakeVllm, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         trainer.publish()
+        monkeypatch.setattr(health_check, "_CORE", 60.0)  # the machine may be busy
         engine.ask("/test/refuse", {"problem": "tensor 'w': has another shape"})
         assert f"error: {engine.url}: tensor 'w'" in self.follow_once(trainer, replica, engine)
         engine.ask("/test/refuse", {"problem": ""})
         engine.ask("/sleep?level=1", {})
         assert f"error: {engine.url}: is asleep" in self.follow_once(trainer, replica, engine)
         engine.pause()
-        assert f"error: {engine.url}: does not answer within 0.5 s" in self.follow_once(trainer, replica, engine)
+        with monkeypatch.context() as patch:
+            patch.setattr(health_check, "_CORE", 0.5)
+            assert f"error: {engine.url}: does not answer within 0.5 s" in self.follow_once(trainer, replica, engine)
         engine.resume()
         engine.ask("/wake_up", {})
         assert self.follow_once(trainer, replica, engine) == ""

@@ -77,7 +77,7 @@ class TestLive:
     def test_page_is_served_until_a_signal_stops_it(self, url: Path, number: int) -> None:
         with Running("page", url, "--port", "0", "--no-open") as running:
             address = running.wait_for("http://127.0.0.1:", stream="out").strip()
-            with urllib.request.urlopen(f"{address}run.json", timeout=10) as answer:
+            with urllib.request.urlopen(f"{address}run.json", timeout=60) as answer:
                 assert len(json.load(answer)["versions"]) == 4
             ran = running.stop(number)
         code, end = (130, "interrupted") if number == signal.SIGINT else (0, "stopped")

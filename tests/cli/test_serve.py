@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import threading
@@ -215,7 +216,7 @@ def test_server_waits_for_the_run_follows_it_and_survives_a_kill(tiny: Path, tmp
             line = server.wait_for(f"version {second}: ")
             assert "behind the commit, torch paused for " in line
             serves(second)
-            publisher.wait(replicas=1, timeout=20)
+            publisher.wait(replicas=1, timeout=60)
             beat = json.loads((bucket / "replicas" / "one.json").read_bytes())
             assert {"fetch", "apply", "stage", "swap"} <= beat["stages"].keys()
 
@@ -228,7 +229,7 @@ def test_server_waits_for_the_run_follows_it_and_survives_a_kill(tiny: Path, tmp
         ends: list[float] = []
 
         def request_many_tokens() -> None:
-            with suppress(OSError, urllib.error.URLError):
+            with suppress(OSError, http.client.HTTPException):
                 call(f"{url}/v1/completions", {"prompt": "hello", "max_tokens": 500, "n": 200})
             ends.append(time.monotonic())
 
@@ -241,4 +242,4 @@ def test_server_waits_for_the_run_follows_it_and_survives_a_kill(tiny: Path, tmp
         assert (ran.code, ran.out) == (130, "")
         assert ran.err.splitlines()[-1] == f"interrupted: version {third} was served last"
         assert "Traceback" not in ran.err
-        assert ends[0] - began < 10
+        assert ends[0] - began < 30

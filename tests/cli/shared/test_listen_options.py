@@ -30,7 +30,7 @@ def status(address: str, path: str, token: str | None = None, method: str = "GET
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(address + path, headers=headers, method=method), timeout=10
+            urllib.request.Request(address + path, headers=headers, method=method), timeout=60
         ) as reply:
             return int(reply.status)
     except urllib.error.HTTPError as problem:
