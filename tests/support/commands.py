@@ -193,6 +193,15 @@ class Training:
         self.step()
         return directory
 
+    def move_in(self, name: str) -> Path:
+        """Like `save`, but complete at once: whoever watches may look at any time."""
+        directory, elsewhere = self.parent / name, self.parent.with_name("unfinished")
+        save_checkpoint(elsewhere, self.weights)
+        self.parent.mkdir(parents=True, exist_ok=True)
+        elsewhere.rename(directory)
+        self.step()
+        return directory
+
 
 def save_checkpoint(directory: Path, arrays: Arrays) -> Path:
     names = sorted(arrays)

@@ -1,4 +1,4 @@
-"""`weightwire publish`, as a user runs it: one checkpoint, or each that a trainer writes."""
+"""`weightwire publish`, as a user runs it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -18,7 +18,6 @@ import safetensors.numpy
 from support.commands import Running, Training, bits_of, save_checkpoint, state_of, tree, versions_in, weightwire
 from weightwire.cli.publish.checkpoint_candidate import CheckpointCandidate, TornCheckpoint
 from weightwire.cli.publish.run_publisher import PublishOptions, RunPublisher
-from weightwire.cli.shared.run_output import PublishOutput
 from weightwire.cli.shared.terminal import byte_size
 from weightwire.publisher import encoded_version
 from weightwire.publisher.copy_advance import advance_copy
@@ -324,7 +323,7 @@ class TestTornCheckpoint:
         path = training.save("model")
 
         def overwrite_first(*args: Any, **kwargs: Any) -> Any:
-            os.utime(path / "model-00002-of-00002.safetensors")
+            os.utime(path / "model-00002-of-00002.safetensors", (1, 1))
             return advance_copy(*args, **kwargs)
 
         monkeypatch.setattr(encoded_version, "advance_copy", overwrite_first)
@@ -343,130 +342,6 @@ class TestTornCheckpoint:
         assert restored(bucket, 4) == bits_of(path)
 
 
-@pytest.mark.slow
-class TestWatch:
-    def test_watch_publishes_each_finished_checkpoint(self, training: Training, bucket: Path) -> None:
-        training.parent.mkdir()
-        with Running("publish", "--watch", training.parent, bucket, "--json") as watching:
-            watching.wait_for(f"watching {training.parent}, publishing to {bucket}")
-            first, second = training.save("checkpoint-900"), training.save("checkpoint-1000")
-            watching.wait_for("version 2 (step ")
-            third = training.save("checkpoint-1100")
-            watching.wait_for("version 3 (step ")
-            ran = watching.stop()
-
-        assert ran.code == 0
-        assert [msgspec.json.decode(line, type=PublishOutput).version for line in ran.out.splitlines()] == [1, 2, 3]
-        assert kinds(bucket) == ["fence", "anchor", "delta", "delta"]
-        assert [commit.get("step") for commit in versions_in(bucket)] == [None, 900, 1000, 1100]
-        assert [commit["after"] for commit in versions_in(bucket)[1:]] == [*map(state_of, (first, second, third))]
-        assert [file["name"] for file in json.loads((bucket / "run.json").read_bytes())["files"]] == [
-            "config.json",
-            "tokenizer/vocab.txt",
-        ]
-
-    def test_watch_waits_for_a_directory_that_does_not_exist_yet(self, training: Training, bucket: Path) -> None:
-        with Running("publish", "--watch", training.parent, bucket) as watching:
-            watching.wait_for(f"{training.parent} does not exist yet: waiting for it")
-            training.save("checkpoint-100")
-            watching.wait_for("version 1 (step ")
-            ran = watching.stop(signal.SIGINT)
-
-        assert ran.code == 130
-        assert ran.err.count("does not exist yet") == 1
-
-    def test_watch_does_not_publish_twice_after_a_restart(self, training: Training, bucket: Path) -> None:
-        for number in (100, 200):
-            training.save(f"checkpoint-{number}")
-        with Running("publish", "--watch", training.parent, bucket) as watching:
-            watching.wait_for("version 2 (step ")
-            ran = watching.stop(signal.SIGINT)
-        assert ran.code == 130
-        assert ran.err.splitlines()[-1] == f"interrupted: {bucket} is at version 2"
-
-        with Running("publish", "--watch", training.parent, bucket) as watching:
-            watching.wait_for("watching ")
-            training.save("checkpoint-300")
-            watching.wait_for("version 4 (step ")
-            ran = watching.stop()
-
-        assert ran.code == 0
-        assert ran.err.count(f" of {bucket} from checkpoint-") == 1
-        assert kinds(bucket) == ["fence", "anchor", "delta", "fence", "delta"]
-
-    def test_rewritten_directory_is_published_again(self, training: Training, bucket: Path) -> None:
-        path = training.save("model")
-        (path / "train.log").write_text("changes all the time")
-        with Running("publish", "--watch", path, bucket) as watching:
-            watching.wait_for("version 1 of")
-            training.save("model")
-            watching.wait_for("version 2 of")
-            assert watching.stop().code == 0
-
-        assert versions_in(bucket)[-1]["after"] == state_of(path)
-        assert "step" not in versions_in(bucket)[-1] or versions_in(bucket)[-1]["step"] is None
-
-    def test_unreadable_checkpoints_are_skipped_with_one_warning(self, training: Training, bucket: Path) -> None:
-        broken = training.parent / "checkpoint-100"
-        broken.mkdir(parents=True)
-        (broken / "model.safetensors").write_bytes(b"not weights")
-        (training.parent / "runs").mkdir()
-        (training.parent / "runs" / "events").write_text("not a checkpoint")
-        with Running("publish", "--watch", training.parent, bucket) as watching:
-            watching.wait_for("skipped: ")
-            training.save("checkpoint-200")
-            watching.wait_for("version 1 (step ")
-            training.weights["one more"] = training.weights["norm"]
-            training.save("checkpoint-300")
-            watching.wait_for("tensor 'one more'")
-            time.sleep(2)
-            ran = watching.stop()
-
-        assert ran.code == 0
-        assert ran.err.count("skipped: ") == 2
-        assert ran.err.count("runs") == 0
-        assert kinds(bucket) == ["fence", "anchor"]
-
-    def test_half_written_checkpoint_is_published_when_it_is_complete(self, training: Training, bucket: Path) -> None:
-        path = next(training.save("checkpoint-100").glob("*.safetensors"))
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-100])
-        with Running("publish", "--watch", training.parent, bucket) as watching:
-            line = watching.wait_for("incomplete so far: waiting for it to change")
-            path.write_bytes(whole)
-            watching.wait_for("version 1 (step 100) of")
-            ran = watching.stop()
-        assert str(path) in line
-        assert not {"skipped", "hint:"} & set(ran.err.split())
-
-    def test_watch_ends_when_another_publisher_takes_over(self, training: Training, bucket: Path) -> None:
-        training.save("checkpoint-100")
-        with Running("publish", "--watch", training.parent, bucket) as watching:
-            watching.wait_for("version 1 (step ")
-            other = Training(training.parent.with_name("other"))
-            other.step()
-            assert weightwire("publish", other.save("checkpoint-1"), bucket).code == 0
-            training.save("checkpoint-200")
-            ran = watching.end()
-
-        assert ran.code == 1
-        assert ran.err.splitlines()[-2].startswith("error: ")
-        assert "has taken over this run" in ran.err.splitlines()[-2]
-        assert ran.err.count("has taken over this run") == 1
-        assert "stop the other one and restart this one, or use another URL" in ran.err.splitlines()[-1]
-
-    def test_second_signal_stops_watch_at_once(self, training: Training, tmp_path: Path) -> None:
-        """After the first signal the command waits for a version that cannot be committed."""
-        training.save("checkpoint-100")
-        with Running("publish", "--watch", training.parent, "/proc/nowhere") as watching:
-            watching.wait_for("warning: ")
-            watching.process.send_signal(signal.SIGINT)
-            time.sleep(0.3)
-            if watching.process.poll() is None:
-                watching.process.send_signal(signal.SIGINT)
-            assert watching.end().code in (0, 130)
-
-
 @pytest.mark.parametrize("seconds", [0.5, 0.6, 0.7])
 def test_sigterm_leaves_no_partial_version(training: Training, bucket: Path, seconds: float) -> None:
     weightwire("publish", training.save("checkpoint-1"), bucket)
@@ -483,17 +358,35 @@ def test_sigterm_leaves_no_partial_version(training: Training, bucket: Path, sec
     assert restored(bucket, newest["version"]) == bits_of(path)
 
 
+# Holds the upload of the weights in the middle, until it is cancelled.
+HELD = """
+import sys
+from weightwire.bucket import directory
+from weightwire.cli import main
+
+pieces = directory.pieces
+
+def held(data, path, size, stop):
+    for view in pieces(data, path, size, stop):
+        yield view
+        if path.startswith("anchors/"):
+            print("uploading", file=sys.stderr, flush=True)
+            stop.wait(60)
+
+directory.pieces = held
+main()
+"""
+
+
 def test_interrupted_first_version_does_not_start_a_run(training: Training, bucket: Path, tmp_path: Path) -> None:
-    large = save_checkpoint(tmp_path / "large", {"a": np.random.default_rng(1).random(2**24), "b": np.ones(3)})
-    with Running("publish", large, bucket) as publishing:
-        until = time.monotonic() + 40
-        while not (bucket / "files").exists():  # the weights follow
-            assert time.monotonic() < until
-            time.sleep(0.001)
+    other = save_checkpoint(tmp_path / "other", {"a": np.random.default_rng(1).random(2**17), "b": np.ones(3)})
+    with Running("publish", other, bucket, command=[sys.executable, "-c", HELD]) as publishing:
+        publishing.wait_for("uploading")
         ran = publishing.stop(signal.SIGINT)
 
     assert ran.code == 130
     assert "Traceback" not in ran.err
+    assert (bucket / "files").exists()
     assert not (bucket / "run.json").exists()
     path = training.save("checkpoint-1")
     assert weightwire("publish", path, bucket).code == 0
