@@ -64,7 +64,7 @@ class Demo:
 
     def wait_for_all(self) -> dict[int, str]:
         """Waits until all four processes run their programs. Returns their command lines by process id."""
-        end = time.monotonic() + HANG
+        end = time.monotonic() + 240
 
         def all_run(commands: Sequence[str]) -> bool:
             # A forked child has the command line of the demo until it executes another program.
