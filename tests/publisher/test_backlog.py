@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from support.failing_bucket import failed
-from support.publish_scene import HeldRequests, LoopTrainer, over, play_in_virtual_time, until
+from support.publish_scene import HeldRequests, LoopTrainer, over, play, until
 from weightwire.publisher.backlog import Backlog
 from weightwire.publisher.publication import Publication
 
@@ -46,7 +46,7 @@ def test_a_publisher_reports_a_silent_store_and_its_backlog() -> None:
         held.set()
         await over(first)
 
-    trainer = play_in_virtual_time(scene)
+    trainer = play(scene)
     url = trainer.bucket.url
     assert trainer.warnings == [f"{url} has not answered for 5 s (1 version waits); still waiting"]
     recovered = [event.message for event in trainer.heard if event.stage == "recovered"]
@@ -60,4 +60,4 @@ def test_a_retry_warning_counts_waiting_versions() -> None:
         trainer.bucket.trouble("put", "deltas/", failed)
         await over(trainer.publish())
 
-    assert play_in_virtual_time(scene).warnings == ["the request failed (1 version waits); trying again"]
+    assert play(scene).warnings == ["the request failed (1 version waits); trying again"]

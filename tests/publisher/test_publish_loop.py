@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.failing_bucket import Act, conflicting, failed, in_memory, lost, quickly, slow
-from support.publish_scene import HeldRequests, LoopTrainer, over, play, steps, until
+from support.failing_bucket import Act, conflicting, failed, lost, slow
+from support.publish_scene import HeldRequests, LoopTrainer, in_virtual_time, over, play, simulated_bucket, steps, until
 from support.run_contents import commits_in, version_in
 from weightwire import digest
 from weightwire.chain.record_paths import HEAD
@@ -93,7 +93,7 @@ class TestCommits:
 class TestClose:
     def test_a_capture_just_before_close_is_published(self) -> None:
         async def scene() -> tuple[LoopTrainer, Publication]:
-            trainer = await LoopTrainer(in_memory()).start()
+            trainer = await LoopTrainer(simulated_bucket()).start()
             await trainer.publish_all(1)
             await until(lambda: not trainer.work.context.lifecycle.is_woken)
             late = trainer.publish()
@@ -101,7 +101,7 @@ class TestClose:
             await trainer.close()
             return trainer, late
 
-        trainer, late = quickly(scene())
+        trainer, late = in_virtual_time(scene())
         assert late.version == 2
         assert version_in(trainer.bucket) == digest(trainer.weights)
 
@@ -147,7 +147,7 @@ class TestInterrupts:
             await trainer.close()
             return trainer
 
-        trainer = quickly(again())
+        trainer = in_virtual_time(again())
         assert version_in(bucket) == digest(trainer.weights)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from support.failing_bucket import Act, Troubled, conflicting, denied, failed, in_memory, lost, quickly
-from support.publish_scene import LoopTrainer, over, play
+from support.failing_bucket import Act, Troubled, conflicting, denied, failed, lost
+from support.publish_scene import LoopTrainer, in_virtual_time, initial, over, play, simulated_bucket, train
 from support.run_contents import commits_in, run_in, version_in
 from weightwire import digest
 from weightwire.chain.record_paths import RUN
@@ -18,7 +18,7 @@ from weightwire.publisher.publication import Publication
 class TestStart:
     def test_a_failed_start_is_repeated_by_the_next_publish(self) -> None:
         async def scene() -> LoopTrainer:
-            bucket = in_memory()
+            bucket = simulated_bucket()
             trainer = await LoopTrainer(bucket).start()
             bucket.trouble("create", RUN, failed, times=1e9)
             assert isinstance((await over(trainer.publish())).error, Unavailable)
@@ -27,13 +27,13 @@ class TestStart:
             await trainer.close()
             return trainer
 
-        trainer = quickly(scene())
+        trainer = in_virtual_time(scene())
         assert version_in(trainer.bucket) == digest(trainer.weights)
 
     @pytest.mark.parametrize("what", [lost, conflicting])
     def test_a_run_is_started_once_despite_lost_replies(self, what: Any) -> None:
         async def scene() -> LoopTrainer:
-            bucket = in_memory()
+            bucket = simulated_bucket()
             trainer = await LoopTrainer(bucket).start()
             for prefix in (RUN, "epochs/", "commits/"):
                 bucket.trouble("create", prefix, what)
@@ -41,14 +41,14 @@ class TestStart:
             await trainer.close()
             return trainer
 
-        trainer = quickly(scene())
+        trainer = in_virtual_time(scene())
         assert [commit.epoch for commit in commits_in(trainer.bucket)] == [1, 1]
 
     def test_a_partially_started_run_is_continued(self) -> None:
         """It has run.json and perhaps an epoch, but no commit."""
 
         async def scene() -> LoopTrainer:
-            bucket = in_memory()
+            bucket = simulated_bucket()
             first = await LoopTrainer(bucket).start()
             bucket.trouble("create", "epochs/", denied)
             assert isinstance((await over(first.publish())).error, PermissionDenied)
@@ -58,12 +58,12 @@ class TestStart:
             await second.close()
             return second
 
-        trainer = quickly(scene())
+        trainer = in_virtual_time(scene())
         assert version_in(trainer.bucket) == digest(trainer.weights)
 
     def test_two_publishers_may_start_a_run_at_the_same_time(self) -> None:
         async def scene() -> tuple[Troubled, list[Publication]]:
-            bucket = in_memory()
+            bucket = simulated_bucket()
             trainers = [await LoopTrainer(bucket).start() for _ in range(2)]
             publications = [trainer.publish() for trainer in trainers]
             for publication in publications:
@@ -72,7 +72,7 @@ class TestStart:
                 await trainer.close()
             return bucket, publications
 
-        bucket, publications = quickly(scene())
+        bucket, publications = in_virtual_time(scene())
         commits = commits_in(bucket)
         assert {commit.run for commit in commits} == {run_in(bucket).run}
         for publication in publications:
@@ -84,7 +84,7 @@ class TestStart:
 
     def test_a_publisher_does_not_start_with_an_unreachable_bucket(self) -> None:
         async def scene(verbs: str, prefix: str) -> None:
-            bucket = in_memory()
+            bucket = simulated_bucket()
             trainer = await LoopTrainer(bucket).start()
             await trainer.publish_all(2)
             await trainer.close()
@@ -93,7 +93,7 @@ class TestStart:
 
         for verbs, prefix in [("create", "probe/"), ("get", RUN), ("read_into", "")]:
             with pytest.raises(Unavailable):
-                quickly(scene(verbs, prefix))
+                in_virtual_time(scene(verbs, prefix))
 
     def test_a_publisher_that_is_fenced_off_during_its_claim_does_not_claim_again(self) -> None:
         async def publish_one(bucket: Troubled) -> None:
@@ -102,7 +102,7 @@ class TestStart:
             await trainer.close()
 
         async def scene() -> Troubled:
-            bucket = in_memory()
+            bucket = simulated_bucket()
             await publish_one(bucket)
             late = await LoopTrainer(bucket).start()
 
@@ -116,7 +116,7 @@ class TestStart:
             await late.close()
             return bucket
 
-        kinds = [(commit.kind, commit.epoch) for commit in commits_in(quickly(scene()))]
+        kinds = [(commit.kind, commit.epoch) for commit in commits_in(in_virtual_time(scene()))]
         assert kinds == [("fence", 1), ("anchor", 1), ("fence", 3), ("delta", 3)]
 
     def test_a_failed_claim_is_repeated_by_the_next_publish(self) -> None:
@@ -154,6 +154,6 @@ class TestStart:
 
 
 def digest_after_one_step() -> str:
-    trainer = LoopTrainer(in_memory())
-    trainer.train()
-    return digest(trainer.weights).hex
+    weights = initial()
+    train(weights, 1)
+    return digest(weights).hex

@@ -1,17 +1,17 @@
-"""A publish loop on a failing bucket, in simulated time."""
+"""A publish loop on a failing bucket, in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import numpy as np
 
 from faults.simulated_runtime import Faults, Process, SimLoop, SimRuntime
 from faults.simulated_store import SimBucket, Store
-from support.failing_bucket import Act, Quick, Troubled, in_memory, quickly
+from support.failing_bucket import Act, Troubled
 from support.run_contents import commits_in, version_in
 from weightwire import digest
 from weightwire.publisher.publication import Publication
@@ -19,26 +19,52 @@ from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_loop import PublishLoop
 from weightwire.publisher.settings import PublisherSettings
 from weightwire.publisher.single_process import SingleProcess
-from weightwire.system.runtime import Runtime
 from weightwire.telemetry.events import Event
 from weightwire.weights.source import read_weights
 
 Arrays = dict[str, Any]
+Result = TypeVar("Result")
 
 
 def initial() -> Arrays:
     return {"w": np.arange(4000, dtype=np.float32), "b": np.zeros(3, np.float16)}
 
 
-class LoopTrainer:
-    """A running publisher and its weights."""
+def train(weights: Arrays, step: int) -> None:
+    weights["w"][step::97] += 1
 
-    def __init__(self, bucket: Troubled, runtime: Runtime | None = None, **settings: Any) -> None:
+
+class _Instant(random.Random):
+    """Requests and threads take no time."""
+
+    def expovariate(self, lambd: float = 1.0) -> float:
+        return 0.0
+
+
+def _process() -> Process:
+    return Process("test", _Instant(7), Faults())
+
+
+def simulated_bucket() -> Troubled:
+    """A new, empty bucket for virtual time."""
+    return Troubled(SimBucket(Store(), _process()))
+
+
+def in_virtual_time(work: Coroutine[Any, Any, Result]) -> Result:
+    """Runs a coroutine. Time passes only while all tasks wait: on a slow machine nothing seems slow."""
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        return runner.run(work)
+
+
+class LoopTrainer:
+    """A running publisher and its weights, in virtual time."""
+
+    def __init__(self, bucket: Troubled, **settings: Any) -> None:
         self.bucket = bucket
         self.weights = initial()
         self.heard: list[Event] = []
         given = PublisherSettings(threads=1, **settings)
-        context = PublishContext(bucket, runtime or Quick(), given, self.heard.append)
+        context = PublishContext(bucket, SimRuntime(_process()), given, self.heard.append)
         self.work = PublishLoop(context, SingleProcess(context))
         self.running: asyncio.Task[None] | None = None
         self._step = 0
@@ -50,7 +76,7 @@ class LoopTrainer:
 
     def train(self) -> None:
         self._step += 1
-        self.weights["w"][self._step :: 97] += 1
+        train(self.weights, self._step)
 
     def publish(self) -> Publication:
         """Trains one step and publishes it."""
@@ -108,30 +134,16 @@ Played = Callable[[LoopTrainer], Awaitable[None]]
 
 def play(scene: Played, **settings: Any) -> LoopTrainer:
     """Runs a scene with a publisher at version 1. Afterwards the bucket must hold the weights of the publisher."""
-    return _checked(quickly(_whole(scene, in_memory(), **settings)))
-
-
-def play_in_virtual_time(scene: Played) -> LoopTrainer:
-    """Like `play`, but time passes only while all tasks wait: on a slow machine nothing seems slow."""
 
     async def whole() -> LoopTrainer:
-        process = Process("test", random.Random(7), Faults())
-        return await _whole(scene, Troubled(SimBucket(Store(), process)), runtime=SimRuntime(process))
+        trainer = await LoopTrainer(simulated_bucket(), **settings).start()
+        await trainer.publish_all(1)
+        await scene(trainer)
+        trainer.bucket.calm()
+        await trainer.close()
+        return trainer
 
-    with asyncio.Runner(loop_factory=SimLoop) as runner:
-        return _checked(runner.run(whole()))
-
-
-async def _whole(scene: Played, bucket: Troubled, **settings: Any) -> LoopTrainer:
-    trainer = await LoopTrainer(bucket, **settings).start()
-    await trainer.publish_all(1)
-    await scene(trainer)
-    trainer.bucket.calm()
-    await trainer.close()
-    return trainer
-
-
-def _checked(trainer: LoopTrainer) -> LoopTrainer:
+    trainer = in_virtual_time(whole())
     if trainer.work.context.lifecycle.failure is None:
         assert version_in(trainer.bucket).hex == trainer.held
     return trainer
