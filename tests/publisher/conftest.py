@@ -10,7 +10,14 @@ import pytest
 
 from support.captures import CopyGate
 from support.failing_bucket import Troubled, in_memory
+from weightwire.bucket import silence
 from weightwire.telemetry.events import Event
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stalls for seconds is not a silent store, which would be one more warning."""
+    monkeypatch.setattr(silence, "_SECONDS", 60.0)
 
 
 @pytest.fixture

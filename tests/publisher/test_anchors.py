@@ -9,7 +9,7 @@ from support.failing_bucket import Troubled, failed
 from support.run_contents import commits_in, version_in
 from support.samples import base as bits_of
 from support.samples import change
-from support.small_weights import F16, initial, train
+from support.small_weights import F16, initial, settle, train
 from weightwire import digest
 from weightwire.publisher.publisher import Publisher
 from weightwire.telemetry.events import Event
@@ -31,10 +31,11 @@ class TestAnchors:
     def test_anchors_are_written_every_n_versions(self, bucket: Troubled) -> None:
         weights = initial()
         states = {}
-        with Publisher(bucket, anchor_every=3) as publisher:
+        with Publisher(bucket, anchor_every=3, blocking=True) as publisher:
             for step in range(10):
                 train(weights, step)
                 version = publisher.publish(weights).wait()
+                settle(publisher)  # or the next anchor waits for this one
                 states[version] = digest(weights)
         made = [int(one.path.split("/")[1]) for one in asyncio.run(bucket.list("shortcuts/"))]
         assert sorted(made) == [4, 7, 10]
@@ -45,11 +46,12 @@ class TestAnchors:
 
     def test_an_anchor_is_written_when_deltas_add_up_to_half_its_size(self, bucket: Troubled) -> None:
         weights = {"w": bits_of(F16, 6400)}
-        with Publisher(bucket) as publisher:
+        with Publisher(bucket, blocking=True) as publisher:
             publisher.publish(weights).wait()
             for step in range(16):
                 weights["w"] = change(weights["w"], F16, "mostly-up", seed=step)
                 publisher.publish(weights).wait()
+                settle(publisher)
         commits = commits_in(bucket)
         made = sorted(int(one.path.split("/")[1]) for one in asyncio.run(bucket.list("shortcuts/")))
         total, due = 0, []

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from support.failing_bucket import failed
 from support.publish_scene import HeldRequests, LoopTrainer, over, play, until
 from weightwire.publisher.backlog import Backlog
 from weightwire.publisher.publication import Publication
+
+
+@pytest.fixture(autouse=True)
+def patient() -> None:
+    """Time is virtual here."""
 
 
 def test_backlog_counts_waiting_and_superseded_publications() -> None:

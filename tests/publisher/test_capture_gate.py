@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from support.captures import SCHEMA, CopyGate, eventually, filled, interrupt_main_thread, marks
+from support.captures import SCHEMA, CopyGate, eventually, filled, interrupt_waiting_capture, marks
 from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.publisher.host_copies import HostCopies
 from weightwire.system import Stopped
@@ -38,7 +38,7 @@ def test_captures_are_held_and_released_by_turn(pool: ThreadPoolExecutor) -> Non
     copies.release_all()
 
     copies.gate.let(None)
-    later.result(10)
+    later.result(60)
     assert copies.take() == "3"
 
 
@@ -52,9 +52,9 @@ def test_holding_waits_for_a_capture_in_progress(pool: ThreadPoolExecutor, gate:
     assert not held.done()
     assert not copies.gate.reached(1)
     gate.open.set()
-    assert held.result(10) == 1
+    assert held.result(60) == 1
     assert copies.gate.reached(1)
-    capturing.result(10)
+    capturing.result(60)
 
 
 def test_a_skipped_turn_counts_as_reached() -> None:
@@ -70,7 +70,7 @@ def test_a_skipped_turn_counts_as_reached() -> None:
 def test_an_interrupt_ends_the_wait_for_the_gate(pool: ThreadPoolExecutor) -> None:
     copies = HostCopies[str](SCHEMA)
     copies.gate.hold()
-    pool.submit(interrupt_main_thread, 0.1)
+    pool.submit(interrupt_waiting_capture)
     with pytest.raises(KeyboardInterrupt):
         copies.capture(filled(1), "one", 1)
     copies.gate.let(None)
@@ -96,6 +96,6 @@ def test_no_capture_begins_while_a_diff_waits_for_the_one_in_progress(pool: Thre
         began = gate.is_capturing
         gate.leave()
     assert not began
-    taking.result(10)
+    taking.result(60)
     with gate.changed:
         gate.enter(0, never)

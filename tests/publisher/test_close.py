@@ -44,7 +44,7 @@ class TestCloseOnABucketThatAcceptsNothing:
         assert found.message == "step 2: not published before the publisher was closed (no space left)"
         assert found.hint
         with pytest.raises(NotPublished):
-            handle.wait(10)
+            handle.wait(60)
 
         bucket.calm()  # the next publisher continues
         with Publisher(bucket, on_event=lambda event: None) as again:
@@ -69,7 +69,7 @@ class TestCloseOnABucketThatAcceptsNothing:
         assert version_in(bucket) == digest(initial())
 
     def test_close_waits_for_a_bucket_that_works_again(self, bucket: Troubled, monkeypatch: pytest.MonkeyPatch) -> None:
-        opened = self.open(bucket, monkeypatch, patience=10)
+        opened = self.open(bucket, monkeypatch, patience=300)
         bucket.trouble("create", "commits/", full, times=3)
         opened.publish(initial(), step=1)
         assert in_time(opened.close) is None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.captures import interrupt_own_work
 from support.samples import base, change
 from weightwire import CheckpointError, CorruptDelta, Tensor, codec, diff, digest, patch
 from weightwire.codec.block_codec import EncodedBlock
@@ -257,8 +256,7 @@ def test_an_interrupt_changes_everything_or_nothing(monkeypatch: pytest.MonkeyPa
     def interrupted(*args: Any) -> Any:
         result = real(*args)
         if next(calls) == at:
-            signal.raise_signal(signal.SIGINT)
-            time.sleep(0.3)  # so that the signal reaches the main thread
+            interrupt_own_work()
         return result
 
     monkeypatch.setattr(codec, "replace", interrupted)

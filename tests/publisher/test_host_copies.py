@@ -11,7 +11,18 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from support.captures import BF16, F32, SCHEMA, U8, CopyGate, eventually, filled, interrupt_main_thread, marks
+from support.captures import (
+    BF16,
+    F32,
+    SCHEMA,
+    U8,
+    CopyGate,
+    eventually,
+    filled,
+    interrupt_own_work,
+    interrupt_waiting_capture,
+    marks,
+)
 from weightwire import State, Tensor, diff, digest, patch
 from weightwire.codec.block_layout import BLOCK, Layout
 from weightwire.errors import SchemaChanged
@@ -161,7 +172,7 @@ def test_a_capture_follows_the_diff_block_by_block(pool: ThreadPoolExecutor) -> 
             assert all(part(copies.latest, later) == {1} for later in BLOCKS[at:])
             copies.release(*block)
             assert eventually(lambda block=block: part(copies.latest, block) == {2})  # type: ignore[misc]
-        capturing.result(10)
+        capturing.result(60)
     assert copies.take() == 2
 
 
@@ -177,7 +188,7 @@ def test_a_capture_waits_for_a_block_that_is_still_read(pool: ThreadPoolExecutor
         assert not capturing.done()
         assert part(copies.latest, BLOCKS[0]) == {1}
         copies.release(*BLOCKS[0])
-        capturing.result(10)
+        capturing.result(60)
     assert marks(copies.latest) == {2}
 
 
@@ -190,7 +201,7 @@ def test_a_capture_does_not_wait_for_a_diff_that_ended(pool: ThreadPoolExecutor)
         time.sleep(0.02)
         assert not capturing.done()
         assert end() in (None, 2)  # a second take waits for the capture that it released
-        capturing.result(10)
+        capturing.result(60)
         copies.take()
         copies.release_all()
 
@@ -221,9 +232,9 @@ def test_take_waits_for_a_capture_in_progress(pool: ThreadPoolExecutor, gate: Co
     time.sleep(0.02)
     assert not taking.done()
     gate.open.set()
-    assert taking.result(10) == 2
+    assert taking.result(60) == 2
     assert marks(copies.latest) == {2}
-    capturing.result(10)
+    capturing.result(60)
 
 
 def test_a_waiting_diff_goes_before_the_next_capture(pool: ThreadPoolExecutor, gate: CopyGate) -> None:
@@ -236,10 +247,10 @@ def test_a_waiting_diff_goes_before_the_next_capture(pool: ThreadPoolExecutor, g
     assert eventually(lambda: copies.gate._takers > 0)
     second = pool.submit(copies.capture, filled(2), 2)
     gate.open.set()
-    assert taking.result(10) == 1
+    assert taking.result(60) == 1
     assert marks(copies.latest) == {1}
     copies.release_all()
-    second.result(10)
+    second.result(60)
     assert copies.take() == 2
 
 
@@ -308,7 +319,7 @@ def test_every_delta_under_constant_captures_is_one_capture(pool: ThreadPoolExec
     finally:
         finished.set()
         copies.release_all()
-    hammering.result(10)
+    hammering.result(60)
 
 
 def test_a_capture_that_fails_halfway_drops_the_pending_one(gate: CopyGate) -> None:
@@ -337,7 +348,7 @@ def test_an_interrupt_halfway_drops_the_pending_capture(gate: CopyGate) -> None:
     dropped: list[tuple[int, int | None]] = []
     copies = HostCopies[int](SCHEMA, threads=1, dropped=lambda ticket, by: dropped.append((ticket, by)))
     copies.capture(filled(1), 1)
-    gate.before = lambda count: interrupt_main_thread() if count == len(BLOCKS) + 1 else None
+    gate.before = lambda count: interrupt_own_work() if count == len(BLOCKS) + 1 else None
     with pytest.raises(KeyboardInterrupt):
         copies.capture(filled(2), 2)
     assert marks(copies.latest) == {1, 2}
@@ -351,7 +362,7 @@ def test_a_late_interrupt_changes_nothing(gate: CopyGate) -> None:
     dropped: list[tuple[int, int | None]] = []
     copies = HostCopies[int](SCHEMA, threads=1, dropped=lambda ticket, by: dropped.append((ticket, by)))
     copies.capture(filled(1), 1)
-    gate.before = lambda count: interrupt_main_thread() if count == 2 * len(BLOCKS) - 1 else None
+    gate.before = lambda count: interrupt_own_work() if count == 2 * len(BLOCKS) - 1 else None
     with pytest.raises(KeyboardInterrupt):
         copies.capture(filled(2), 2)
     assert dropped == [(1, 2)]
@@ -364,7 +375,7 @@ def test_an_interrupt_ends_the_wait_for_a_diff(pool: ThreadPoolExecutor) -> None
     copies = HostCopies[int](SCHEMA)
     copies.capture(filled(1), 1)
     copies.take()
-    pool.submit(interrupt_main_thread, after=0.05)
+    pool.submit(interrupt_waiting_capture)
     with pytest.raises(KeyboardInterrupt):
         copies.capture(filled(2), 2)
     assert marks(copies.latest) == {1}
@@ -380,9 +391,9 @@ def test_an_interrupt_ends_the_wait_for_a_turn(pool: ThreadPoolExecutor, gate: C
     gate.open.clear()
     first = pool.submit(copies.capture, filled(1), 1)
     assert eventually(lambda: gate.copies > 0)
-    pool.submit(interrupt_main_thread, after=0.05)
+    pool.submit(interrupt_waiting_capture)
     with pytest.raises(KeyboardInterrupt):
         copies.capture(filled(2), 2)
     gate.open.set()
-    first.result(10)
+    first.result(60)
     assert (copies.take(), marks(copies.latest)) == (1, {1})

@@ -17,6 +17,7 @@ from support.run_contents import run_in
 from support.small_weights import initial
 from weightwire.chain.record_paths import heartbeat_path
 from weightwire.chain.records import Heartbeat, seal
+from weightwire.publisher import notifier
 from weightwire.publisher.notifier import FollowerNotifier
 from weightwire.publisher.publisher import Publisher
 from weightwire.system import Runtime
@@ -38,7 +39,7 @@ class TestReplicas:
             with pytest.raises(TimeoutError):
                 publisher.wait(replicas=2, timeout=0.05)
             threading.Timer(0.05, self.beat, [bucket, "two", 1]).start()
-            assert publisher.wait(replicas=2, timeout=10) == 1
+            assert publisher.wait(replicas=2, timeout=60) == 1
 
     def test_replicas_that_are_behind_do_not_count(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
@@ -51,7 +52,7 @@ class TestReplicas:
             with pytest.raises(TimeoutError):
                 publisher.wait(replicas=1, timeout=0.05)
             self.beat(bucket, "there", 2)
-            assert publisher.wait(replicas=1, timeout=10) == 2
+            assert publisher.wait(replicas=1, timeout=60) == 2
 
     def test_replicas_of_other_runs_do_not_count(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
@@ -72,6 +73,10 @@ class TestReplicas:
 
 
 class TestNotify:
+    @pytest.fixture(autouse=True)
+    def patiently(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(notifier, "_SECONDS", 60.0)
+
     @contextmanager
     def listening(self) -> Iterator[tuple[str, list[Any], threading.Event]]:
         """A server that receives wake-ups."""
@@ -82,14 +87,14 @@ class TestNotify:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 told.append((self.path, self.headers["Content-Type"], json.loads(body), self.headers["Authorization"]))
+                if len(told) == 3:
+                    third.set()
                 if self.path == "/moved":
                     self.send_response(302)
                     self.send_header("Location", "/wake")
                 else:
                     self.send_response(204)
                 self.end_headers()
-                if len(told) == 3:
-                    third.set()
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -108,7 +113,7 @@ class TestNotify:
         with self.listening() as (url, told, third), Publisher(bucket, notify=[url]) as publisher:
             for _ in range(3):
                 publisher.publish(initial()).wait()
-            assert third.wait(10)
+            assert third.wait(60)
         assert sorted(body["version"] for _, _, body, _ in told) == [1, 2, 3]
         assert {(path, kind) for path, kind, _, _ in told} == {("/wake", "application/json")}
 
@@ -123,7 +128,7 @@ class TestNotify:
 
         with Publisher(bucket, notify=["http://127.0.0.1:1/", "nonsense"], on_event=listen) as publisher:
             assert publisher.publish(initial()).wait() == 1
-            assert warned.wait(10)
+            assert warned.wait(60)
         assert "http://127.0.0.1:1/: the follower could not be woken" in warnings[0].message
 
     def post(self, url: str) -> list[str]:

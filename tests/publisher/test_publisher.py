@@ -17,7 +17,7 @@ import safetensors.numpy
 
 from support.failing_bucket import Troubled, denied, slow
 from support.run_contents import commits_in, run_in, version_in
-from support.small_weights import Arrays, RequestGate, initial, kinds, state, train
+from support.small_weights import Arrays, RequestGate, initial, kinds, settle, state, train
 from weightwire import digest
 from weightwire.bucket.registry import open_bucket
 from weightwire.errors import CheckpointError, Fenced, PermissionDenied, WeightwireError
@@ -171,7 +171,7 @@ class TestCapture:
             for step in range(20):
                 train(weights, step)
                 publisher.publish(weights, step=step)
-            assert gate.reached.wait(10)
+            assert gate.reached.wait(60)
             assert publisher.version == 1
             gate.open()
 
@@ -182,7 +182,7 @@ class TestPublication:
         with Publisher(bucket) as publisher:
             bucket.trouble("put", "anchors/", gate)
             handle = publisher.publish(initial(), step=3)
-            assert gate.reached.wait(10)
+            assert gate.reached.wait(60)
             assert (handle.done, handle.version, handle.superseded_by, handle.error) == (False, None, None, None)
             with pytest.raises(TimeoutError, match="step 3"):
                 handle.wait(0.01)
@@ -197,7 +197,7 @@ class TestPublication:
         with Publisher(bucket) as publisher:
             bucket.trouble("put", "anchors/", gate)
             handles = [publisher.publish(weights, step=0)]
-            assert gate.reached.wait(10)
+            assert gate.reached.wait(60)
             for step in range(1, 5):
                 train(weights, step)
                 handles.append(publisher.publish(weights, step=step))
@@ -215,13 +215,18 @@ class TestPublication:
 
 class TestSlowBucket:
     def test_a_slow_bucket_only_delays_versions(self, bucket: Troubled) -> None:
-        weights = initial()
+        gate, weights = RequestGate(), initial()
         with Publisher(bucket) as publisher:
+            bucket.trouble("put", "deltas/", gate)
             bucket.trouble("put", "deltas/", slow(0.05), times=1000)
             handles = []
             for step in range(60):
                 train(weights, step)
                 handles.append(publisher.publish(weights, step=step))
+                if step == 0:
+                    handles[0].wait()
+                if step == 30:
+                    gate.open()  # by then some are superseded, however slow the trainer is
         commits = commits_in(bucket)
         assert 3 <= len(commits) < 60
         assert commits[-1].step == 59
@@ -322,11 +327,11 @@ class TestClose:
         bucket.trouble("put", "anchors/", gate)
         publisher = Publisher(bucket)
         handle = publisher.publish(initial())
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(60)
         with pytest.raises(TimeoutError):
             publisher.close(timeout=0.05)
         with pytest.raises(WeightwireError, match="interrupted"):
-            handle.wait(10)
+            handle.wait(60)
 
 
 class TestNothing:
@@ -403,7 +408,7 @@ class TestThreads:
         with Publisher(bucket, blocking=blocking) as publisher:
             with ThreadPoolExecutor(len(weights)) as pool:
                 publications = list(pool.map(publisher.publish, weights))
-            assert {one.wait(10) for one in publications} <= set(range(1, 7))
+            assert {one.wait(60) for one in publications} <= set(range(1, 7))
         assert {commit.after for commit in commits_in(bucket) if commit.after} <= states
         assert version_in(bucket).hex in states
 
@@ -411,7 +416,8 @@ class TestThreads:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_child_cannot_use_the_publisher_of_its_parent(bucket: Troubled) -> None:
     with Publisher(bucket) as publisher:
-        publisher.publish(initial()).wait(10)
+        publisher.publish(initial()).wait(60)
+        settle(publisher)  # its thread must hold no lock
         child = os.fork()
         if child == 0:
             refused = False
@@ -422,4 +428,4 @@ def test_a_child_cannot_use_the_publisher_of_its_parent(bucket: Troubled) -> Non
             publisher.close()
             os._exit(0 if refused else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert publisher.publish(initial()).wait(10) == 2
+        assert publisher.publish(initial()).wait(60) == 2

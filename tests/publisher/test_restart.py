@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from support.captures import eventually
 from support.failing_bucket import Troubled, denied
 from support.run_contents import commits_in, run_in, version_in
 from support.small_weights import RequestGate, initial, kinds, state, train
@@ -88,8 +89,10 @@ class TestRestart:
         bucket.trouble("create", "commits/00000000000000000001", denied, times=1e9)
         publisher = Publisher(bucket)
         publisher.publish(initial())
+        assert eventually(lambda: bucket.count("create", "commits/00000000000000000001") > 0)
         with pytest.raises(TimeoutError):
             publisher.close(0.5)
+        publisher._background._thread.join(60)  # it may still be sending a request
         bucket.calm()
         with Publisher(bucket) as publisher:
             assert (publisher.version, publisher.state) == (0, None)
@@ -251,14 +254,14 @@ class TestFencing:
         bucket.trouble("put", "deltas/", gate)
         train(weights)
         handles = [old.publish(weights)]
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(60)
         handles += [old.publish(weights) for _ in range(3)]
         with Publisher(bucket) as new:
             new.publish(weights).wait()
             gate.open()
             for handle in handles:
                 with pytest.raises(Fenced):
-                    handle.wait(10)
+                    handle.wait(60)
             old.close()
         assert handles[-1].superseded_by is None
 

@@ -86,12 +86,12 @@ class TestWarning:
         assert "decreases from 41 to 0" in warning
 
     def test_rank_0_reports_a_restart_from_old_weights(self, bucket: Troubled) -> None:
-        on_all(bucket, 2, lambda publisher, rank: publisher.publish(shard(at_step(5), rank, 2), step=5).wait(10))
+        on_all(bucket, 2, lambda publisher, rank: publisher.publish(shard(at_step(5), rank, 2), step=5).wait(60))
         events: list[Event] = []
         on_all(
             bucket,
             2,
-            lambda publisher, rank: publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10),
+            lambda publisher, rank: publisher.publish(shard(at_step(1), rank, 2), step=1).wait(60),
             on_event=events.append,
             published=at_step(5),
         )
@@ -100,12 +100,12 @@ class TestWarning:
         assert "decreases from 5 to 1" in warning
 
     def test_ranks_that_publish_an_anchor_report_a_restart_without_a_count(self, bucket: Troubled) -> None:
-        on_all(bucket, 2, lambda publisher, rank: publisher.publish(shard(at_step(5), rank, 2), step=5).wait(10))
+        on_all(bucket, 2, lambda publisher, rank: publisher.publish(shard(at_step(5), rank, 2), step=5).wait(60))
         events: list[Event] = []
         on_all(
             bucket,
             2,
-            lambda publisher, rank: publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10),
+            lambda publisher, rank: publisher.publish(shard(at_step(1), rank, 2), step=1).wait(60),
             on_event=events.append,
         )
         [warning] = [event.message for event in events if "weightwire restore" in event.message]

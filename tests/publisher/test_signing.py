@@ -75,7 +75,7 @@ class TestPublisher:
         """S3 answers 403 for a missing object to a key that may not list it."""
         bucket.trouble("get find", "commits/", deny_as_s3, times=1e9)
         with Publisher(bucket, key=KEY, on_event=lambda event: None) as publisher:
-            publisher.publish({"w": np.ones(3, np.float32)}).wait(20)
+            publisher.publish({"w": np.ones(3, np.float32)}).wait(60)
         assert unseal(read(bucket, ALIVE), SignOfLife, ALIVE).record.version == 1
 
     def test_a_publisher_does_not_continue_a_rolled_back_run(self, trainer: Trainer, bucket: Troubled) -> None:

@@ -132,12 +132,12 @@ class TestFirstVersion:
         bucket.trouble("put", "anchors/", gate)
         slow_one = Publisher(bucket)
         handle = slow_one.publish(weights)
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(60)
         with Publisher(bucket) as other:
             train(weights)
             assert other.publish(weights).wait() == 1
             gate.open()
-            assert handle.wait(10) == 3
+            assert handle.wait(60) == 3
             slow_one.close()
         assert kinds(bucket) == [("fence", 1), ("anchor", 1), ("fence", 2), ("anchor", 2)]
         assert [file.path.split("-")[0] for file in commits_in(bucket)[3].files] == ["anchors/3/e2"]

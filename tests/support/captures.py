@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from weightwire import Tensor
 from weightwire.codec.block_layout import BLOCK, Layout
+from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.weights.dtypes import DTYPES
 from weightwire.weights.schema import Schema
 from weightwire.weights.tensor import Weights
@@ -42,7 +44,7 @@ def marks(weights: Weights) -> set[int]:
 
 
 def eventually(what: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not what() and time.monotonic() < end:
         time.sleep(0.001)
     return what()
@@ -62,11 +64,30 @@ class CopyGate:
     def __call__(self, target: Any, source: Any) -> None:
         self.before(self.copies)
         self.copies += 1
-        assert self.open.wait(10)
+        assert self.open.wait(60)
         self._copyto(target, source)
 
 
-def interrupt_main_thread(after: float = 0) -> None:
-    time.sleep(after)
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.2)  # until it has noticed
+def interrupt_own_work() -> None:
+    """Interrupts the main thread, which waits for the work that calls this. Returns once the work is asked to stop."""
+    signal.raise_signal(signal.SIGINT)
+    assert next(found["stop"] for found in _locals(sys._getframe()) if "stop" in found).wait(60)
+
+
+def interrupt_waiting_capture() -> None:
+    """Interrupts the main thread once its capture waits."""
+    assert eventually(lambda: any(_is_waiting(frame) for frame in sys._current_frames().values()))
+    signal.raise_signal(signal.SIGINT)
+
+
+def _is_waiting(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not CaptureGate.wait_until.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _locals(frame: FrameType | None) -> Iterator[dict[str, Any]]:
+    """The local variables of a function and of its callers."""
+    while frame is not None:
+        yield frame.f_locals
+        frame = frame.f_back

@@ -13,6 +13,7 @@ from support.run_contents import commits_in
 from support.samples import base as bits_of
 from support.samples import change
 from weightwire import digest
+from weightwire.publisher.publisher import Publisher
 from weightwire.weights import DTYPES
 
 Arrays = dict[str, Any]
@@ -41,6 +42,11 @@ def state(weights: Arrays) -> str:
 
 def kinds(bucket: Troubled) -> list[tuple[str, int]]:
     return [(commit.kind, commit.epoch) for commit in commits_in(bucket)]
+
+
+def settle(publisher: Publisher) -> None:
+    """Waits for background work that has begun, such as anchors."""
+    publisher._background.call(publisher._context.background.wait())
 
 
 class RequestGate:

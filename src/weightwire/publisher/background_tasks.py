@@ -39,4 +39,5 @@ class BackgroundTasks:
             await asyncio.wait(tasks)
 
     def _named(self, name: str | None) -> list[asyncio.Task[Any]]:
-        return [task for task in self._tasks if name is None or task.get_name() == name]
+        running = [task for task in self._tasks if not task.done()]  # one that has ended may not be removed yet
+        return [task for task in running if name is None or task.get_name() == name]

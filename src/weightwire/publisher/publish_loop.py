@@ -9,7 +9,7 @@ import asyncio
 from contextlib import suppress
 
 from weightwire.bucket import ObjectInfo, each
-from weightwire.chain import ChainReader, Commit, Folder, Heartbeat, Sealed, StageTiming
+from weightwire.chain import ChainReader, ChainWriter, Commit, Folder, Heartbeat, Sealed, StageTiming
 from weightwire.errors import BucketError, Fenced, RankFailed, SchemaChanged, WeightwireError
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_context import PublishContext
@@ -71,7 +71,7 @@ class PublishLoop:
         """Writes a sign of life in the background, if this publisher signs."""
         writer, background = self.process.writer, self.context.background
         if writer is not None and self.context.settings.signer is not None and not background.is_running("alive"):
-            background.start(writer.show_alive(), "alive")
+            background.start(_write_signs(writer), "alive")
 
     async def publish_now(self, publication: Publication, weights: Weights) -> None:
         """Publishes weights without a capture, because the caller waits.
@@ -192,6 +192,14 @@ class PublishLoop:
         # A heartbeat ahead of this publisher belongs to another run.
         known = self.process.version or 0
         return [one for one in found if one.version <= known]
+
+
+async def _write_signs(writer: ChainWriter) -> None:
+    """Writes signs of life until no version was committed meanwhile: the last one must name the newest version."""
+    shown = None
+    while writer.head is not shown:
+        shown = writer.head
+        await writer.show_alive()
 
 
 def _outlook(problem: WeightwireError) -> str:

@@ -22,7 +22,7 @@ from support.rank_circle import RankCircle, at_once, at_step, on_all, shard
 from weightwire import Publisher, WeightwireError
 from weightwire.chain.records import RECORD_LIMITS
 from weightwire.publisher import publisher as publisher_module
-from weightwire.publisher.ranks import turns
+from weightwire.publisher.ranks import rank_process, turns
 from weightwire.publisher.ranks.protocol import Meeting
 from weightwire.publisher.settings import PublisherSettings
 from weightwire.trainers.process_group import Ranks
@@ -82,7 +82,7 @@ def closed_while_the_store_hangs(verbs: str) -> Provocation:
         assert asked.wait(60)
         with suppress(TimeoutError):
             one.close(timeout=0.05)
-        publication.wait(5)
+        publication.wait(60)
 
     return provoke
 
@@ -102,7 +102,7 @@ def closed_with_a_full_bucket(case: Case) -> None:
     case.patch.setattr(publisher_module, "PublisherSettings", partial(PublisherSettings, retry_seconds=0.2))
     bucket = in_memory()
     one = Publisher(bucket, threads=1)
-    one.publish(WEIGHTS, step=1).wait(5)
+    one.publish(WEIGHTS, step=1).wait(60)
     bucket.trouble("create", "commits/", failed, times=1e9)
     one.publish(OTHER, step=2)
     one.close()
@@ -123,18 +123,18 @@ def failing_encoder(case: Case) -> None:
         raise TypeError("unexpected None")
 
     with Publisher(case.run, threads=1) as one:
-        one.publish(WEIGHTS).wait(5)
+        one.publish(WEIGHTS).wait(60)
         case.patch.setattr("weightwire.publisher.single_process.encode_version", fail)
-        one.publish(OTHER).wait(5)
+        one.publish(OTHER).wait(60)
 
 
 def wrong_encoder(case: Case) -> None:
     from weightwire import codec
 
     with Publisher(case.run, threads=1) as one:
-        one.publish(WEIGHTS).wait(5)
+        one.publish(WEIGHTS).wait(60)
         case.patch.setattr(codec, "apply", lambda *_, **__: (None, (1, 1)))
-        one.publish(OTHER).wait(5)
+        one.publish(OTHER).wait(60)
 
 
 # --- ranks -------------------------------------------------------------------------------------------------------
@@ -145,6 +145,7 @@ def ranks(work: Callable[[Publisher, int], Any], size: int = 2, raised_by: int =
 
     def provoke(case: Case) -> None:
         case.patch.setattr(turns, "LATE", 0.05)
+        case.patch.setattr(rank_process, "PULSE", 600.0)  # rank 0 looks at the others only when it publishes or closes
         found: dict[int, WeightwireError] = {}
 
         def one(publisher: Publisher, rank: int) -> None:
@@ -160,58 +161,58 @@ def ranks(work: Callable[[Publisher, int], Any], size: int = 2, raised_by: int =
 
 
 def missing_rows(publisher: Publisher, rank: int) -> None:
-    publisher.publish(shard(at_step(0), rank, 3), step=0).wait(10)
+    publisher.publish(shard(at_step(0), rank, 3), step=0).wait(60)
 
 
 def overlapping_rows(publisher: Publisher, rank: int) -> None:
     weights = {"w": np.zeros((6, 2))}
-    publisher.publish(shard(weights, 0, 2) if rank else shard(weights, 1, 3), step=0).wait(10)
+    publisher.publish(shard(weights, 0, 2) if rank else shard(weights, 1, 3), step=0).wait(60)
 
 
 def different_shapes(publisher: Publisher, rank: int) -> None:
-    publisher.publish({"w": np.zeros(3 + rank)}).wait(10)
+    publisher.publish({"w": np.zeros(3 + rank)}).wait(60)
 
 
 def different_steps(publisher: Publisher, rank: int) -> None:
-    publisher.publish(shard(at_step(rank), rank, 2), step=rank).wait(10)
+    publisher.publish(shard(at_step(rank), rank, 2), step=rank).wait(60)
 
 
 def wait_for_an_older_version() -> Callable[[Publisher, int], None]:
     go = threading.Event()
 
     def work(publisher: Publisher, rank: int) -> None:
-        publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+        publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
         if rank == 0:
-            go.wait(10)
+            go.wait(60)
         publication = publisher.publish(shard(at_step(1), rank, 2), step=1)
         if rank == 1:
             publication = publisher.publish(shard(at_step(2), rank, 2), step=2)
             go.set()
-        publication.wait(10)
+        publication.wait(60)
 
     return work
 
 
 def rank_that_closes_early(publisher: Publisher, rank: int) -> None:
-    publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+    publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
     if rank == 0:
-        publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+        publisher.publish(shard(at_step(1), rank, 2), step=1).wait(60)
 
 
 def rank_that_closes_before_the_first_publish(publisher: Publisher, rank: int) -> None:
     if rank == 0:
-        publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+        publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
 
 
 def rank_0_that_closes() -> Callable[[Publisher, int], None]:
     ended = threading.Event()
 
     def work(publisher: Publisher, rank: int) -> None:
-        publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+        publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
         if rank == 1:
-            ended.wait(10)
+            ended.wait(60)
             time.sleep(0.1)
-            publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+            publisher.publish(shard(at_step(1), rank, 2), step=1).wait(60)
         else:
             publisher.close()
             ended.set()
@@ -220,8 +221,8 @@ def rank_0_that_closes() -> Callable[[Publisher, int], None]:
 
 
 def failure_on_one_rank(publisher: Publisher, rank: int) -> None:
-    publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
-    publisher.publish({"x": "y"} if rank else shard(at_step(1), rank, 2), step=1).wait(10)
+    publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
+    publisher.publish({"x": "y"} if rank else shard(at_step(1), rank, 2), step=1).wait(60)
 
 
 def run_started_by_another_publisher(case: Case) -> None:
@@ -232,7 +233,7 @@ def run_started_by_another_publisher(case: Case) -> None:
 
         def other() -> None:
             with Publisher(Troubled(bucket.inner), threads=1) as one:
-                one.publish(at_step(7), step=7).wait(10)
+                one.publish(at_step(7), step=7).wait(60)
 
         await asyncio.to_thread(other)
 
@@ -241,7 +242,7 @@ def run_started_by_another_publisher(case: Case) -> None:
 
     def work(publisher: Publisher, rank: int) -> None:
         try:
-            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
         except WeightwireError as problem:
             found[rank] = problem
 
@@ -311,7 +312,7 @@ PROVOCATIONS: list[Provocation] = [
     run_record_over_its_limit,
     commit_over_its_limit,
     closed_with_a_full_bucket,
-    publisher(lambda one: one.publish(WEIGHTS).wait(5), files={"../config.json": b""}),
+    publisher(lambda one: one.publish(WEIGHTS).wait(60), files={"../config.json": b""}),
     unreadable_side_file,
     bucket_with_other_files,
     weights_of_another_shape,
@@ -323,7 +324,7 @@ PROVOCATIONS: list[Provocation] = [
     failing_encoder,
     wrong_encoder,
     ranks(missing_rows),
-    ranks(lambda publisher, rank: publisher.publish({}).wait(10)),
+    ranks(lambda publisher, rank: publisher.publish({}).wait(60)),
     ranks(overlapping_rows),
     ranks(different_shapes),
     ranks(different_steps),

@@ -15,7 +15,7 @@ class TestAnchors:
     def test_an_anchor_has_a_part_of_each_rank(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> None:
             for step in range(7):
-                publisher.publish(shard(at_step(step), rank, 3), step=step).wait(10)
+                publisher.publish(shard(at_step(step), rank, 3), step=step).wait(60)
 
         on_all(bucket, 3, work, anchor_every=2)
         found = asyncio.run(bucket.list("shortcuts/"))
@@ -31,7 +31,7 @@ class TestAnchors:
 
         def work(publisher: Publisher, rank: int) -> None:
             for step in range(4):
-                publisher.publish(shard(at_step(step), rank, 2), step=step).wait(10)
+                publisher.publish(shard(at_step(step), rank, 2), step=step).wait(60)
 
         on_all(bucket, 2, work, anchor_every=2)
         assert not [one for one in asyncio.run(bucket.list("shortcuts/")) if one.path.startswith("shortcuts/3/")]

@@ -37,11 +37,11 @@ class TestFailures:
         bucket.trouble("put", f"deltas/2/e1-r{rank}", denied)
 
         def work(publisher: Publisher, rank: int) -> list[Any]:
-            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
             failed = publisher.publish(shard(at_step(1), rank, 2), step=1)
             with pytest.raises(PermissionDenied):
-                failed.wait(10)
-            return [publisher.publish(shard(at_step(2), rank, 2), step=2).wait(10)]
+                failed.wait(60)
+            return [publisher.publish(shard(at_step(2), rank, 2), step=2).wait(60)]
 
         assert on_all(bucket, 2, work) == [[2], [2]]
         assert steps(bucket) == [0, 2]
@@ -52,8 +52,8 @@ class TestFailures:
 
         def work(publisher: Publisher, rank: int) -> int:
             with pytest.raises(PermissionDenied):
-                publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
-            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+                publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(60)
 
         assert on_all(bucket, 2, work) == [1, 1]
         check_no_mixture(bucket)
@@ -61,13 +61,13 @@ class TestFailures:
     @pytest.mark.parametrize("blocking", [False, True])
     def test_a_publish_of_other_weights_on_one_rank_fails_on_all(self, bucket: Troubled, blocking: bool) -> None:
         def work(publisher: Publisher, rank: int) -> int:
-            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
             weights = shard(at_step(1), rank, 2)
             if rank == 1:
                 weights["layer.weight"] = np.zeros(3)
             with pytest.raises(WeightwireError):
-                publisher.publish(weights, step=1).wait(10)
-            return publisher.publish(shard(at_step(2), rank, 2), step=2).wait(10)
+                publisher.publish(weights, step=1).wait(60)
+            return publisher.publish(shard(at_step(2), rank, 2), step=2).wait(60)
 
         assert on_all(bucket, 2, work, blocking=blocking) == [2, 2]
         assert steps(bucket) == [0, 2]
@@ -75,10 +75,10 @@ class TestFailures:
 
     def test_weights_that_cannot_be_read_on_one_rank_fail_on_all(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> int:
-            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
             with pytest.raises(WeightwireError):
-                publisher.publish({"x": "y"} if rank else shard(at_step(1), rank, 2), step=1).wait(10)
-            return publisher.publish(shard(at_step(2), rank, 2), step=2).wait(10)
+                publisher.publish({"x": "y"} if rank else shard(at_step(1), rank, 2), step=1).wait(60)
+            return publisher.publish(shard(at_step(2), rank, 2), step=2).wait(60)
 
         assert on_all(bucket, 2, work) == [2, 2]
         assert steps(bucket) == [0, 2]
@@ -86,8 +86,8 @@ class TestFailures:
     def test_a_first_publish_that_fails_on_one_rank_fails_on_all(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> int:
             with pytest.raises(WeightwireError):
-                publisher.publish({"x": "y"} if rank else shard(at_step(0), rank, 2), step=0).wait(10)
-            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+                publisher.publish({"x": "y"} if rank else shard(at_step(0), rank, 2), step=0).wait(60)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(60)
 
         assert on_all(bucket, 2, work) == [1, 1]
         assert steps(bucket) == [1]
@@ -98,7 +98,7 @@ class TestFailures:
         def work(publisher: Publisher, rank: int) -> int:
             with pytest.raises(CheckpointError, match="no rank holds rows"):
                 publisher.publish(shard(at_step(0), rank, 3), step=0)
-            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(60)
 
         assert on_all(bucket, 2, work) == [1, 1]
         assert steps(bucket) == [1]
@@ -107,7 +107,7 @@ class TestFailures:
         def work(publisher: Publisher, rank: int) -> None:
             publication = publisher.publish(shard(at_step(rank), rank, 2), step=rank)
             with pytest.raises(WeightwireError, match="different steps"):
-                publication.wait(10)
+                publication.wait(60)
 
         on_all(bucket, 2, work)
         assert asyncio.run(bucket.list("commits/")) == []
@@ -117,8 +117,8 @@ class TestFailures:
 
         def work(publisher: Publisher, rank: int) -> int:
             with pytest.raises(PermissionDenied):
-                publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
-            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+                publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(60)
 
         assert on_all(bucket, 2, work) == [1, 1]
 
@@ -136,13 +136,13 @@ class TestFailures:
 
     def test_a_fence_fails_all_ranks(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> None:
-            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
             if rank == 0:
                 with Publisher(bucket) as other:
-                    assert other.publish(at_step(5), step=5).wait(10) == 3
+                    assert other.publish(at_step(5), step=5).wait(60) == 3
             publication = publisher.publish(shard(at_step(1), rank, 2), step=1)
             with pytest.raises(Fenced):
-                publication.wait(10)
+                publication.wait(60)
             with pytest.raises(Fenced):
                 publisher.publish(shard(at_step(2), rank, 2), step=2)
 
@@ -160,7 +160,7 @@ class TestFailures:
             seat = circle.seat(rank)
             publisher = Publisher(bucket, ranks=seat, threads=1)
             if moment != "before":
-                publisher.publish(shard(at_step(0), rank, 3), step=0).wait(10)
+                publisher.publish(shard(at_step(0), rank, 3), step=0).wait(60)
             if rank == gone:
                 if moment == "during":
 
@@ -172,10 +172,10 @@ class TestFailures:
                 else:
                     seat.close()
             with pytest.raises(RankFailed):
-                publisher.publish(shard(at_step(1), rank, 3), step=1).wait(10)
+                publisher.publish(shard(at_step(1), rank, 3), step=1).wait(60)
             with pytest.raises(RankFailed):
                 publisher.publish(shard(at_step(2), rank, 3), step=2)
-            publisher.close(10)
+            publisher.close(60)
 
         at_once(3, one)
         if last == 2:
@@ -184,13 +184,13 @@ class TestFailures:
 
     def test_a_rank_that_closes_too_early_is_named(self, bucket: Troubled) -> None:
         def work(publisher: Publisher, rank: int) -> None:
-            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
             if rank == 0:
                 publication = publisher.publish(shard(at_step(1), rank, 2), step=1)
                 with pytest.raises(
                     WeightwireError, match=r"^rank 1 closed its publisher after publish 1, but others are at publish 2"
                 ):
-                    publication.wait(10)
+                    publication.wait(60)
 
         on_all(bucket, 2, work)
         assert steps(bucket) == [0]
@@ -199,12 +199,12 @@ class TestFailures:
         ended = threading.Event()
 
         def work(publisher: Publisher, rank: int) -> None:
-            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
+            publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
             if rank == 1:
-                ended.wait(10)
+                ended.wait(60)
                 time.sleep(0.1)
                 with pytest.raises(WeightwireError, match="rank 0 closed"):
-                    publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+                    publisher.publish(shard(at_step(1), rank, 2), step=1).wait(60)
             else:
                 threading.Timer(0.1, ended.set).start()
 
@@ -213,7 +213,7 @@ class TestFailures:
 
     def test_ranks_with_other_tensors_do_not_fence_off_the_live_publisher(self, bucket: Troubled) -> None:
         with Publisher(bucket) as publisher:
-            publisher.publish({"x": np.zeros(3, np.float32)}).wait(10)
+            publisher.publish({"x": np.zeros(3, np.float32)}).wait(60)
 
         def work(publisher: Publisher, rank: int) -> None:
             for _ in range(2):
@@ -230,15 +230,15 @@ class TestFailures:
         async def overtaken(act: Act) -> Any:
             await act()
             with Publisher(Troubled(bucket.inner)) as other:
-                other.publish(at_step(7), step=7).wait(10)
+                other.publish(at_step(7), step=7).wait(60)
             gate.set()
 
         bucket.trouble("put", "anchors/1/e1-r0", overtaken)
 
         def work(publisher: Publisher, rank: int) -> int:
             with pytest.raises(WeightwireError, match="another publisher started the run"):
-                publisher.publish(shard(at_step(0), rank, 2), step=0).wait(10)
-            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(10)
+                publisher.publish(shard(at_step(0), rank, 2), step=0).wait(60)
+            return publisher.publish(shard(at_step(1), rank, 2), step=1).wait(60)
 
         assert on_all(bucket, 2, work) == [3, 3]
         assert gate.is_set()
@@ -292,7 +292,7 @@ class TestRandomFailures:
                             circle.leave(rank)
                         published.append(publisher.publish(shard(at_step(step), rank, size), step=step))
                 finally:
-                    publisher.close(20)
+                    publisher.close(120)
             return [one.version for one in published if one.done]
 
         bucket.calm()

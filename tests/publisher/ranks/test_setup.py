@@ -22,7 +22,7 @@ class TestRestart:
     def publish(self, bucket: Troubled, size: int, *numbers: int, **settings: Any) -> None:
         def work(publisher: Publisher, rank: int) -> None:
             for step in numbers:
-                publisher.publish(shard(at_step(step), rank, size), step=step).wait(10)
+                publisher.publish(shard(at_step(step), rank, size), step=step).wait(60)
 
         on_all(bucket, size, work, **settings)
 
@@ -53,7 +53,7 @@ class TestRestart:
     def test_one_process_continues_after_several(self, bucket: Troubled) -> None:
         self.publish(bucket, 2, 0, 1)
         with Publisher(bucket) as publisher:
-            publisher.publish(at_step(2), step=2).wait(10)
+            publisher.publish(at_step(2), step=2).wait(60)
         assert self.kinds(bucket) == ["fence", "anchor", "delta", "fence", "delta"]
         self.publish(bucket, 2, 3)
         check_no_mixture(bucket)

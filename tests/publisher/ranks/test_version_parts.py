@@ -23,14 +23,14 @@ from weightwire.system.runtime import Runtime
 class TestVersions:
     def test_versions_equal_those_of_one_process(self, bucket: Troubled, size: int) -> None:
         def work(publisher: Publisher, rank: int) -> list[int]:
-            return [publisher.publish(shard(at_step(step), rank, size), step=step).wait(10) for step in range(5)]
+            return [publisher.publish(shard(at_step(step), rank, size), step=step).wait(60) for step in range(5)]
 
         assert on_all(bucket, size, work) == [[1, 2, 3, 4, 5]] * size
 
         alone = in_memory()
         with Publisher(alone) as publisher:
             for step in range(5):
-                publisher.publish(at_step(step), step=step).wait(10)
+                publisher.publish(at_step(step), step=step).wait(60)
         ours, theirs = commits_in(bucket), commits_in(alone)
         assert [(one.kind, one.step, one.before, one.after, one.changed) for one in ours] == [
             (one.kind, one.step, one.before, one.after, one.changed) for one in theirs
@@ -40,7 +40,7 @@ class TestVersions:
 
     def test_a_version_has_a_file_of_each_rank(self, bucket: Troubled, size: int) -> None:
         def work(publisher: Publisher, rank: int) -> None:
-            publisher.publish(shard(at_step(0), rank, size), step=0).wait(10)
+            publisher.publish(shard(at_step(0), rank, size), step=0).wait(60)
 
         on_all(bucket, size, work)
         files = commits_in(bucket)[1].files
@@ -50,10 +50,10 @@ class TestVersions:
     def test_a_rank_without_changes_has_no_file(self, bucket: Troubled, size: int) -> None:
         def work(publisher: Publisher, rank: int) -> None:
             weights = at_step(0)
-            publisher.publish(shard(weights, rank, size), step=0).wait(10)
+            publisher.publish(shard(weights, rank, size), step=0).wait(60)
             weights["layer.weight"][6, 3] += 1
-            publisher.publish(shard(weights, rank, size), step=0).wait(10)
-            publisher.publish(shard(weights, rank, size), step=0).wait(10)
+            publisher.publish(shard(weights, rank, size), step=0).wait(60)
+            publisher.publish(shard(weights, rank, size), step=0).wait(60)
 
         on_all(bucket, size, work)
         assert [[file.rank for file in commit.files] for commit in commits_in(bucket)[2:]] == [[size - 1], []]
@@ -62,7 +62,7 @@ class TestVersions:
     def test_every_rank_knows_the_published_state(self, bucket: Troubled, size: int) -> None:
         def work(publisher: Publisher, rank: int) -> tuple[Any, ...]:
             publication = publisher.publish(shard(at_step(3), rank, size), step=3, metrics={"rank": rank})
-            publication.wait(10)
+            publication.wait(60)
             return publisher.version, publisher.state, publication.commit
 
         (version, state, commit), *others = on_all(bucket, size, work)
@@ -78,7 +78,7 @@ class TestVersions:
 
         def work(publisher: Publisher, rank: int) -> None:
             for step in range(6):
-                publisher.publish(shard(at_step(step), rank, size), step=step).wait(10)
+                publisher.publish(shard(at_step(step), rank, size), step=step).wait(60)
 
         on_all(url, size, work, anchor_every=2)
         with Follower(url, into=tmp_path / "late") as follower:
@@ -97,7 +97,7 @@ class TestVersions:
                 mine: dict[str, Any] = {
                     name: value for name, value in at_step(step).items() if names.index(name) % size == rank
                 }
-                publisher.publish(mine, step=step).wait(10)
+                publisher.publish(mine, step=step).wait(60)
 
         on_all(bucket, size, work)
         check_no_mixture(bucket)
