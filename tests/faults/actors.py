@@ -188,7 +188,7 @@ class Actor:
             return 0
         self.process.send_signal(number)
         try:
-            return self.process.wait(timeout=30)
+            return self.process.wait(timeout=90)
         except subprocess.TimeoutExpired as problem:
             self.dump_threads()
             time.sleep(1.0)
@@ -234,10 +234,10 @@ class Trainer:
                 self._publish(publisher, self._step)
                 self._step += 1
                 time.sleep(self._pace * self._random.uniform(0.5, 1.5))
-            publisher.wait(timeout=60)
+            publisher.wait(timeout=120)
             self._settle()
             if replicas:
-                version = publisher.wait(replicas=replicas, timeout=120)
+                version = publisher.wait(replicas=replicas, timeout=150)
                 self._journal.add(what="reached", version=version)
 
     def _publish(self, publisher: Publisher, step: int) -> None:

@@ -38,8 +38,8 @@ __all__ = ["Rounds", "wait_for"]
 
 Result = TypeVar("Result")
 
-PATIENCE = 60.0
-"""Seconds for a recovery: ten times the usual time on a busy machine."""
+PATIENCE = 180.0
+"""Seconds for a recovery: many times the usual time on a busy machine."""
 
 
 class Rounds:

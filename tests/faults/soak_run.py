@@ -208,7 +208,7 @@ class Soak:
     def _revive(self, one: Member) -> None:
         """Starts a follower again that a full disk has ended, like a supervisor. Others must not end by themselves."""
         said = one.actor.said.read_text()[-20_000:]  # a traceback follows what is looked for
-        is_full = "full" in one.ails or time.monotonic() - one.was_full < 5.0
+        is_full = "full" in one.ails or time.monotonic() - one.was_full < 20.0
         if not (is_full and one.actor.process is not None and one.actor.process.returncode == 1 and "ended: " in said):
             status = one.actor.process and one.actor.process.returncode
             raise Violation(f"{one.name} ended by itself with status {status}:\n{said}")

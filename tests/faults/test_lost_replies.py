@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from faults.actors import bits_at, weights_at
 from faults.kills import wait_for
 from faults.promises import read_commits
-from faults.proxy import Proxy, Trouble, late, lose_reply, lose_request, slow
+from faults.proxy import Proxy, Reply, Send, Trouble, late, lose_reply, lose_request
 from support.small_run import bits_of
 from support.stores import SeaweedFS, environment, use
 from weightwire import digest
@@ -65,8 +65,21 @@ class EventLog:
         return [event.message for event in self.events if event.stage == "warning"]
 
 
+class Held:
+    """Holds requests until it may go on."""
+
+    def __init__(self, then: Trouble) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self._then = then
+
+    def __call__(self, send: Send) -> Reply | None:
+        self.reached.set()
+        self.go_on.wait(120)
+        return self._then(send)
+
+
 def publish(publisher: Publisher, step: int) -> int:
-    return publisher.publish(weights_at(SEED, step), step=step).wait(60)
+    return publisher.publish(weights_at(SEED, step), step=step).wait(120)
 
 
 def assert_published(bucket: Bucket, steps: list[int | None], into: Path) -> None:
@@ -140,14 +153,16 @@ def test_a_failed_upload_is_part_of_the_next_version(
     """A newer version waits, so the older one is not retried forever."""
     with Publisher(proxied, on_event=EventLog()) as publisher:
         publish(publisher, 0)
-        proxy.trouble("PUT", "/deltas/2/", lose_request, float("inf"))
+        losing = Held(lose_request)
+        losing.go_on.set()
+        proxy.trouble("PUT", "/deltas/2/", losing, float("inf"))
         first = publisher.publish(weights_at(SEED, 1), step=1)
-        time.sleep(0.2)
+        assert losing.reached.wait(60)
         second = publisher.publish(weights_at(SEED, 2), step=2)
         with pytest.raises(Unavailable):
-            first.wait(60)
+            first.wait(120)
         proxy.calm()
-        assert second.wait(60) == 2
+        assert second.wait(120) == 2
 
     assert_published(direct, [None, 0, 2], tmp_path)
 
@@ -167,7 +182,7 @@ def test_a_publisher_replaced_after_a_lost_request_is_fenced(
             assert publish(successor, 2) == 3
         proxy.calm()
         with pytest.raises(Fenced, match="another publisher"):
-            lost.wait(60)
+            lost.wait(120)
 
     assert_published(direct, [None, 0, None, 2], tmp_path)
 
@@ -188,7 +203,7 @@ def test_a_publisher_replaced_after_a_lost_reply_gets_its_version_before_the_fen
         with Publisher(direct, on_event=EventLog()) as successor:
             assert publish(successor, 2) == 4
         proxy.calm()
-        assert lost.wait(60) == 2
+        assert lost.wait(120) == 2
         with pytest.raises(Fenced):
             publish(publisher, 3)
 
@@ -199,16 +214,17 @@ def test_a_publisher_replaced_after_a_lost_reply_gets_its_version_before_the_fen
 def test_a_slow_store_costs_no_trainer_time(direct: Bucket, proxied: Bucket, proxy: Proxy, tmp_path: Path) -> None:
     with Publisher(proxied, on_event=EventLog()) as publisher:
         publish(publisher, 0)
-        proxy.trouble("PUT", "/commits/", slow(1.5), 1)
-        began = time.monotonic()
-        publications = [publisher.publish(weights_at(SEED, step), step=step) for step in (1, 2, 3)]
-        assert time.monotonic() - began < 1
-        publications[-1].wait(60)
+        held = Held(lambda send: send())
+        proxy.trouble("PUT", "/commits/", held, float("inf"))
+        first = publisher.publish(weights_at(SEED, 1), step=1)
+        assert held.reached.wait(60)
+        for step in (2, 3):  # these return, although the store does not answer
+            last = publisher.publish(weights_at(SEED, step), step=step)
+        assert not first.done
+        held.go_on.set()
+        last.wait(120)
 
-    # Depending on timing, one of the first two is superseded, or both are.
-    steps = [commit.step for commit in read_commits(direct).values()]
-    assert steps in ([None, 0, 1, 3], [None, 0, 3], [None, 0, 2, 3])
-    assert_published(direct, steps, tmp_path)
+    assert_published(direct, [None, 0, 1, 3], tmp_path)
 
 
 @pytest.mark.slow
@@ -243,4 +259,5 @@ def test_a_follower_survives_an_outage(direct: Bucket, proxied: Bucket, proxy: P
         proxy.calm()
         wait_for(lambda: follower.version == 2 and not follower.trouble, "the follower to continue")
         assert bits_of(follower.checkpoint()) == bits_at(SEED, 1)
-    assert len(log.warnings) == 1  # once for all retries
+    # Once for all retries. On a busy machine the store may also be reported as slow.
+    assert len([warning for warning in log.warnings if "has not answered for" not in warning]) == 1

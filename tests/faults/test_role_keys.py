@@ -103,7 +103,7 @@ def keyring(
     return keyring
 
 
-def until(done: Callable[[], object], seconds: float = 60.0) -> None:
+def until(done: Callable[[], object], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, "timed out"
@@ -125,16 +125,17 @@ def live_a_run(keyring: Keyring, tmp_path: Path) -> None:
         until(lambda: "waiting for a run" in follower.trouble)
         with Publisher(open_bucket(keyring.use("publisher")), files=FILES, anchor_every=3) as publisher:
             for step in range(7):
-                publisher.publish(weights_at(SEED, step), step=step).wait(60)
-            publisher.wait(replicas=1, timeout=60)
+                publisher.publish(weights_at(SEED, step), step=step).wait(120)
+            publisher.wait(replicas=1, timeout=120)
         with Publisher(open_bucket(url), anchor_every=3) as publisher:  # restores the published weights
             for step in range(7, 12):
-                version = publisher.publish(weights_at(SEED, step), step=step).wait(60)
+                version = publisher.publish(weights_at(SEED, step), step=step).wait(120)
         until(lambda: follower.version == version)
         assert bits_of_weights(follower.checkpoint()) == bits_at(SEED, 11)
         follow_late(keyring, tmp_path)
         assert "1 alive" in keyring.works("reader", "status").out
-    assert keyring.works("gc", "gc", *AT_ONCE).err.startswith("deleted ")
+    # On a busy machine it may first report a slow store.
+    assert any(line.startswith("deleted ") for line in keyring.works("gc", "gc", *AT_ONCE).err.splitlines())
     keyring.use("gc")
     swept = asyncio.run(sweep(open_bucket(url), Runtime(), Forgetful(1, 0, 0)))
     assert "replicas/gpu-0.json" in {one.path for one in swept.removed}
@@ -147,7 +148,7 @@ def live_a_signed_run(keyring: Keyring, tmp_path: Path) -> None:
     key = PrivateKey.generate()
     for step in range(2):
         with Publisher(open_bucket(keyring.use("publisher")), key=key, anchor_every=1) as publisher:
-            publisher.publish(weights_at(SEED, step), step=step).wait(60)
+            publisher.publish(weights_at(SEED, step), step=step).wait(120)
     trust = ("--trust", str(key.public))
     keyring.works("gpu-0", "follow", "--into", tmp_path, "--once", "--name", "gpu-0", *trust, "--max-age", "1h")
     assert bits_of(tmp_path / "current") == bits_at(SEED, 1)
@@ -220,10 +221,10 @@ def fence_off(keyring: Keyring) -> None:
     """A publisher that is replaced reads who replaced it."""
     url = keyring.use("publisher")
     with Publisher(open_bucket(url)) as first, Publisher(open_bucket(url)) as second:
-        first.publish(weights_at(SEED, 12)).wait(60)
-        second.publish(weights_at(SEED, 13)).wait(60)
+        first.publish(weights_at(SEED, 12)).wait(120)
+        second.publish(weights_at(SEED, 13)).wait(120)
         with pytest.raises(Fenced, match="another publisher"):
-            first.publish(weights_at(SEED, 14)).wait(60)
+            first.publish(weights_at(SEED, 14)).wait(120)
 
 
 def lose_a_side_file(keyring: Keyring) -> None:
@@ -261,7 +262,7 @@ def test_large_weights_are_uploaded_in_parts_with_the_publishers_key(keyring: Ke
     bits = np.random.default_rng(SEED).integers(0, 1 << 16, 13_000_000, np.uint16)
     weights = {"layer": Tensor(DTYPES["BF16"], (13_000, 1000), bits)}
     with Publisher(open_bucket(keyring.use("publisher"))) as publisher:
-        assert publisher.publish(weights).wait(60) == 1
+        assert publisher.publish(weights).wait(120) == 1
     assert "no problems found" in keyring.works("reader", "verify").err
 
 

@@ -14,7 +14,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @contextmanager
-def limited(seconds: int = 20, nbytes: int = 300 << 20) -> Iterator[None]:
+def limited(seconds: int = 60, nbytes: int = 300 << 20) -> Iterator[None]:
     """Fails if the block takes longer, or if the memory of this process grows by more bytes (on Linux)."""
 
     def expire(*_: object) -> None:

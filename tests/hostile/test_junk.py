@@ -102,7 +102,7 @@ def test_a_directory_with_100_000_junk_files(tmp_path: Path, monkeypatch: pytest
         (run.root / (NAMES[name] % 0)).parent.mkdir(parents=True, exist_ok=True)
         for number in range(100, 25_100):
             os.mknod(f"{run.root}/{NAMES[name] % number}")
-    with limited(60), Follower(run.root, into=tmp_path / "replica", threads=1, on_event=ignore) as follower:
+    with limited(180), Follower(run.root, into=tmp_path / "replica", threads=1, on_event=ignore) as follower:
         assert follower.once() == NEXT
         check(follower, published_run()[1], NEXT)
         found = asyncio.run(read_status(open_bucket(run.root), Runtime()))

@@ -183,7 +183,7 @@ def test_trouble_with_an_engine_shows_no_secret_in_heartbeats_and_metrics(run: P
             request = urllib.request.Request(
                 address + path, headers={"Authorization": f"Bearer {VARIABLES['WEIGHTWIRE_TOKEN']}"}
             )
-            with urllib.request.urlopen(request, timeout=10) as reply:
+            with urllib.request.urlopen(request, timeout=60) as reply:
                 assert not has_secret(reply.read().decode() + str(reply.headers))
         ran = going.stop()
     assert not has_secret(ran.out + ran.err)

@@ -17,6 +17,7 @@ import pytest
 
 from project.provocations.case import http_server
 from support.commands import COMMAND
+from support.followers import until
 from support.stores import environment
 from weightwire import Event, Publisher, WeightwireError
 from weightwire.chain.records import Heartbeat, seal
@@ -161,10 +162,9 @@ def test_log_of_a_follower_has_no_hostile_text(nasty: Path, tmp_path: Path, capl
     with caplog.at_level(logging.DEBUG, "weightwire"):
         with Follower(nasty / "run", into=tmp_path / "replica") as follower:
             follower.once()
-        with Follower(nasty / "based", into=tmp_path / "other") as follower, suppress(WeightwireError):
-            for _ in follower.watch(timeout=0.5):
-                pass
-    assert any(f"source{SAFE}" in line for line in caplog.messages)
+        with Follower(nasty / "based", into=tmp_path / "other") as follower:
+            follower.start()
+            until(lambda: any(f"source{SAFE}" in line for line in caplog.messages), 60)
     for line in caplog.messages:
         assert all(one.isprintable() or one == "\n" for one in line)
         assert not re.search("^error: forged", line, re.MULTILINE)

@@ -99,7 +99,7 @@ def test_hanging_child_is_killed_and_reported(then: str, message: str, tmp_path:
         "    child.next_line()\n"
         f"    {then}\n"
     )
-    ran = run(code, tmp_path, timeout=60)
+    ran = run(code, tmp_path, timeout=120)
     assert ran.returncode == 1
     assert ran.stderr.strip().endswith(message)
 
@@ -107,7 +107,7 @@ def test_hanging_child_is_killed_and_reported(then: str, message: str, tmp_path:
 def test_child_that_dies_is_reported(tmp_path: Path) -> None:
     (tmp_path / "dying.py").write_text("raise SystemExit('its own error')")
     code = "import pathlib; from child_process import Child; Child(pathlib.Path('dying.py').absolute()).next_line()"
-    ran = run(code, tmp_path, timeout=60)
+    ran = run(code, tmp_path, timeout=120)
     assert ran.returncode == 1
     assert "its own error" in ran.stderr
     assert "dying.py ended too early" in ran.stderr
@@ -130,7 +130,7 @@ def test_server_that_cannot_start_is_reported(broken_vllm: Path, tmp_path: Path)
         "with serving(pathlib.Path('model'), pathlib.Path('scratch').absolute(), None, 2):\n"
         "    print('serving')\n"
     )
-    ran = run(code, tmp_path, timeout=60)
+    ran = run(code, tmp_path, timeout=120)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "vLLM did not start" in ran.stderr
     assert "this vLLM is broken" in ran.stderr

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.captures import eventually
 from support.doc_pages import blocks
 from support.stores import NOWHERE, answers, environment, free_ports
 from support.vllm_server import tiny_model
@@ -89,7 +90,7 @@ class Started:
     def end(self, number: int | None = None) -> int:
         if number is not None:
             self.process.send_signal(number)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=120)
 
     def ask(self, path: str, body: object = None, method: str | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -185,7 +186,7 @@ def test_a_rollout_server_needs_only_a_url(tmp_path: Path) -> None:
         os.kill(follower, signal.SIGKILL)
         assert server.end() == 1
         assert "error: the follower was killed by SIGKILL; stopping the server" in server.output()
-        assert is_gone(vllm)
+        assert eventually(lambda: is_gone(vllm))
 
 
 @pytest.mark.slow
@@ -203,7 +204,7 @@ def test_rollout_server_stops_while_vllm_starts(dies: bool, tmp_path: Path) -> N
         else:
             assert server.end(signal.SIGTERM) == 0
             assert "error" not in server.output()
-        assert is_gone(vllm)
+        assert eventually(lambda: is_gone(vllm))
 
 
 @pytest.mark.slow

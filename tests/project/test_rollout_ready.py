@@ -40,15 +40,16 @@ def test_requests_wait_for_the_first_version_and_for_a_server_that_hangs(tmp_pat
             assert "serving on" not in server.output()
             trainer.publish()
             server.wait_for("serving on http://127.0.0.1")
-            assert statuses(server) == [200, 200, 200, 200, 200]
+            server.until(lambda: statuses(server) == [200, 200, 200, 200, 200])
             [vllm] = [pid for args, pid in children(server.process.pid).items() if "vllm." in args]
             os.kill(vllm, signal.SIGSTOP)
+            server.until(lambda: server.status("GET /readyz") == 503)
             server.wait_for("not ready: clients get 503")
-            assert server.status("GET /v1/models") == server.status("GET /readyz") == 503
+            assert server.status("GET /v1/models") == 503
             assert server.status("GET /healthz") == 200
             os.kill(vllm, signal.SIGCONT)
             server.wait_for("ready again")
-            assert server.status("GET /v1/models") == 200
+            server.until(lambda: server.status("GET /v1/models") == 200)
             assert server.end(signal.SIGTERM) == 0
         finally:
             trainer.close()

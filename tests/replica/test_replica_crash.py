@@ -237,12 +237,17 @@ def test_a_replica_survives_kills_at_random_moments(place: Path) -> None:
     story.prepare()
     rng, directory, reached = random.Random(3), place / "replica", 0
     for _ in range(12):
+        told, tell = os.pipe()
         child = os.fork()
         if not child:
-            _follow(story, directory)
-        time.sleep(rng.uniform(0.02, 0.25))
+            _follow(story, directory, tell)
+        for _ in range(rng.choice([0, 3, 6, 9])):  # versions
+            os.read(told, 1)
+        time.sleep(rng.uniform(0.0, 0.05))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(told)
+        os.close(tell)
         with Replica.open(directory, threads=1) as replica:
             assert replica.trouble is None
             version = replica.position.version if replica.position else 0
@@ -254,8 +259,8 @@ def test_a_replica_survives_kills_at_random_moments(place: Path) -> None:
     assert reached > 24
 
 
-def _follow(story: Story, directory: Path) -> NoReturn:
-    """Runs a follower in a subprocess until it is killed."""
+def _follow(story: Story, directory: Path, tell: int) -> NoReturn:
+    """Runs a follower in a subprocess until it is killed. Writes a byte after each version."""
     code = 1
     try:
         with Replica.open(directory, threads=2) as replica:
@@ -265,6 +270,7 @@ def _follow(story: Story, directory: Path) -> NoReturn:
                     story.build(replica, version + 1)
                 else:
                     story.advance(replica, version + 1)
+                os.write(tell, b".")
                 if version % 7 == 3:
                     replica.sync()
                 if version % 11 == 5:

@@ -104,7 +104,7 @@ def run_shell(script: str, directory: Path, variables: Mapping[str, str] | None 
     """Runs a block in a shell that stops at the first error. Returns everything that it printed."""
     command = ["bash", "-euo", "pipefail", "-c", script]
     env = _environment(variables)
-    ran = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, f"{script}\n{ran.stdout}{ran.stderr}"
     return ran.stdout + ran.stderr
 
@@ -165,7 +165,7 @@ class Terminal:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
-            return self._process.wait(timeout=30)
+            return self._process.wait(timeout=90)
         except subprocess.TimeoutExpired:
             self._process.kill()
             raise

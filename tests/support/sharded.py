@@ -42,7 +42,7 @@ class Job:
             for rank in range(size)
         ]
 
-    def wait(self, timeout: float = 120.0) -> list[int]:
+    def wait(self, timeout: float = 240.0) -> list[int]:
         """The exit code of each rank."""
         until = time.monotonic() + timeout
         try:
@@ -213,7 +213,7 @@ def scene_die(told: dict[str, Any]) -> Any:
             publisher.publish(model, step=step).wait(60)
     except RankFailed as problem:
         seconds = time.monotonic() - began
-        publisher.close(10)
+        publisher.close(60)
         Path(told["room"], f"found-{told['rank']}.json").write_text(
             json.dumps({"message": problem.message, "hint": problem.hint, "seconds": seconds})
         )

@@ -27,7 +27,7 @@ def published_alone(tmp_path: Path, room: Path, steps: list[int]) -> Bucket:
     url = tmp_path / "alone"
     with Publisher(url, threads=1) as publisher:
         for step in steps:
-            publisher.publish(Job.truth(room, step), step=step).wait(30)
+            publisher.publish(Job.truth(room, step), step=step).wait(120)
     return open_bucket(url)
 
 
@@ -105,7 +105,7 @@ def test_attach_publishes_from_all_ranks(tmp_path: Path) -> None:
     newest = commits_in(open_bucket(tmp_path / "bucket"))[-1]
     assert newest.step == 4
     with Publisher(tmp_path / "alone", threads=1) as publisher:
-        publisher.publish(Job.truth(job.room, 0)).wait(30)
+        publisher.publish(Job.truth(job.room, 0)).wait(120)
         assert newest.after == publisher.state
 
 
@@ -118,7 +118,7 @@ def test_a_rank_that_dies_fails_the_others(tmp_path: Path, dies: int) -> None:
         found = job.found(rank)
         assert "lost its connection to the others" in found["message"]
         assert "restart all" in found["hint"]
-        assert found["seconds"] < 30
+        assert found["seconds"] < 120  # a silent rank would count as lost after 300
     commits = check_same(tmp_path, job.room, tmp_path / "bucket")
     assert [commit.step for commit in commits] == [0]
 

@@ -54,6 +54,17 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         self.logged.append(dict(logs))
 
 
+class FirstVersion(TrainerCallback):  # type: ignore[misc]
+    """Waits for the version of the initial weights, which the first steps could otherwise replace."""
+
+    def __init__(self, callback: WeightwireCallback) -> None:
+        self._callback = callback
+
+    def on_train_begin(self, *args: Any, **given: Any) -> None:
+        assert self._callback.publisher is not None
+        self._callback.publisher.wait()
+
+
 def until_step(reporter: Reporter, step: int) -> Trouble:
     """Holds requests until a step has been logged."""
 
@@ -164,10 +175,10 @@ def test_the_last_log_record_has_the_last_version(
 
 
 def test_a_last_publish_that_fails_is_raised_at_the_end(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
-    reporter = Reporter()
+    reporter, callback = Reporter(), WeightwireCallback(bucket)
     bucket.trouble("put", "deltas/", denied, times=100)
     with pytest.raises(PermissionDenied):
-        trainer(loaded(checkpoint), tmp_path, reporter, WeightwireCallback(bucket), steps=1).train()
+        trainer(loaded(checkpoint), tmp_path, reporter, callback, FirstVersion(callback), steps=1).train()
     assert reporter.logged[-1]["sync/failed"] == 1
 
 
@@ -184,9 +195,9 @@ def test_a_restart_from_the_initial_weights_is_reported(
 
 
 def test_a_slow_bucket_does_not_delay_training(checkpoint: Path, bucket: Troubled, tmp_path: Path) -> None:
-    model, reporter = loaded(checkpoint), Reporter()
+    model, reporter, callback = loaded(checkpoint), Reporter(), WeightwireCallback(bucket)
     bucket.trouble("put", "deltas/", until_step(reporter, 7), times=100)
-    trainer(model, tmp_path, reporter, WeightwireCallback(bucket), steps=8).train()
+    trainer(model, tmp_path, reporter, callback, FirstVersion(callback), steps=8).train()
     assert len(steps_in(bucket)) < 9  # the others were superseded
     assert steps_in(bucket)[-1] == 8
     assert version_in(bucket) == cast(model)

@@ -18,7 +18,7 @@ from weightwire import digest
 
 
 def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=20) as reply:
+    with urllib.request.urlopen(url, timeout=60) as reply:
         return json.loads(reply.read())
 
 
@@ -26,13 +26,13 @@ def check_client(server: str) -> None:
     """TRL's client of a vLLM server finds everything that it calls, but cannot push weights."""
     from trl.experimental.async_grpo.vllm_client import VLLMClient
 
-    client = VLLMClient(server, server_timeout=5)
+    client = VLLMClient(server, server_timeout=60)
     client.wait_for_server_ready()
     assert (client.get_max_model_len(), client.get_dtype(), client.get_world_size()) == (512, "torch.bfloat16", 1)
     assert client.get_server_info()["lora_config"] is None
-    client.pause(timeout=20)
+    client.pause(timeout=60)
     assert get(f"{server}/is_paused")["is_paused"] is True
-    client.resume(timeout=20)
+    client.resume(timeout=60)
     assert get(f"{server}/is_paused")["is_paused"] is False
     with pytest.raises(Exception, match=r"501.*takes its weights from the run that it follows"):
         client.init_weight_transfer_engine({})
@@ -49,14 +49,14 @@ def test_async_grpo_trains_with_weightwire_serve(tiny: Path, tmp_path: Path) -> 
         trainer = grpo(tiny, server, str(bucket), tmp_path, steps=4)
         trainer.train()
         assert trainer.model_version == 5  # before the first step, and after each
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while trainer.weight_transfer.staleness:
             assert time.monotonic() < until
             time.sleep(0.01)
         check_client(server)
         served = get(f"{server}/weights")
         assert get(f"{server}/readyz")["ready"] is True
-        metrics = urllib.request.urlopen(f"{server}/metrics", timeout=20).read().decode()
+        metrics = urllib.request.urlopen(f"{server}/metrics", timeout=60).read().decode()
         serving.wait_for("version 5 (step 4): ")
     trained = {name: value.detach().to(torch.bfloat16) for name, value in trainer.model.named_parameters()}
     assert served["state"] == digest(trained).hex == versions_in(bucket)[-1]["after"]

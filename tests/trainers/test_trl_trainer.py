@@ -39,7 +39,7 @@ def in_bf16(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.to(torch.bfloat16) for name, value in weights.items()}
 
 
-def until(fine: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(fine: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not fine():
         assert time.monotonic() < end
@@ -53,11 +53,15 @@ class Server:
     version: str = "default"
     backend: str | None = "weightwire"
     is_in_development: bool = True
-    port: int = 0
     url: str = field(init=False)
+    asked: int = 0  # for its version
+    serves_after: int | None = None  # so many requests: version 1
 
     def answer(self, path: str, body: Any) -> Any:
         if path == "/weight_info" and self.is_in_development:
+            self.asked += 1
+            if self.serves_after is not None and self.asked > self.serves_after:
+                self.version = "1"
             return {"weight_version": self.version}
         if path == "/server_info" and self.is_in_development:
             transfer = None if self.backend is None else {"backend": self.backend}
@@ -68,6 +72,12 @@ class Server:
         return {"version": "0.32.0"} if path == "/version" else None
 
     def __enter__(self) -> Server:
+        self.bind()
+        self.listen()
+        return self
+
+    def bind(self) -> None:
+        """Reserves a port, at which connections are refused."""
         said = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -85,10 +95,13 @@ class Server:
 
             def log_message(self, *_: object) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
+        self._server.server_bind()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def listen(self) -> None:
+        self._server.server_activate()
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
@@ -228,22 +241,24 @@ class TestEngine:
         transfer = BucketTransfer(tmp_path, server=server.url)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
-        threading.Timer(0.4, setattr, (server, "version", "1")).start()
+        server.asked, server.serves_after = 0, 5
         trainer.sync()
+        assert server.asked > 5
         assert server.version == "1"
         [metrics] = trainer.metrics
         assert metrics["sync/behind"] == 1
-        assert metrics["sync/waited"] > 0.2
+        assert metrics["sync/waited"] > 0
         transfer.destroy()
 
     def test_engine_may_be_one_version_behind(self, tmp_path: Path, server: Server) -> None:
-        transfer = BucketTransfer(tmp_path, server=server.url, timeout=0.3)
+        transfer = BucketTransfer(tmp_path, server=server.url)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
         server.version = "1"
         trainer.sync()
         trainer.step()
         assert transfer.staleness == 1
+        transfer._timeout = 0.3
         with pytest.raises(EngineError, match=r"still 2 versions behind after 0.3 s") as caught:
             trainer.step()
         assert f"weightwire follow URL --into DIR --engine vllm={server.url}" in str(caught.value)
@@ -251,18 +266,19 @@ class TestEngine:
         transfer.destroy()
 
     def test_engine_must_serve_the_version_if_applied_is_set(self, tmp_path: Path, server: Server) -> None:
-        transfer = BucketTransfer(tmp_path, server=server.url, applied=True, timeout=0.3)
+        transfer = BucketTransfer(tmp_path, server=server.url, applied=True)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
         server.version = "1"
         trainer.sync()
         assert transfer.staleness == 0
+        transfer._timeout = 0.3
         with pytest.raises(EngineError, match="1 version"):
             trainer.step()
         transfer.destroy()
 
     def test_engine_may_be_behind_without_limit(self, tmp_path: Path, server: Server) -> None:
-        transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None, timeout=0.3)
+        transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None)
         trainer = Trainer(transfer)
         transfer.init_weight_transfer()
         for _ in range(4):
@@ -283,8 +299,9 @@ class TestEngine:
 
     def test_a_version_of_another_run_is_ignored(self, tmp_path: Path, server: Server) -> None:
         server.version = "1"  # of an earlier run; this one will also have a version 1
-        transfer = BucketTransfer(tmp_path, server=server.url, timeout=0.3)
+        transfer = BucketTransfer(tmp_path, server=server.url)
         transfer.init_weight_transfer()
+        transfer._timeout = 0.3
         with pytest.raises(EngineError, match="1 version"):
             Trainer(transfer).sync()
         transfer.destroy()
@@ -299,7 +316,7 @@ class TestEngine:
         assert transfer.staleness == 0
 
     def test_an_unreachable_engine_counts_as_behind(self, tmp_path: Path, server: Server) -> None:
-        transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None, timeout=0.3)
+        transfer = BucketTransfer(tmp_path, server=server.url, max_behind=None)
         transfer.init_weight_transfer()
         Trainer(transfer).sync()
         server.version = "1"
@@ -345,13 +362,14 @@ class TestBeforeTraining:
             BucketTransfer(tmp_path / "bucket", server=NOWHERE, timeout=0.1).init_weight_transfer()
         assert not (tmp_path / "bucket").exists()  # no other publisher was fenced off
 
-    def test_a_starting_server_is_waited_for(self, tmp_path: Path, server: Server) -> None:
-        server.__exit__()
-        server.port = int(server.url.rpartition(":")[2])
-        threading.Timer(0.3, server.__enter__).start()
+    def test_a_starting_server_is_waited_for(self, tmp_path: Path) -> None:
+        server = Server()
+        server.bind()
+        threading.Timer(0.3, server.listen).start()
         transfer = BucketTransfer(tmp_path, server=server.url)
         transfer.init_weight_transfer()
         transfer.destroy()
+        server.__exit__()
 
     def test_a_server_without_development_mode_is_refused(self, tmp_path: Path, server: Server) -> None:
         server.is_in_development = False

@@ -45,7 +45,7 @@ async def test_directory_works_and_stays_empty(tmp_path: Path) -> None:
     assert trial.results == ALL
     assert trial.unreachable is None
     assert trial.latency is not None
-    assert trial.clock_offset == pytest.approx(0, abs=2)
+    assert trial.clock_offset == pytest.approx(0, abs=60)  # a stalled machine
     assert trial.upload
     assert trial.download
     assert trial.upload.nbytes == trial.download.nbytes >= 256 << 10
@@ -66,8 +66,8 @@ def test_objects_of_a_run_are_not_touched() -> None:
 
 def test_clock_offset_is_the_stores_time_minus_ours() -> None:
     bucket = clocked()
-    bucket.now = Runtime().time() + 100
-    assert tried(bucket).clock_offset == pytest.approx(100, abs=2)
+    bucket.now = Runtime().time() + 1000
+    assert tried(bucket).clock_offset == pytest.approx(1000, abs=60)
 
 
 def test_unreachable_store_is_asked_once() -> None:
