@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.captures import interrupt_own_work
+from support.captures import eventually, interrupt_own_work
 from support.samples import base, change
 from weightwire import CheckpointError, CorruptDelta, Tensor, codec, diff, digest, patch
 from weightwire.codec.block_codec import EncodedBlock
@@ -244,7 +244,7 @@ def test_a_failure_halfway_changes_nothing(large: tuple[Weights, Weights], threa
     with pytest.raises(RuntimeError, match="mine"):
         advance_copy(copy, new, threads=threads, done=fail)
     assert bytes_of(copy) == bytes_of(old)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("weightwire")]
+    assert eventually(lambda: not any(thread.name.startswith("weightwire") for thread in threading.enumerate()))
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -241,13 +241,13 @@ def test_a_replica_survives_kills_at_random_moments(place: Path) -> None:
         child = os.fork()
         if not child:
             _follow(story, directory, tell)
+        os.close(tell)
         for _ in range(rng.choice([0, 3, 6, 9])):  # versions
             os.read(told, 1)
         time.sleep(rng.uniform(0.0, 0.05))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(told)
-        os.close(tell)
         with Replica.open(directory, threads=1) as replica:
             assert replica.trouble is None
             version = replica.position.version if replica.position else 0
