@@ -15,6 +15,7 @@ from support.failing_bucket import Troubled, in_memory
 from support.follow_scene import Scene
 from support.followers import Trainer
 from weightwire import Follower
+from weightwire.bucket import silence
 from weightwire.telemetry.events import Event
 
 
@@ -22,6 +23,14 @@ from weightwire.telemetry.events import Event
 def _without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes tests fast: none of them cuts the power."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine is no silent store, and writes its last heartbeat late. Scenes have their own time."""
+    if "play" not in request.fixturenames:
+        monkeypatch.setattr(silence, "_SECONDS", 600.0)
+    monkeypatch.setattr("weightwire.follower.follower._LAST_HEARTBEAT", 60.0)
 
 
 @pytest.fixture

@@ -215,7 +215,7 @@ class TestClose:
     def test_close_leaves_no_thread(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
         trainer.publish()
         with Follower(bucket, into=into) as follower:
-            next(follower.watch(timeout=20))
+            next(follower.watch(timeout=90))
             assert "weightwire-follower" in {thread.name for thread in threading.enumerate()}
         assert "weightwire-follower" not in {thread.name for thread in threading.enumerate()}
 

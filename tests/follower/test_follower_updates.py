@@ -30,7 +30,7 @@ class TestWatch:
     ) -> None:
         trainer.publish(2)
         engine, seen = Engine(follower), []
-        for update in follower.watch(timeout=20):
+        for update in follower.watch(timeout=90):
             engine.take(update)
             seen.append((update.version, update.patch is None))
             assert bits_of(engine.weights) == trainer.bits[update.version]
@@ -42,7 +42,7 @@ class TestWatch:
     def test_watch_returns_the_trainers_step_and_metrics(self, trainer: Trainer, follower: Follower) -> None:
         began = time.time()
         trainer.publish(2)
-        update = next(follower.watch(timeout=20))
+        update = next(follower.watch(timeout=90))
         assert (update.version, update.step, update.metrics) == (2, 2, {"reward": 0.5})
         assert update.state == digest(trainer.weights).hex
         assert began <= update.time <= time.time()
@@ -50,7 +50,7 @@ class TestWatch:
     def test_watch_returns_one_patch_for_several_versions(self, trainer: Trainer, follower: Follower) -> None:
         engine = Engine(follower)
         trainer.publish()
-        updates = follower.watch(timeout=20)
+        updates = follower.watch(timeout=90)
         engine.take(next(updates))
         version = trainer.publish(20)
         until(lambda: follower.version == version)
@@ -62,16 +62,17 @@ class TestWatch:
 
     def test_watch_ends_after_the_timeout(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
+        follower.once()
         assert [update.version for update in follower.watch(timeout=0.3)] == [1]
         began = time.monotonic()
         assert not list(follower.watch(timeout=0.1))
-        assert 0.1 <= time.monotonic() - began < 2
+        assert 0.1 <= time.monotonic() - began < 60
 
     def test_watch_continues_where_the_last_watch_ended(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
-        assert next(follower.watch(timeout=20)).patch is None
+        assert next(follower.watch(timeout=90)).patch is None
         trainer.publish()
-        update = next(follower.watch(timeout=20))
+        update = next(follower.watch(timeout=90))
         assert update.version == 2
         assert update.patch is not None
 
@@ -80,7 +81,7 @@ class TestWatch:
         until(lambda: follower.trouble)
         assert "nothing has been published there yet" in follower.trouble
         trainer.publish()
-        assert next(follower.watch(timeout=20)).version == 1
+        assert next(follower.watch(timeout=90)).version == 1
         until(lambda: not follower.trouble)
         assert len(warnings(heard)) == 1
 
@@ -89,7 +90,7 @@ class TestWatch:
         for started in (False, True):
             with Follower(bucket, into=into, on_event=ignore) as follower:
                 if started:
-                    assert next(follower.watch(timeout=20)).version == 1
+                    assert next(follower.watch(timeout=90)).version == 1
             assert not list(follower.watch())
 
     def test_watch_ends_when_another_thread_closes_the_follower(
@@ -112,14 +113,14 @@ class TestWatch:
         until(lambda: follower.version == 1)
         time.sleep(0.05)
         follower.close()
-        thread.join(10)
+        thread.join(60)
         assert ended == [None]
 
     def test_watch_raises_an_unexpected_error_of_the_loop(
         self, trainer: Trainer, follower: Follower, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         trainer.publish()
-        updates = follower.watch(timeout=20)
+        updates = follower.watch(timeout=90)
         next(updates)
 
         async def look(self: FollowLoop, *, retries_later: bool) -> NoReturn:
@@ -136,7 +137,7 @@ class TestWatch:
 
         trainer.publish()
         with Follower(bucket, into=into, on_event=fail) as follower:
-            assert next(follower.watch(timeout=20)).version == 1
+            assert next(follower.watch(timeout=90)).version == 1
 
 
 class TestTake:

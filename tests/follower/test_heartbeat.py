@@ -266,9 +266,9 @@ class TestFollowerHeartbeat:
     def test_publisher_waits_for_heartbeats(self, trainer: Trainer, follower: Follower) -> None:
         trainer.publish()
         follower.start()
-        assert trainer.publisher.wait(replicas=1, timeout=20) == 1
+        assert trainer.publisher.wait(replicas=1, timeout=90) == 1
         trainer.publish()
-        assert trainer.publisher.wait(replicas=1, timeout=20) == 2
+        assert trainer.publisher.wait(replicas=1, timeout=90) == 2
 
     def test_denied_heartbeat_does_not_stop_the_follower(
         self, bucket: Troubled, trainer: Trainer, follower: Follower, heard: list[Event]

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from support.clocked_bucket import finish_background
 from support.damage import HARMS, cut, flip, put_back, remove, snapshot
 from support.failing_bucket import Troubled, in_memory
 from support.followers import NEVER, Arrays, until
@@ -37,6 +38,7 @@ def publish(bucket: Troubled, versions: range, **settings: Any) -> None:
     with Publisher(bucket.inner, on_event=lambda event: None, blocking=True, threads=1, **settings) as publisher:
         for version in versions:
             assert publisher.publish(weights_at(version)).wait() == version
+            finish_background(publisher)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from support.http_client import ask, raw_reply
 from weightwire.errors import CannotListen
+from weightwire.follower import wakeups
 from weightwire.follower.wakeups import WakeupServer
 from weightwire.system import Access
 
@@ -32,6 +33,11 @@ class Woken:
 
     def reasons(self) -> list[str]:
         return self.not_ready
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakeups, "_TIMEOUT", 60.0)  # this machine may be busy
 
 
 @pytest.fixture

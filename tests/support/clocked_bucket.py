@@ -19,7 +19,7 @@ from weightwire.publisher.publisher import Publisher
 from weightwire.system.runtime import Runtime
 from weightwire.telemetry.events import Event
 
-__all__ = ["HOUR", "Arrays", "Clocked", "beat", "clocked", "first_weights", "publish", "run", "stepped"]
+__all__ = ["HOUR", "Arrays", "Clocked", "beat", "clocked", "finish_background", "first_weights", "publish", "run", "stepped"]
 
 HOUR = 3600.0
 Arrays = dict[str, npt.NDArray[Any]]
@@ -140,14 +140,18 @@ def publish(
             if clock is not None:
                 clock.now += every
             publisher.publish(weights, step=step, metrics={"reward": step / 2})
-            publisher._background.call(_background_work(publisher))
+            finish_background(publisher)
             last, weights = weights, stepped(weights, step)
     return last
 
 
-async def _background_work(publisher: Publisher) -> None:
-    """Waits for background work, such as anchors."""
-    await publisher._context.background.wait()
+def finish_background(publisher: Publisher) -> None:
+    """Waits for background work: while an anchor is written, no other one is begun."""
+
+    async def finish() -> None:
+        await publisher._context.background.wait()
+
+    publisher._background.call(finish())
 
 
 def beat(run_id: str, name: str, version: int, *, lease: float = 60.0, **fields: Any) -> tuple[str, bytes]:

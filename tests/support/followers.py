@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from support.clocked_bucket import finish_background
 from support.failing_bucket import Troubled
 from support.samples import base as bits_for
 from support.small_run import Bits, bits_of
@@ -75,11 +76,12 @@ class Trainer:
         return self._publisher
 
     def publish(self, versions: int = 1) -> int:
-        """Trains and publishes some steps. Returns the last version."""
+        """Trains and publishes some steps, with their anchors. Returns the last version."""
         for _ in range(versions):
             self._steps += 1
             train(self.weights, self._steps, self._every)
             version = self.publisher.publish(self.weights, step=self._steps, metrics={"reward": 0.5}).wait()
+            finish_background(self.publisher)
             self.bits[version] = bits_of(self.weights)
         return version
 
@@ -174,7 +176,7 @@ def warnings(heard: list[Event]) -> list[str]:
     return [event.message for event in heard if event.stage == "warning"]
 
 
-def until(reached: Callable[[], object], seconds: float = 20.0) -> None:
+def until(reached: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end, f"the condition was not met within {seconds} s"

@@ -16,7 +16,7 @@ def _place(address: str) -> tuple[str, int]:
 
 def ask(address: str, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
     """A reply and its body. Dashes in names of headers are written as underscores."""
-    connection = http.client.HTTPConnection(*_place(address), timeout=10)
+    connection = http.client.HTTPConnection(*_place(address), timeout=60)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
         reply = connection.getresponse()
@@ -27,7 +27,7 @@ def ask(address: str, path: str, method: str = "GET", **headers: str) -> tuple[h
 
 def raw_reply(address: str, data: bytes) -> bytes:
     """All bytes of the reply. The server may close the connection early."""
-    with socket.create_connection(_place(address), timeout=10) as connection:
+    with socket.create_connection(_place(address), timeout=60) as connection:
         reply = b""
         try:
             connection.sendall(data)

@@ -14,13 +14,14 @@ from weightwire.system.runtime import Runtime
 
 class TestTime:
     def test_runtime_time_is_the_system_time(self) -> None:
-        assert Runtime().time() == pytest.approx(time.time(), abs=1.0)
+        before = time.time()
+        assert before <= Runtime().time() <= time.time()
 
     def test_runtime_clock_measures_durations(self) -> None:
         runtime = Runtime()
         began = runtime.clock()
         time.sleep(0.01)
-        assert 0.01 <= runtime.clock() - began < 5
+        assert 0.01 <= runtime.clock() - began < 60
 
 
 class TestWork:
@@ -44,7 +45,7 @@ class TestWork:
     def test_work_does_not_block_the_loop(self) -> None:
         async def meet() -> bool:
             runtime, met = Runtime(), threading.Event()
-            waiting = asyncio.create_task(runtime.run_in_thread(met.wait, 10))
+            waiting = asyncio.create_task(runtime.run_in_thread(met.wait, 60))
             await runtime.run_in_thread(met.set)
             return await waiting
 

@@ -27,7 +27,7 @@ def test_slow_first_job_keeps_the_order() -> None:
 
     def work(job: int) -> int:
         if job == 0:
-            assert second_done.wait(10)
+            assert second_done.wait(60)
         else:
             second_done.set()
         return job
@@ -43,7 +43,7 @@ def test_several_threads_run_in_parallel() -> None:
     together = threading.Barrier(2)
 
     def work(_: int) -> str:
-        together.wait(10)  # passes only if two jobs run at the same time
+        together.wait(60)  # passes only if two jobs run at the same time
         return threading.current_thread().name
 
     names = set(in_order(work, range(2), 2))
@@ -95,7 +95,7 @@ def test_nothing_runs_after_an_error() -> None:
         if job == 0:
             failed.set()
             raise ValueError
-        assert failed.wait(10)
+        assert failed.wait(60)
         with lock:
             running -= 1
 
@@ -141,7 +141,7 @@ def test_interrupt_waits_until_changes_are_undone(presses: int) -> None:
     def work(stop: threading.Event) -> None:
         for _ in range(presses):
             os.kill(os.getpid(), signal.SIGINT)
-        assert stop.wait(10)
+        assert stop.wait(60)
         undone.append(True)
         raise Stopped
 
@@ -153,7 +153,7 @@ def test_interrupt_waits_until_changes_are_undone(presses: int) -> None:
 def test_interrupt_is_raised_even_if_the_work_ends_first() -> None:
     def work(stop: threading.Event) -> str:
         os.kill(os.getpid(), signal.SIGINT)
-        stop.wait(10)
+        stop.wait(60)
         return "done"
 
     with pytest.raises(KeyboardInterrupt):
@@ -165,7 +165,7 @@ def test_interrupt_waits_for_the_end() -> None:
 
     def work(stop: threading.Event) -> None:
         signal.raise_signal(signal.SIGINT)  # delivered to the waiting main thread
-        assert stop.wait(10)
+        assert stop.wait(60)
         ended.append(True)
 
     with pytest.raises(KeyboardInterrupt):
