@@ -121,7 +121,10 @@ def test_sleeping_engine_must_be_verified_when_it_wakes_up(scene: Scene) -> None
 
 
 @pytest.mark.parametrize("health", [EngineHealth(is_asleep=True), EngineHealth(is_stuck=True), EngineHealth(4)])
-def test_check_during_an_update_is_not_trouble(scene: Scene, health: EngineHealth) -> None:
+def test_check_during_an_update_is_not_trouble(
+    scene: Scene, health: EngineHealth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_monitor, "_LONG_PAUSE", 600.0)
     scene.monitor.begin(scene.engine)
     assert scene.check(health) == EngineStatus("engine", 3)
     scene.monitor.end(scene.engine, 3, None)

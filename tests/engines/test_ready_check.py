@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,19 +65,21 @@ def test_behind_is_that_of_the_last_engine() -> None:
     assert check.state(follower(), keeper(EngineStatus("a", 5), EngineStatus("b"))).behind is None
 
 
-def test_lag_counts_from_the_discovery_of_the_first_version_that_is_not_served() -> None:
+def test_lag_counts_from_the_discovery_of_the_first_version_that_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(ready_check, "time", SimpleNamespace(monotonic=lambda: now))
     check, status = ReadyCheck(ReadyLimits(max_lag=0.1)), EngineStatus("a", 4)
     check(Event("discover", 4))
     assert check.state(follower(4, 4), keeper(status)).is_ready
     check(Event("discover", 5))
     assert check.state(follower(), keeper(status)).is_ready
-    time.sleep(0.15)
+    now += 0.25
     check(Event("discover", 6))
+    now += 0.5
     state = check.state(follower(6, 6), keeper(status))
-    assert 0.15 <= state.behind_seconds < 10
-    assert state.reasons[0].startswith("a: behind for 0.")
-    assert state.reasons[0].endswith("; 0.1 s are allowed")
-    assert check.state(follower(6, 6), keeper(EngineStatus("a", 5))).behind_seconds < state.behind_seconds
+    assert state.behind_seconds == 0.75
+    assert state.reasons[0] == "a: behind for 0.8 s; 0.1 s are allowed"
+    assert check.state(follower(6, 6), keeper(EngineStatus("a", 5))).behind_seconds == 0.5
     assert check.state(follower(6, 6), keeper(EngineStatus("a", 6))).behind_seconds == 0
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.followers import until
 from support.fused_model import SHAPES, Fused, arrays, changed, contents, holding, loaded, save, tensors_of, weights_of
 from weightwire import anchor, diff, digest
 from weightwire.codec import BLOCK
@@ -93,9 +94,11 @@ def test_serving_never_shows_a_mixture_of_versions(tmp_path: Path) -> None:
 
     user = threading.Thread(target=use)
     user.start()
+    until(lambda: seen)
     for number in range(2, 40):
         patch = diff(weights_of(version(number - 1)), weights_of(version(number)), coo=True)
         engine.patch(patch, holding(version(number), number))
+    until(lambda: 39 in seen[-1])
     stop.set()
     user.join()
     assert all(len(numbers) == 1 for numbers in seen)

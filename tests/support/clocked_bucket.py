@@ -19,7 +19,18 @@ from weightwire.publisher.publisher import Publisher
 from weightwire.system.runtime import Runtime
 from weightwire.telemetry.events import Event
 
-__all__ = ["HOUR", "Arrays", "Clocked", "beat", "clocked", "finish_background", "first_weights", "publish", "run", "stepped"]
+__all__ = [
+    "HOUR",
+    "Arrays",
+    "Clocked",
+    "beat",
+    "clocked",
+    "finish_background",
+    "first_weights",
+    "publish",
+    "run",
+    "stepped",
+]
 
 HOUR = 3600.0
 Arrays = dict[str, npt.NDArray[Any]]

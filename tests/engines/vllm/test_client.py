@@ -20,6 +20,7 @@ from support.stores import SeaweedFS, running, use
 from support.vllm_server import VLLM, tiny_model
 from weightwire import Follower, Publisher
 from weightwire.cli.doctor.machine import ask_engine
+from weightwire.engines import version_keeper
 from weightwire.engines.engine import ServedVersion
 from weightwire.engines.version_keeper import Keeper
 from weightwire.engines.vllm import VllmEngine, served_version
@@ -34,6 +35,11 @@ PROMPTS = [
     "a",
     "a longer prompt, of which the cache keeps several blocks of old values",
 ]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version_keeper, "_LONGEST", 300.0)  # this machine may be busy
 
 
 class Trainer:
@@ -199,9 +205,11 @@ def test_no_token_is_lost_and_each_has_its_version(vllm: VLLM, tiny: Path, tmp_p
     with scene(tmp_path, tiny, vllm, seed=5) as one, ThreadPoolExecutor(4) as pool:
         one.bring()
         samplers = [pool.submit(sample, prompt) for prompt in range(10, 14)]
-        for _ in range(5):
+        for update in range(50):
             newest = one.trainer.step()
             one.bring()
+            if update >= 4 and any(len(spans_of(choice)) > 1 for choice in [*choices]):
+                break
         done.set()
         for sampler in samplers:
             sampler.result()
@@ -394,7 +402,7 @@ def _new(path: Path) -> Path:
     return path
 
 
-def until(check: Any, seconds: float = 20.0) -> None:
+def until(check: Any, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not check():
         assert time.monotonic() < deadline

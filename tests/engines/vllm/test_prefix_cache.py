@@ -70,7 +70,7 @@ def paused_while_running(server: VLLM, work: Callable[[], list[Future[Sample]]])
         while metric(server, "num_requests_running") < len(requests) and not any(one.done() for one in requests):
             time.sleep(0.01)
         server.post("/pause?mode=keep&clear_cache=false")
-        time.sleep(0.2)  # for answers that are on their way
+        time.sleep(1.0)  # for answers that are on their way
         if not any(one.done() for one in requests):
             return requests
         server.post("/resume")
