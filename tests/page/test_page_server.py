@@ -46,7 +46,7 @@ def snapshot(page: PageServer) -> dict[str, Any]:
 
 
 def wait_for(page: PageServer, key: str, value: object) -> dict[str, Any]:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         found = snapshot(page)
         if found[key] == value or (callable(value) and value(found[key])):
@@ -143,11 +143,10 @@ class TestLive:
     def test_a_deleted_run_is_reported_until_a_new_one_starts(self, page: PageServer, url: Path) -> None:
         shutil.rmtree(url)
         url.mkdir()
-        found = wait_for(page, "trouble", bool)
-        assert found["trouble"].endswith("the run was deleted")
+        found = wait_for(page, "trouble", lambda trouble: trouble.endswith("the run was deleted"))
         assert len(found["versions"]) == 4
         publish(open_bucket(url), first_weights(3), 1)
-        assert len(wait_for(page, "trouble", "")["versions"]) == 2
+        assert wait_for(page, "versions", lambda versions: len(versions) == 2)["trouble"] == ""
 
     def test_a_damaged_run_is_an_error_at_startup(self, url: Path) -> None:
         (url / "run.json").write_bytes(b"nonsense")
@@ -165,7 +164,9 @@ class TestPorts:
     def test_the_default_port_moves_on_if_it_is_in_use(self, url: Path) -> None:
         with PageServer(url) as first, PageServer(url) as second:
             ports = [int(page.address.rstrip("/").rpartition(":")[2]) for page in (first, second)]
-        assert PORT <= ports[0] < ports[1] < PORT + 20
+        # Not in this order: another program may have left a port meanwhile.
+        assert ports[0] != ports[1]
+        assert all(PORT <= port < PORT + 20 for port in ports)
 
     @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7", "a" * 300])
     def test_a_foreign_address_is_an_error(self, url: Path, host: str) -> None:

@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing
-from typing import Any
 
 import pytest
 
+from support.followers import until as eventually
 from support.vllm_server import tiny_config
 from weightwire.engines.torch import TorchEngine
 from weightwire.errors import EngineError
@@ -19,7 +19,7 @@ from weightwire.server.batcher import Batcher, FairLock
 from weightwire.server.generation import Generation
 from weightwire.server.sequence import Running, Sampling, Task
 
-LONG = 400  # tokens; more than are generated during a test
+LONG = 1_000_000  # tokens; more than are generated during a test, also if it is stopped for seconds
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,6 @@ def task(length: int = 4, most: int = 3, seed: int = 0) -> Task:
 
 def result(future: Future[list[Running]]) -> list[Running]:
     return future.result(timeout=60)
-
-
-def eventually(condition: Any) -> None:
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def test_more_sequences_than_fit_are_all_served(batcher: Batcher) -> None:
@@ -172,23 +165,19 @@ def test_close_fails_waiting_requests(engine: TorchEngine) -> None:
 
 
 def test_a_fair_lock_goes_to_the_waiting_thread() -> None:
-    """One thread takes it in a loop, and the other still gets it each time."""
-    lock, stop, rounds = FairLock(), threading.Event(), [0]
+    """One thread takes it again at once, and the other still gets it first."""
+    lock, order = FairLock(), list[str]()
 
-    def use() -> None:
-        while not stop.is_set():
-            with lock:
-                rounds[0] += 1
-                time.sleep(0.001)
-
-    user = threading.Thread(target=use)
-    user.start()
-    waited = []
-    for _ in range(20):
-        before = rounds[0]
+    def wait() -> None:
         with lock:
-            waited.append(rounds[0] - before)
-    stop.set()
-    user.join()
-    # One turn in progress, and one that may start before this thread waits.
-    assert max(waited) <= 2
+            order.append("waiting")
+
+    for _ in range(20):
+        with lock:
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            eventually(lock._next.locked)
+        with lock:
+            order.append("again")
+        waiting.join()
+    assert order == ["waiting", "again"] * 20

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,12 @@ import pytest
 import torch
 
 from support.completion_server import CompletionClient, completion_server, nothing
+from support.followers import until
 from weightwire import Publisher
 from weightwire.engines.vllm import served_version
 from weightwire.engines.vllm.sample_versions import spans_of
 
 LONG = {"prompt": "a", "max_tokens": 500, "logprobs": 0, "stream": True}
-
-
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def opened(client: CompletionClient, **fields: Any) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
@@ -66,8 +59,8 @@ class TestParts:
             assert last["weight_versions"] == choice["weight_versions"]
             assert not any(part["finish_reason"] or "weight_versions" in part for part in before)
 
-    def test_tokens_arrive_while_others_are_generated(self, client: CompletionClient) -> None:
-        connection, reply = opened(client)
+    def test_tokens_arrive_while_others_are_generated(self, client: CompletionClient, held: threading.Event) -> None:
+        connection, reply = opened(client, seed=1)
         first = next_event(reply)["choices"][0]
         assert (client.service.batcher.running, first["finish_reason"]) == (1, None)
         hang_up(connection, reply)
@@ -94,11 +87,12 @@ class TestFailures:
     def test_an_invalid_request_is_refused_before_the_stream(self, client: CompletionClient) -> None:
         assert client.refused(stream=True, prompt=[9999]).startswith("the prompt has a token outside")
 
-    def test_a_client_that_disconnects_frees_its_places(self, client: CompletionClient) -> None:
+    def test_a_client_that_disconnects_frees_its_places(self, client: CompletionClient, held: threading.Event) -> None:
         connection, reply = opened(client, n=40)
         next_event(reply)
         assert client.service.batcher.running
         hang_up(connection, reply)
+        held.set()
         until(lambda: not client.service.batcher.running and not client.service.batcher.waiting)
 
     def test_a_client_that_disconnects_in_a_pause_frees_its_places(self, client: CompletionClient) -> None:
@@ -130,7 +124,9 @@ class TestFailures:
         assert "MemoryError" in last["error"]["message"]
 
 
-def test_a_stream_across_a_swap_names_both_versions(tiny: Path, tmp_path: Path) -> None:
+def test_a_stream_across_a_swap_names_both_versions(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import AutoModelForCausalLM
 
     module = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).requires_grad_(False)
@@ -140,15 +136,19 @@ def test_a_stream_across_a_swap_names_both_versions(tiny: Path, tmp_path: Path) 
         with completion_server(tiny, bucket, tmp_path / "replica") as client:
             until(lambda: served_version(client.url) == first)
             until(lambda: client.call("/readyz")[0] == 200)
+            generation, swapped = client.service.batcher._generation, threading.Event()
+            steps, advance = itertools.count(), generation.advance
+            monkeypatch.setattr(generation, "advance", lambda: (next(steps) == 3 and swapped.wait(120), advance()))
             events: list[Any] = []
-            connection, reply = opened(client, max_tokens=400, seed=2)
+            connection, reply = opened(client, max_tokens=40, seed=2)
             events.append(next_event(reply))
-            swapping = threading.Thread(target=lambda: (module.model.norm.weight.mul_(2), publisher.publish(module)))
-            swapping.start()
+            module.model.norm.weight.mul_(2)
+            publisher.publish(module)
+            until(lambda: client.service.version == publisher.version)
+            swapped.set()
             while line := reply.readline():
                 if line.startswith(b"data: {"):
                     events.append(json.loads(line.removeprefix(b"data: ")))
-            swapping.join()
             connection.close()
     choices = [event["choices"][0] for event in events]
     assert not any("weight_versions" in choice for choice in choices[:-1])

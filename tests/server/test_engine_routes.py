@@ -32,7 +32,7 @@ def test_requests_wait_for_the_end_of_a_pause(client: CompletionClient) -> None:
         assert not answers
     finally:
         assert client.call("/resume", b"") == (200, {"status": "resumed"})
-    asking.join(20)
+    asking.join(60)
     assert len(answers) == 1
     assert client.call("/is_paused") == (200, {"is_paused": False})
 

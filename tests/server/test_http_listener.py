@@ -9,7 +9,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -17,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from support.stores import free_ports
+from support.followers import until
 from weightwire.errors import CannotListen
 from weightwire.server import http_listener
 from weightwire.server.event_stream import EventStream
@@ -27,6 +29,17 @@ from weightwire.system import Access
 
 async def _sleep(request: Request) -> PlainTextResponse:
     await asyncio.sleep(float(request.path_params["seconds"]))
+    return PlainTextResponse("slept")
+
+
+RELEASED = threading.Event()
+HELD: list[str] = []  # requests that have begun to wait for it
+
+
+async def _hold(request: Request) -> PlainTextResponse:
+    HELD.append("held")
+    while not RELEASED.is_set():
+        await asyncio.sleep(0.01)
     return PlainTextResponse("slept")
 
 
@@ -43,7 +56,8 @@ async def _flood(request: Request) -> EventStream:
         for _ in range(FLOOD >> 16):
             yield bytes(1 << 16)
             await asyncio.sleep(0)
-        await asyncio.sleep(1.5)  # longer than a client may leave the flood unread
+        while not RELEASED.is_set():
+            await asyncio.sleep(0.01)
         yield b"last"
         FLOODED.append("whole")
 
@@ -53,6 +67,7 @@ async def _flood(request: Request) -> EventStream:
 APP = Starlette(
     routes=[
         Route("/sleep/{seconds}", _sleep),
+        Route("/hold", _hold),
         Route("/health", _health),
         Route("/readyz", _health),
         Route("/flood", _flood),
@@ -60,8 +75,15 @@ APP = Starlette(
 )
 
 
+@pytest.fixture(autouse=True)
+def _released() -> None:
+    RELEASED.clear()
+    HELD.clear()
+    FLOODED.clear()
+
+
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=20) as reply:
+    with urllib.request.urlopen(url, timeout=60) as reply:
         return str(reply.read().decode())
 
 
@@ -73,10 +95,11 @@ def test_port_0_takes_any_free_port() -> None:
 
 
 def test_a_port_can_be_used_again_at_once() -> None:
-    [port] = free_ports(1)
+    port = 0
     for _ in range(2):
         with HttpListener(APP, "127.0.0.1", port) as listening:
             assert get(f"{listening.url}/sleep/0") == "slept"
+            port = int(listening.url.rpartition(":")[2])
 
 
 def test_a_port_in_use_is_an_error() -> None:
@@ -95,7 +118,7 @@ def test_an_address_of_another_machine_is_an_error(host: str) -> None:
 def status(url: str, *headers: str, path: str = "/sleep/0") -> int:
     """The status of a request with exactly these headers."""
     host, _, port = url.removeprefix("http://").rpartition(":")
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=20) as connection:
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=60) as connection:
         connection.sendall("\r\n".join([f"GET {path} HTTP/1.1", *headers, "Connection: close", "", ""]).encode())
         return int(connection.makefile().readline().split()[1])
 
@@ -173,87 +196,118 @@ class TestToken:
 
 
 class TestLimits:
-    @pytest.fixture
-    def connected(self, url: str) -> Iterator[socket.socket]:
-        host, _, port = url.removeprefix("http://").rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=20) as connection:
-            yield connection
+    @pytest.fixture(autouse=True)
+    def _patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http_listener, "_HEAD", 120)
 
-    def drip(self, connection: socket.socket, data: bytes = b"a") -> float:
-        """Sends a byte now and then until the server disconnects. Returns the seconds."""
+    @pytest.fixture
+    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http_listener, "_HEAD", 0.3)
+        monkeypatch.setattr(http_listener, "_IDLE", 0.3)
+
+    @pytest.fixture
+    def protocols(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        """The server's side of each connection. A timer of it that runs would close it sooner or later."""
+        made: list[Any] = []
+
+        class Noted(http_listener._BoundedProtocol):
+            def connection_made(self, transport: Any) -> None:
+                made.append(self)
+                super().connection_made(transport)
+
+        monkeypatch.setattr(http_listener, "_BoundedProtocol", Noted)
+        return made
+
+    @pytest.fixture
+    def connected(self, protocols: list[Any]) -> Iterator[socket.socket]:
+        with HttpListener(APP, "127.0.0.1", 0) as listening:
+            host, _, port = listening.url.removeprefix("http://").rpartition(":")
+            with socket.create_connection((host, int(port)), timeout=60) as connection:
+                yield connection
+            RELEASED.set()
+
+    def drip(self, url: str, head: bytes) -> float:
+        """Sends a head, and a byte now and then until the server disconnects. Returns the seconds."""
+        host, _, port = url.removeprefix("http://").rpartition(":")
         began = time.monotonic()
-        connection.settimeout(0.05)
-        with suppress(ConnectionError):
-            while time.monotonic() - began < 10:
-                connection.sendall(data)
+        with socket.create_connection((host, int(port)), timeout=0.05) as connection, suppress(ConnectionError):
+            connection.sendall(head)
+            while time.monotonic() - began < 60:
+                connection.sendall(b"a")
                 with suppress(TimeoutError):
                     if connection.recv(1000) == b"":
                         break
         return time.monotonic() - began
 
-    @pytest.fixture(autouse=True)
-    def _impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(http_listener, "_HEAD", 0.3)
-        monkeypatch.setattr(http_listener, "_IDLE", 0.3)
-
+    @pytest.mark.usefixtures("impatient")
     def test_a_silent_client_is_disconnected(self, connected: socket.socket) -> None:
         with suppress(ConnectionResetError):
             assert connected.recv(1) == b""
 
-    def test_slow_headers_are_cut_off(self, connected: socket.socket) -> None:
-        connected.sendall(b"GET /sleep/0 HTTP/1.1\r\nHost: ")
-        assert 0.2 < self.drip(connected) < 5
+    @pytest.mark.usefixtures("impatient")
+    def test_slow_headers_are_cut_off(self, url: str) -> None:
+        assert 0.2 < self.drip(url, b"GET /sleep/0 HTTP/1.1\r\nHost: ") < 60
 
-    def test_a_slow_body_that_nobody_reads_is_cut_off(self, connected: socket.socket) -> None:
-        connected.sendall(b"GET /sleep/0 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
-        assert 0.2 < self.drip(connected) < 5
+    @pytest.mark.usefixtures("impatient")
+    def test_a_slow_body_that_nobody_reads_is_cut_off(self, url: str) -> None:
+        head = b"GET /sleep/0 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+        assert 0.2 < self.drip(url, head) < 60
 
-    def test_a_long_request_and_the_next_one_are_answered(self, connected: socket.socket) -> None:
+    def test_a_long_request_and_the_next_one_are_answered(self, connected: socket.socket, protocols: list[Any]) -> None:
         for _ in range(3):
-            connected.sendall(b"GET /sleep/0.6 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            RELEASED.clear()
+            HELD.clear()
+            connected.sendall(b"GET /hold HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            until(lambda: HELD)
+            assert protocols[0]._late is None
+            RELEASED.set()
             reply = b""
             while not reply.endswith(b"slept"):
-                reply += connected.recv(1000)
-            time.sleep(0.1)
+                reply += connected.recv(1000) or pytest.fail("disconnected")
+            until(lambda: protocols[0]._late)
 
-    def test_pipelined_requests_are_answered(self, connected: socket.socket) -> None:
-        connected.sendall(2 * b"GET /sleep/0.6 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    def test_pipelined_requests_are_answered(self, connected: socket.socket, protocols: list[Any]) -> None:
+        both = [f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n" for path in ("/health", "/hold")]
+        connected.sendall("".join(both).encode())
+        until(lambda: HELD)
+        assert protocols[0]._late is None
+        RELEASED.set()
         reply = b""
-        while reply.count(b"slept") < 2:
+        while not reply.endswith(b"slept"):
             reply += connected.recv(1000) or pytest.fail("disconnected")
+        assert b"healthy" in reply
 
     def test_a_client_that_does_not_read_is_disconnected(
         self, connected: socket.socket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(http_listener, "_UNREAD", 0.3)
-        FLOODED.clear()
         connected.sendall(b"GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        began = time.monotonic()
-        while not FLOODED:
-            assert time.monotonic() - began < 10
-            time.sleep(0.01)
+        until(lambda: FLOODED)
         assert FLOODED == ["closed"]
 
-    def test_a_client_that_reads_gets_all(self, connected: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(http_listener, "_UNREAD", 1.0)
-        FLOODED.clear()
+    def test_a_client_that_reads_gets_all(self, connected: socket.socket, protocols: list[Any]) -> None:
         connected.sendall(b"GET /flood HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        until(lambda: protocols and protocols[0]._unread)
         size = 0
+        while size < FLOOD:
+            size += len(connected.recv(1 << 22) or pytest.fail("disconnected"))
+        until(lambda: protocols[0]._unread is None)
+        RELEASED.set()
         while data := connected.recv(1 << 22):
             size += len(data)
         assert size > FLOOD
         assert FLOODED[0] == "whole"
 
     def test_large_headers_are_refused(self, connected: socket.socket) -> None:
-        connected.sendall(b"GET /sleep/0 HTTP/1.1\r\nA: " + 33_000 * b"b")
+        head = b"GET /sleep/0 HTTP/1.1\r\nA: "
+        connected.sendall(head.ljust((1 << 15) + 1, b"b"))  # not more, or a reset could overtake the reply
         assert connected.recv(12) == b"HTTP/1.1 400"
 
-    def test_connections_are_limited(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_connections_are_limited(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(http_listener, "_MOST_CONNECTIONS", 3)
-        monkeypatch.setattr(http_listener, "_HEAD", 10)
-        host, _, port = url.removeprefix("http://").rpartition(":")
-        with ExitStack() as stack:
-            many = [stack.enter_context(socket.create_connection((host, int(port)), timeout=5)) for _ in range(6)]
+        with HttpListener(APP, "127.0.0.1", 0) as listening, ExitStack() as stack:
+            host, _, port = listening.url.removeprefix("http://").rpartition(":")
+            many = [stack.enter_context(socket.create_connection((host, int(port)), timeout=60)) for _ in range(6)]
             gone = 0
             for one in many[3:]:
                 with suppress(ConnectionResetError):
@@ -264,24 +318,28 @@ class TestLimits:
             assert many[0].recv(12) == b"HTTP/1.1 200"
 
 
-def test_close_finishes_running_requests_and_cuts_off_slow_ones() -> None:
+@pytest.mark.parametrize("patience", [0.2, 120])
+def test_close_finishes_running_requests_and_cuts_off_slow_ones(
+    patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_listener, "_PATIENCE", patience)
     listening = HttpListener(APP, "127.0.0.1", 0)
-    results: dict[str, str] = {}
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(get, f"{listening.url}/hold")
+        until(lambda: HELD)
+        closing = pool.submit(listening.close)
+        until(lambda: refuses_connections(listening.url))
+        if patience > 1:
+            RELEASED.set()
+            assert running.result(60) == "slept"
+        closing.result(60)
+        assert isinstance(running.exception(60), OSError) == (patience < 1)
 
-    def ask(seconds: str) -> None:
-        try:
-            results[seconds] = get(f"{listening.url}/sleep/{seconds}")
-        except (OSError, urllib.error.URLError) as problem:
-            results[seconds] = type(problem).__name__
 
-    threads = [threading.Thread(target=ask, args=(seconds,)) for seconds in ("0.7", "30")]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.3)
-    began = time.monotonic()
-    listening.close()
-    assert 0.2 < time.monotonic() - began < 5
-    for thread in threads:
-        thread.join()
-    assert results["0.7"] == "slept"
-    assert results["30"] != "slept"
+def refuses_connections(url: str) -> bool:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=60).close()
+    except ConnectionRefusedError:
+        return True
+    return False

@@ -30,7 +30,7 @@ __all__ = ["DESKTOP", "PHONE", "Chromium", "Tab", "chromium_path"]
 
 DESKTOP, PHONE = (1280, 800), (390, 844)
 
-_PATIENCE = 30.0
+_PATIENCE = 90.0
 _OPTIONS = [
     "--headless=new",
     "--remote-debugging-pipe",
