@@ -20,7 +20,7 @@ from weightwire.cli.shared.progress_bar import ProgressBar
 
 Change = Callable[..., None]
 
-BYTES = r"\d+ k?B of 5\d kB +\S+ k?B/s +\d+:\d\d left"
+BYTES = r"\d+ k?B of 5\d kB +\S+ [kM]?B/s +\d+:\d\d left"
 
 pytestmark = pytest.mark.usefixtures("drawn_progress")
 
@@ -56,7 +56,7 @@ def test_export_shows_bytes(tmp_path: Path) -> None:
     publish(open_bucket(tmp_path / "run"), first_weights(), 3)
     ran = on_terminal("page", tmp_path / "run", "--export", tmp_path / "page.html")
     assert ran.code == 0
-    assert re.search(r"reading the run .* \d\S* k?B +\S+ k?B/s", ran.err)
+    assert re.search(r"reading the run .* \d\S* k?B +\S+ [kM]?B/s", ran.err)
 
 
 class TestGc:

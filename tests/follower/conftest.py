@@ -27,7 +27,7 @@ def _without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _unhurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine is no silent store, and writes its last heartbeat late. Scenes have their own time."""
+    """A slow machine does not mean a silent store, and writes its last heartbeat late. Scenes have their own time."""
     if "play" not in request.fixturenames:
         monkeypatch.setattr(silence, "_SECONDS", 600.0)
     monkeypatch.setattr("weightwire.follower.follower._LAST_HEARTBEAT", 60.0)

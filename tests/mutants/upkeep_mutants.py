@@ -172,4 +172,10 @@ UPKEEP_MUTANTS = [
             '        return [Limit(max(commits, default=0), "no anchor leads to the newest version")]\n',
         ),
     ),
+    mutant(
+        "keys not read again",
+        "anchors of a key that was revoked during a sweep justify no deletion",
+        _TESTS,
+        (_GC, "if not plan.needs_anchors or keys == await _keys_in_force(chain):", "if True:"),
+    ),
 ]
