@@ -31,6 +31,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -192,8 +193,8 @@ class Ours:
         events: dict[str, dict[str, Any]] = {}
         while "swap" not in events:
             event = json.loads(self._keeper.next_line())
-            if event["stage"] == "warning":
-                raise SystemExit(f"ours: {event['message']}")
+            if event["stage"] == "warning":  # the server answers nobody while it reloads, for example
+                print(f"ours: {event['message']}", file=sys.stderr)
             if event.get("version") == version:
                 events[event["stage"]] = event
         return events
