@@ -51,6 +51,7 @@ class _Worker:
                 return {"success": True}
             case "/sleep":
                 self.is_paused, self.is_lost = True, query["level"] == ["2"]
+                self.version = "slept"  # as the plugin makes it
                 return {}
             case "/init_weight_transfer_engine":
                 self._reply(body["init_info"], True)

@@ -10,7 +10,17 @@ from typing import Literal, Protocol, runtime_checkable
 from weightwire.delta import Delta
 from weightwire.errors import EngineError
 
-__all__ = ["CachePolicy", "CheckedEngine", "Engine", "EngineHealth", "RolloutServer", "ServedVersion", "Swap", "asleep"]
+__all__ = [
+    "CachePolicy",
+    "CheckedEngine",
+    "Engine",
+    "EngineHealth",
+    "RolloutServer",
+    "ServedVersion",
+    "Swap",
+    "asleep",
+    "not_verified",
+]
 
 CachePolicy = Literal["flush", "keep"]
 """What a patch does to the KV cache of running requests: they compute it again with the new weights, or keep it."""
@@ -108,4 +118,11 @@ def asleep(name: str) -> EngineError:
     return EngineError(
         f"{name}: is asleep, or was paused by another program",
         hint="wake it with POST /wake_up, or resume it with POST /resume",
+    )
+
+
+def not_verified(name: str) -> EngineError:
+    """The error of an engine that has slept, until its weights were compared."""
+    return EngineError(
+        f"{name}: was asleep, and its weights are not verified yet", hint="wait: they are compared or loaded again"
     )

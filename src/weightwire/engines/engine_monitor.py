@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from weightwire.engines.engine import CheckedEngine, Engine, EngineHealth, asleep
+from weightwire.engines.engine import CheckedEngine, Engine, EngineHealth, asleep, not_verified
 from weightwire.errors import EngineError, EngineGone, WeightwireError
 from weightwire.system import Closeable
 from weightwire.telemetry import Event, Listener, warning
@@ -212,9 +212,7 @@ def _note_service(name: str, record: _EngineRecord, health: EngineHealth, is_idl
     record.health_problem = record.paused_since = None
     if record.is_asleep:
         record.is_asleep = False
-        record.update_problem = EngineError(
-            f"{name}: was asleep, and its weights are not verified yet", hint="wait: they are compared or loaded again"
-        )
+        record.update_problem = not_verified(name)
     if is_idle and record.version is not None and health.version != record.version:
         record.update_problem = EngineError(
             f"{name}: does not report version {record.version} any more",

@@ -345,7 +345,7 @@ def worker_says(answer: WorkerAnswer) -> Callable[[Case, str], None]:
     return work
 
 
-def full_disk_for_the_patch(case: Case, url: str) -> None:
+def patch_a_server(case: Case, url: str) -> None:
     engine = vllm.VllmEngine(url)
     engine.patch(patch_to(SECOND), holding(SECOND, 2))
 
@@ -447,7 +447,8 @@ PROVOCATIONS: list[Provocation] = [
     server(unusable_directory, SERVER),
     server(worker_says(REFUSED), UPDATES),
     server(worker_says(WorkerAnswer(holding=holding(FIRST, 1))), UPDATES),
-    server(full_disk_for_the_patch, UPDATES),
+    server(patch_a_server, UPDATES | {"/weight_info": {}}),  # its directory does not exist
+    server(patch_a_server, UPDATES | {"/weight_info": {"weight_version": "slept"}}),
     server(reload_a_sleeping_server, UPDATES | {"/is_sleeping": {"is_sleeping": True}}),
     hanging_server,
     server(lambda case, url: VllmRolloutServer(url).check(), SERVER | {"/server_info": {"vllm_config": {}}}),

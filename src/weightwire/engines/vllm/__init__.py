@@ -3,6 +3,7 @@
     plugin             inside vLLM: a weight transfer backend, found by its entry point
     packing            inside vLLM: keeps weights in a layout that can be patched, and finds those that are not
     prefix_cache       inside vLLM: forgets cached prefixes of old weights while requests run
+    sleep_mark         inside vLLM: marks a server that has slept
     registration       inside vLLM: called by the entry point
     client             in the follower: sends the orders
     connection         what is particular to connections with vLLM

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from weightwire.delta import Delta
-from weightwire.engines.engine import CachePolicy, EngineHealth, ServedVersion, Swap, asleep
+from weightwire.engines.engine import CachePolicy, EngineHealth, ServedVersion, Swap, asleep, not_verified
 from weightwire.engines.orders import Order
 from weightwire.engines.server_connection import QUICK, NotOffered, ServerRefusal
 from weightwire.engines.shared_directory import SharedDirectory
 from weightwire.engines.vllm.connection import START, connect_to_vllm
 from weightwire.engines.vllm.health_check import VllmHealthCheck, is_asleep
+from weightwire.engines.vllm.sleep_mark import SLEPT
 from weightwire.engines.worker_orders import LONG, WorkerOrders
 from weightwire.errors import EngineError, public_url
 
@@ -63,11 +64,13 @@ class VllmEngine:
         orders = self._orders
         orders.holding = None
         self._shared.lock()
-        served = self._server.get("/weight_info").get("weight_version")
+        served = self._reported_version()
         orders.workers = int(self._server.get("/get_world_size").get("world_size", 1))
         one = int(self._server.get("/get_world_size?include_dp=false").get("world_size", orders.workers))
         self._replicas = orders.workers // max(1, one)
         orders.status()
+        if served == SLEPT:  # the workers do not know whether their weights are still there
+            orders.holding = None
         if orders.holding is not None and orders.holding.run == run and served != str(orders.holding.version):
             # The follower that swapped it in died before it could report the version.
             self._server.post("/update_weight_version", {"new_version": str(orders.holding.version)})
@@ -94,6 +97,9 @@ class VllmEngine:
 
     def patch(self, patch: Delta, target: ServedVersion) -> Swap:
         began = time.perf_counter()
+        if self._reported_version() == SLEPT:  # the patch would hide it
+            self._orders.holding = None
+            raise not_verified(self.name)
         with self._shared.staged(patch, target.version) as file, self._session() as finish:
             self._orders.check(self._orders.order("stage", file, target, LONG))
             ready = time.perf_counter()
@@ -133,6 +139,9 @@ class VllmEngine:
             )
 
     # --- vLLM's ways ---------------------------------------------------------------------------------------------
+
+    def _reported_version(self) -> Any:
+        return self._server.get("/weight_info").get("weight_version")
 
     def _send(self, order: Order, timeout: float) -> None:
         if order.action != "status":

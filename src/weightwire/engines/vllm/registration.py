@@ -11,6 +11,7 @@ def register() -> None:
     from weightwire.engines.vllm.packing import keep_plain
     from weightwire.engines.vllm.post_load import observe_loading
     from weightwire.engines.vllm.prefix_cache import forget_while_running
+    from weightwire.engines.vllm.sleep_mark import mark_sleep
 
     try:
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory
@@ -22,3 +23,4 @@ def register() -> None:
     observe_loading()
     forget_while_running()
     load_adapters_once()
+    mark_sleep()
