@@ -13,10 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 
 from support.adapters import peft_model, train_step
-from support.commands import Ran, Running, versions_in, weightwire
+from support.commands import Ran, Running, save_checkpoint, versions_in, weightwire
 from support.stores import free_ports
 from weightwire.bucket.directory import DirectoryBucket
 from weightwire.chain import read_run
@@ -116,8 +117,15 @@ class TestAdapter:
     def test_adapter_that_appears_later_needs_a_restart(self, tiny: Path, tmp_path: Path) -> None:
         with Publisher(tmp_path, on_event=nothing) as publisher:
             publisher.publish(peft_model(tiny))
-        with pytest.raises(EngineError, match="the run is an adapter, but MODEL was loaded without one"):
+        with pytest.raises(EngineError, match="the run is an adapter that MODEL was not loaded for"):
             check_kind(str(tmp_path), RunKind())
+
+    def test_adapter_without_its_config_is_an_error(self, tmp_path: Path) -> None:
+        path = save_checkpoint(tmp_path / "adapter", {"base_model.model.a.lora_A.weight": np.ones(3, np.float32)})
+        with Publisher(tmp_path / "run", on_event=nothing) as publisher:
+            publisher.publish(path)
+        with pytest.raises(EngineError, match="the run is an adapter without adapter_config"):
+            check_kind(str(tmp_path / "run"), RunKind())
 
     def test_adapter_without_peft_is_an_error(
         self, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

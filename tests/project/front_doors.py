@@ -361,6 +361,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "Tensor",
         "Weights",
         "adapter_config",
+        "adapter_layers",
         "adapter_weights",
         "as_mapping",
         "as_torch_integers",

@@ -44,7 +44,7 @@ UNPROVOKED = {
     "cli/restore.py: _Work._write": _LIBRARY,
     "cli/serve.py: _update_to": "needs a server; the tests of `serve` provoke it",
     "delta/decoder.py: jobs_of": "only for a crafted file; tests/delta/test_malformed_files.py provokes it",
-    "engines/adapter_module.py: AdapterModule.__init__": "for adapters whose weights PEFT computes when it saves them",
+    "engines/adapter_module.py: AdapterModule._tensors": "for adapters whose weights PEFT computes when it saves them",
     "engines/engine_monitor.py: EngineMonitor._check": _FOLLOWING,
     "engines/engine_monitor.py: _note_silence": _FOLLOWING,
     "engines/engine_monitor.py: _note_service": _FOLLOWING,

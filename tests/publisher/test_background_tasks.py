@@ -43,3 +43,19 @@ def test_results_and_errors_reach_the_caller() -> None:
             await tasks.finish(asyncio.wait_for(asyncio.sleep(60), 0.01), "start")
 
     asyncio.run(scene())
+
+
+def test_a_task_that_has_just_ended_is_not_running() -> None:
+    """Its callback, which removes it, may come later. Whoever looks in between must be able to start it again."""
+
+    async def scene() -> None:
+        async def work() -> None:
+            pass
+
+        tasks, seen = BackgroundTasks(), []
+        task = tasks.start(work(), "hint")
+        asyncio.get_running_loop().call_soon(lambda: seen.append((task.done(), tasks.is_running("hint"))))
+        await task
+        assert seen == [(True, False)]
+
+    asyncio.run(scene())

@@ -75,7 +75,7 @@ class TestReplicas:
 class TestNotify:
     @pytest.fixture(autouse=True)
     def patiently(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(notifier, "_SECONDS", 60.0)
+        monkeypatch.setattr(notifier, "_TIMEOUT", 60.0)
 
     @contextmanager
     def listening(self) -> Iterator[tuple[str, list[Any], threading.Event]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from support.chains import deny_as_s3
-from support.failing_bucket import Troubled, in_memory
+from support.failing_bucket import Act, Troubled, in_memory
 from support.followers import Trainer, copy_of, paths, read, remove, write
 from weightwire import Publisher
 from weightwire.chain.keys import PrivateKey
@@ -77,6 +78,20 @@ class TestPublisher:
         with Publisher(bucket, key=KEY, on_event=lambda event: None) as publisher:
             publisher.publish({"w": np.ones(3, np.float32)}).wait(60)
         assert unseal(read(bucket, ALIVE), SignOfLife, ALIVE).record.version == 1
+
+    def test_sign_of_life_names_a_version_that_was_committed_while_it_was_written(self, bucket: Troubled) -> None:
+        release = threading.Event()
+
+        async def hold(act: Act) -> None:
+            await asyncio.to_thread(release.wait, 60)
+            await act()
+
+        bucket.trouble("put", ALIVE, hold)
+        with Publisher(bucket, key=KEY, on_event=lambda event: None) as publisher:
+            publisher.publish({"w": np.ones(3, np.float32)}).wait(60)
+            publisher.publish({"w": np.zeros(3, np.float32)}).wait(60)
+            release.set()
+        assert unseal(read(bucket, ALIVE), SignOfLife, ALIVE).record.version == 2
 
     def test_a_publisher_does_not_continue_a_rolled_back_run(self, trainer: Trainer, bucket: Troubled) -> None:
         """Its sign of life names a version that the bucket has lost. To go on would be a second history."""

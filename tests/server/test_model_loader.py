@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -114,7 +115,27 @@ def test_an_adapter_of_the_run_changes_nothing_until_it_is_loaded(tiny: Path) ->
     assert torch.equal(plain.module(prompt).logits, adapted.module(prompt).logits)
 
 
-def test_an_adapter_of_another_model_is_refused(tiny: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"target_modules": ["no_such_layer"]}, "not found"),
+        ({"layer_replication": [[0, 1], [0, 1]]}, "it has layer_replication"),
+        ({"alora_invocation_tokens": [5]}, "it has alora_invocation_tokens"),
+        ({"init_lora_weights": "pissa_niter_4"}, "its init_lora_weights is 'pissa_niter_4'"),
+        ({"r": 10**9}, "its rank is over 4096"),
+        ({"rank_pattern": {"q_proj": 10**9}}, "its rank is over 4096"),
+        ({"r": "many"}, ""),
+        ({"rank_pattern": [1]}, ""),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(tiny: Path, settings: dict[str, Any], why: str) -> None:
     config = json.loads(adapter_config(peft_model(tiny)) or b"")
-    with pytest.raises(CheckpointError, match="the adapter of the run does not fit this model"):
-        load_model(tiny, adapter=json.dumps({**config, "target_modules": ["no_such_layer"]}).encode())
+    with pytest.raises(CheckpointError, match=f"the adapter of the run does not fit this model .*{why}"):
+        load_model(tiny, adapter=json.dumps({**config, **settings}).encode())
+
+
+def test_initial_weights_of_an_adapter_are_not_random(tiny: Path) -> None:
+    prompt = torch.tensor([[5, 9, 40, 7]])
+    config = json.loads(adapter_config(peft_model(tiny)) or b"") | {"init_lora_weights": False}
+    adapted = load_model(tiny, adapter=json.dumps(config).encode())
+    assert torch.equal(load_model(tiny).module(prompt).logits, adapted.module(prompt).logits)

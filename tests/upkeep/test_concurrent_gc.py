@@ -6,8 +6,11 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from support.clocked_bucket import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
 from support.sweep_runs import SHORT, Lived, check_whole, commit_of, run_id, swept, swept_twice
+from weightwire.bucket.bucket import GET_LIMIT
 from weightwire.chain.keys import PrivateKey
 from weightwire.chain.reader import ChainReader, read_run
 from weightwire.chain.record_paths import commit_path, gc_path
@@ -63,7 +66,8 @@ class TestConcurrency:
         assert bucket.paths("gc/") == [gc_path(7)]
         check_whole(bucket)
 
-    def test_anchors_of_a_key_that_is_revoked_during_a_sweep_justify_no_deletion(self) -> None:
+    @pytest.mark.parametrize("moment", ["shortcuts/", "anchors/"])
+    def test_anchors_of_a_key_that_is_revoked_during_a_sweep_justify_no_deletion(self, moment: str) -> None:
         """The shortcuts of versions 3 to 7 no longer count. The first version's own commit still does."""
         old, new = PrivateKey.generate(), PrivateKey.generate()
         bucket = clocked()
@@ -71,17 +75,26 @@ class TestConcurrency:
         bucket.now += 2 * HOUR
         swept(bucket)
         bucket.now += HOUR
-        read_into = bucket.inner.read_into
+        get, read_into, moments = bucket.get, bucket.read_into, [moment]
 
-        async def revoke_first(path: str, buffer: memoryview, start: int = 0) -> None:
-            bucket.read_into = read_into  # type: ignore[method-assign]
-            signer = Signer(old, frozenset())
-            added, revoked = frozenset({new.public.hex}), frozenset({old.public.hex})
-            await change_keys(bucket, Runtime(), signer, added, revoked, lambda message: None)
+        async def revoke_after(path: str) -> None:
+            if moments and path.startswith(moments[0]):
+                moments.clear()
+                added, revoked = frozenset({new.public.hex}), frozenset({old.public.hex})
+                await change_keys(bucket, Runtime(), Signer(old, frozenset()), added, revoked, lambda message: None)
+
+        async def get_and_revoke(path: str, limit: int = GET_LIMIT) -> bytes:
+            data = await get(path, limit)
+            await revoke_after(path)
+            return data
+
+        async def read_and_revoke(path: str, buffer: memoryview, start: int = 0) -> None:
             await read_into(path, buffer, start)
+            await revoke_after(path)
 
-        bucket.read_into = revoke_first  # type: ignore[method-assign]
+        bucket.get, bucket.read_into = get_and_revoke, read_and_revoke  # type: ignore[method-assign]
         assert swept(bucket).below <= 1
+        assert not moments
         assert bucket.versions("deltas") == [2, 3, 4, 5, 6, 7]
         check_whole(bucket)
 

@@ -114,11 +114,11 @@ def serve(
         keeper = stack.enter_context(closing(Keeper(follower, [service.engine], on_event=listener)))
         versions = _Versions(follower, keeper, listener)
         if there:
+            check_kind(follow, kind)
             _catch_up(follow, versions, stop)
         routes.open(service, lambda: check.state(follower, keeper))
         say(f"serving {model if keeper.served is None else f'version {keeper.served}'} on {listening.url}")
-        if there or wait_for_run(follow, stop):
-            check_kind(follow, kind)
+        if there or _wait_for_run(follow, kind, stop):
             while not stop.is_set():
                 versions.serve_new(stop)
         served += [] if keeper.served is None else [keeper.served]
@@ -169,13 +169,19 @@ def dtype_of_run(run: Run) -> str:
 
 async def _kind_in(bucket: Bucket) -> RunKind:
     run = await read_run(bucket)
-    is_adapter = weights_file_name(run.schema) == ADAPTER_FILE
-    files = await fetch_side_files(bucket, run) if is_adapter else {}
-    if is_adapter and find_spec("peft") is None:
+    if weights_file_name(run.schema) != ADAPTER_FILE:
+        return RunKind(dtype_of_run(run))
+    if find_spec("peft") is None:
         raise MissingDependency(
             f"{bucket.url}: the run is an adapter, and peft is not installed", hint="pip install peft"
         )
-    return RunKind(dtype_of_run(run), files.get(ADAPTER_CONFIG))
+    config = (await fetch_side_files(bucket, run)).get(ADAPTER_CONFIG)
+    if config is None:
+        raise EngineError(
+            f"{bucket.url}: the run is an adapter without {ADAPTER_CONFIG}",
+            hint="publish the directory that PEFT has saved, or the PEFT model itself, to another URL",
+        )
+    return RunKind(dtype_of_run(run), config)
 
 
 def _kind_at(url: str, default: RunKind) -> RunKind:
@@ -195,9 +201,17 @@ def check_kind(url: str, kind: RunKind) -> None:
         )
     if found.adapter != kind.adapter:
         raise EngineError(
-            f"{url}: the run is an adapter, but MODEL was loaded without one",
+            f"{url}: the run is an adapter that MODEL was not loaded for",
             hint="run `weightwire serve` again: it loads MODEL as the base of the adapter",
         )
+
+
+def _wait_for_run(url: str, kind: RunKind, stop: StopSignal) -> bool:
+    """Whether a run that fits the model has appeared."""
+    if not wait_for_run(url, stop):
+        return False
+    check_kind(url, kind)
+    return True
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ class TorchEngine:
     The module may be float32 where the run is bfloat16: every bfloat16 value is copied exactly. Any other difference
     in dtype is an error.
 
-    Of a PEFT model, the adapter that is active now is updated, and the run must be an adapter. The base model stays as
-    it is.
+    If `model` is a PEFT model, the engine updates its active LoRA adapter, and the run must be an adapter. The base
+    model stays as it is.
 
     Nothing else may change the weights. `patch` notices other values where it writes, by the digest, and raises. It
     cannot for tensors on a GPU or stored in several parts.
@@ -95,15 +95,16 @@ class TorchEngine:
     def adopt(self, checkpoint: Path, target: ServedVersion) -> bool:
         self._check(checkpoint)
         with self.lock:
+            self._check_live()
             return self._live.adopt(checkpoint, target)
 
     def patch(self, patch: Delta, target: ServedVersion) -> Swap:
-        self._check_adapter()
         began = time.perf_counter()
         staged = self._live.stage(patch, target)
         ready = time.perf_counter()
         with self.lock:
             paused = time.perf_counter()
+            self._check_live()
             staged.swap()
             self._note_write()
         return Swap(ready - began, time.perf_counter() - paused)
@@ -112,6 +113,7 @@ class TorchEngine:
         self._check(checkpoint)
         with self.lock:
             paused = time.perf_counter()
+            self._check_live()
             self._live.reload(checkpoint, target)
             self._note_write()
             return Swap(0.0, time.perf_counter() - paused)
@@ -121,7 +123,8 @@ class TorchEngine:
 
     def _check(self, checkpoint: Path) -> None:
         """Checks that the checkpoint fits this module and can be patched in place."""
-        self._check_adapter(checkpoint)
+        if self._adapter is not None:
+            self._adapter.check_config(checkpoint)
         self._live.learn(Checkpoint(checkpoint))
         for name, why in self._live.unpatchable.items():
             raise EngineError(
@@ -129,11 +132,10 @@ class TorchEngine:
                 hint="use the run's dtype: model.to(torch.bfloat16)",
             )
 
-    def _check_adapter(self, checkpoint: Path | None = None) -> None:
+    def _check_live(self) -> None:
+        """Under the lock: other threads may change a PEFT model."""
         if self._adapter is not None:
-            self._adapter.check_unmerged()
-            if checkpoint is not None:
-                self._adapter.check(checkpoint)
+            self._adapter.check_live()
 
     def _note_write(self) -> None:
         """Tells autograd that the weights changed, so that it rejects saved tensors."""

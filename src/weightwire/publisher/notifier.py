@@ -18,7 +18,7 @@ from weightwire.telemetry import Listener, warning
 
 __all__ = ["FollowerNotifier"]
 
-_SECONDS = 2.0  # for an answer
+_TIMEOUT = 2.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -56,5 +56,5 @@ def _post(url: str, body: Mapping[str, Any]) -> None:
     if token := read_token():
         headers["Authorization"] = f"Bearer {token}"
     request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
-    with urllib.request.build_opener(_NoRedirects).open(request, timeout=_SECONDS):
+    with urllib.request.build_opener(_NoRedirects).open(request, timeout=_TIMEOUT):
         pass

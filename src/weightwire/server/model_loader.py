@@ -5,6 +5,7 @@ Imports transformers only when a model is loaded, because that takes seconds.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from weightwire.engines.adapter_module import lora_settings
 from weightwire.errors import CheckpointError, WeightwireError, first_line
 from weightwire.server.generation import Generation
 from weightwire.server.sequence import Running, Sampling, Task
@@ -25,6 +27,8 @@ __all__ = ["Model", "load_model"]
 # Positions up to which eager attention is used. It is a third faster for small batches on a CPU, but its memory grows
 # with the square of the length.
 _SHORT = 2048
+
+_LARGEST_RANK = 4096  # of an adapter
 
 
 @dataclass(frozen=True)
@@ -133,20 +137,37 @@ def _module(path: Path, dtype: torch.dtype) -> Any:
 
 
 def _with_adapter(module: Any, config: bytes, path: Path) -> Any:
-    """Puts an adapter into the layers of a module. It changes nothing until its weights are loaded."""
-    import peft
+    """Puts a LoRA adapter into the layers of a module. It starts at zero: nothing changes until weights are loaded.
 
+    The config may come from a stranger: the follower verifies it with the first version, and the engine compares.
+    """
+    settings = lora_settings(config, ADAPTER_CONFIG)
+    neutral = {"init_lora_weights": True, "base_model_name_or_path": None, "inference_mode": True}
     try:
+        _check_neutral(settings)
+        import peft
+
         with tempfile.TemporaryDirectory(prefix="weightwire-") as directory:
-            Path(directory, ADAPTER_CONFIG).write_bytes(config)
-            settings = peft.PeftConfig.from_pretrained(directory)
-        adapted = peft.get_peft_model(module, settings, autocast_adapter_dtype=False)
+            Path(directory, ADAPTER_CONFIG).write_text(json.dumps(settings | neutral))
+            wanted = peft.PeftConfig.from_pretrained(directory)
+        adapted = peft.get_peft_model(module, wanted, autocast_adapter_dtype=False)
     except Exception as problem:  # PEFT raises errors of many types
         raise CheckpointError(
             f"{path}: the adapter of the run does not fit this model ({first_line(problem)})",
-            hint="pass the base model that the adapter was trained on as MODEL",
+            hint="pass the base model that the adapter was trained on as MODEL, or serve the adapter with vLLM",
         ) from problem
     return adapted.requires_grad_(False).eval()
+
+
+def _check_neutral(settings: dict[str, Any]) -> None:
+    """Raises a ValueError if PEFT would change the base model, or must generate by itself, or needs much memory."""
+    for key in ("layer_replication", "alora_invocation_tokens"):
+        if settings.get(key):
+            raise ValueError(f"it has {key}")
+    if settings.get("init_lora_weights") not in (True, False, "gaussian", None):
+        raise ValueError(f"its init_lora_weights is {settings['init_lora_weights']!r:.100}")
+    if max(settings.get("r", 0), *(settings.get("rank_pattern") or {}).values(), 0) > _LARGEST_RANK:
+        raise ValueError(f"its rank is over {_LARGEST_RANK}")
 
 
 def _tokenizer(path: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from functools import lru_cache
@@ -132,14 +132,17 @@ class CompletionService:
         )
 
     def weights(self) -> dict[str, Any]:
-        """The run, version and digest of the live weights. Reads all of them."""
+        """The run, version and digest of the live weights, or of the live adapter. Reads all of them."""
         with self.engine.serving():
             holding = self.engine.holding
             held = self.engine.tensors
-            names = self.model.names if holding is None else self._names_of_run()
+            names = self._names_before_the_run(held) if holding is None else self._names_of_run()
             state = digest({name: held[name] for name in names if name in held}).hex
         run, version = (None, None) if holding is None else (holding.run, holding.version)
         return {"run": run, "version": version, "state": state}
+
+    def _names_before_the_run(self, held: Mapping[str, Any]) -> Iterable[str]:
+        return held if self.model.updated is not self.model.module else self.model.names
 
 
 @contextmanager

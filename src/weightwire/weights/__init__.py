@@ -14,7 +14,7 @@ from weightwire.weights.file_names import (
     is_weights_file,
     weights_file_name,
 )
-from weightwire.weights.peft import has_adapters
+from weightwire.weights.peft import adapter_layers, has_adapters
 from weightwire.weights.safetensors_file import (
     INCOMPLETE,
     LENGTH_SIZE,
@@ -58,6 +58,7 @@ __all__ = [
     "Tensor",
     "Weights",
     "adapter_config",
+    "adapter_layers",
     "adapter_weights",
     "as_mapping",
     "as_torch_integers",

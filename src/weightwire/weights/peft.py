@@ -13,7 +13,7 @@ from typing import Any
 from weightwire.errors import CheckpointError
 from weightwire.weights.file_names import ADAPTER_PREFIX
 
-__all__ = ["has_adapters", "merged", "names_of_adapters"]
+__all__ = ["adapter_layers", "has_adapters", "merged", "names_of_adapters"]
 
 _MARKS = (".base_layer.", ".lora_A.", ".lora_B.", ".lora_embedding_A.", ".modules_to_save.", ".original_module.")
 
@@ -24,8 +24,13 @@ def names_of_adapters(names: Iterable[str]) -> list[str]:
 
 
 def has_adapters(model: Any) -> bool:
+    return next(adapter_layers(model), None) is not None
+
+
+def adapter_layers(model: Any) -> Iterator[Any]:
+    """The layers that PEFT made."""
     kinds = _kinds()
-    return bool(kinds) and any(isinstance(module, kinds) for module in model.modules())
+    return (module for module in model.modules() if isinstance(module, kinds)) if kinds else iter(())
 
 
 def merged(model: Any) -> Iterator[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 
@@ -260,6 +261,11 @@ def adapter_of_another_model(case: Case) -> None:
     load_model(tiny_model(case.here / "model"), adapter=b'{"peft_type": "LORA", "target_modules": ["other"]}')
 
 
+def adapter_without_config(case: Case) -> None:
+    path = save(case.here / "adapter_model.safetensors", {"base_model.model.a.lora_A.weight": np.zeros(2, np.float32)})
+    check_kind(str(publish(case, path)), RunKind())
+
+
 def adapter_without_peft(case: Case) -> None:
     case.patch.setattr(serve, "find_spec", lambda name: None)
     check_kind(str(publish(case, adapted_layer())), RunKind())
@@ -338,6 +344,7 @@ PROVOCATIONS: list[Provocation] = [
     lambda case: check_kind(str(publish(case)), RunKind("bfloat16")),
     lambda case: check_kind(str(publish(case, adapted_layer())), RunKind()),
     adapter_without_peft,
+    adapter_without_config,
     # Addresses
     lambda case: parse_address("localhost"),
     taken_port,

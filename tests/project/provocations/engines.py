@@ -215,6 +215,23 @@ def _other_scale(model: Any, config: Path) -> None:
     config.write_text(json.dumps({**json.loads(config.read_bytes()), "lora_alpha": 99}))
 
 
+def adapter_that_was_replaced(case: Case) -> None:
+    model = adapted_layer()
+    model.save_pretrained(case.here)
+    engine = TorchEngine(model)
+    model.load_state_dict({name: one.clone() for name, one in model.state_dict().items()}, assign=True)
+    engine.reload(case.here, holding(FIRST, 1))
+
+
+def two_adapters(case: Case) -> None:
+    import peft
+
+    model = adapted_layer()
+    model.add_adapter("other", peft.LoraConfig(r=2, target_modules=["0"]))
+    model.base_model.set_adapter(["default", "other"])
+    TorchEngine(model)
+
+
 def mixed_module(case: Case) -> None:
     fused = Fused()
     engine = TorchEngine(fused, load=fused.load_weights)
@@ -425,6 +442,11 @@ PROVOCATIONS: list[Provocation] = [
     adapter(lambda model, config: model.merge_adapter()),
     adapter(lambda model, config: config.unlink()),
     adapter(_other_scale),
+    adapter(lambda model, config: config.write_text("{")),
+    adapter(lambda model, config: config.write_text('{"peft_type": "LOHA"}')),
+    adapter(lambda model, config: model.base_model.disable_adapter_layers()),
+    adapter_that_was_replaced,
+    two_adapters,
     # Other packages
     lambda case: open_engine("http://127.0.0.1:8000"),
     lambda case: find_engine("tensorrt"),
