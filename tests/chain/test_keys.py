@@ -11,6 +11,13 @@ import pytest
 from weightwire.chain.keys import PrivateKey, PublicKey, read_private_key, read_trusted_keys
 from weightwire.errors import BadKey, OutputError
 
+# The library raises an InternalError for it.
+SHORT_X25519 = """\
+-----BEGIN PRIVATE KEY-----
+MC4CAQAwBQYDK2VvBCIEIAABAgMEBQYHCAkKCwwNDgQ8ERITFBUWGxgZGhscHR4f
+-----END PRIVATE KEY-----
+"""
+
 
 @pytest.fixture
 def key() -> PrivateKey:
@@ -81,6 +88,7 @@ def test_a_file_may_hold_several_keys_and_comments(key: PrivateKey, tmp_path: Pa
         ("", "is not a private key"),
         ("ed25519:" + "ab" * 32, "is not a private key"),
         ("-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n", "is not a private key"),
+        (SHORT_X25519, "is not a private key"),
     ],
 )
 def test_other_files_are_refused_as_private_keys(content: str, message: str, tmp_path: Path) -> None:

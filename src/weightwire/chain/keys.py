@@ -81,12 +81,12 @@ class PrivateKey:
     @classmethod
     def from_pem(cls, pem: bytes, where: str) -> PrivateKey:
         ed25519 = _ed25519()
-        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.exceptions import InternalError, UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         try:
             key = load_pem_private_key(pem, password=None)
-        except (ValueError, TypeError, UnsupportedAlgorithm) as problem:
+        except (ValueError, TypeError, UnsupportedAlgorithm, InternalError) as problem:
             # The library's text may quote the file, so it is left out.
             encrypted = isinstance(problem, TypeError)
             why = "is encrypted" if encrypted else "is not a private key in PEM format"
