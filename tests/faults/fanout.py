@@ -98,8 +98,8 @@ class Crowd:
             raise Violation(f"{one.name} did not stop cleanly:\n{one.said.read_text()[-2000:]}")
 
     def _check_trainer(self) -> None:
-        if not self.trainer.alive and self.trainer.process is not None and self.trainer.process.returncode:
-            raise Violation(f"the trainer failed:\n{self.trainer.said.read_text()[-2000:]}")
+        if not self.trainer.alive and self.trainer.process is not None and (code := self.trainer.process.returncode):
+            raise Violation(f"the trainer failed with code {code}:\n{self.trainer.said.read_text()[-2000:]}")
 
     def _explain(self) -> str:
         logs = [f"{one.name}: {Journal.read(self.room / f'{one.name}.log')[-1:]}" for one in self.followers]
