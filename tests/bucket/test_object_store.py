@@ -262,6 +262,24 @@ async def test_writing_a_record_can_be_cancelled_while_the_server_is_silent(
         assert time.monotonic() - began < 50
 
 
+@in_loop
+async def test_close_waits_until_cancelled_requests_have_ended(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise one of obstore's threads may need the interpreter when that exits, which crashes the process."""
+    monkeypatch.setattr(object_store, "_FOR_RECORDS", {"timeout": timedelta(minutes=2)})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        use(monkeypatch, environment(f"http://127.0.0.1:{port}", "admin-key", "admin-secret"))
+        hanging = open_bucket(bucket.url)
+        assert isinstance(hanging, object_store.ObjectStoreBucket)
+        tasks = [asyncio.create_task(hanging.get("a")) for _ in range(64)]
+        await asyncio.sleep(0.1)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await hanging.close()
+        assert not hanging._requests
+
+
 @pytest.fixture
 def lossy(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> Lossy:
     # By default nothing is retried after 10 seconds, which a busy machine may take for one request.

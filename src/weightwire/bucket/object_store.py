@@ -9,12 +9,14 @@ import asyncio
 import os
 import re
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 import obstore
 from obstore.exceptions import BaseError
@@ -27,11 +29,12 @@ from weightwire.bucket.store_errors import StoreRequest, explain, explain_settin
 from weightwire.errors import BucketError, NotFound, PermissionDenied, TooLarge, Truncated, Unavailable
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import GetResult, ObjectMeta
     from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
 
 __all__ = ["ObjectStoreBucket", "open_object_store"]
 
+Result = TypeVar("Result")
 _UploadPart = bytes | bytearray | memoryview
 
 # Objects of more than _SINGLE parts are transferred _AT_ONCE parts at a time, smaller ones in one request.
@@ -67,6 +70,7 @@ _CREDENTIALS = (
     "AWS_SKIP_SIGNATURE",
 )
 
+_LAST_REQUESTS = 5.0  # seconds, at most, to end cancelled requests; milliseconds are usual
 _RECORD = 1 << 20  # bytes of a put that may be a record
 _BATCH = 1000
 _BATCH_SECONDS = 120.0  # for one batch of a listing, with all retries
@@ -103,18 +107,19 @@ class ObjectStoreBucket:
         self._prefix = f"{prefix}/" if prefix else ""
         self._records = records
         self._data = data
+        self._requests: WeakSet[asyncio.Future[Any]] = WeakSet()  # that obstore still works on
 
     async def create(self, path: str, data: bytes) -> None:
         key = self._key(path)
         with self._failing(path, "put"):
-            await obstore.put_async(self._records, key, data, mode="create")
+            await self._send(obstore.put_async(self._records, key, data, mode="create"))
 
     async def put(self, path: str, data: Iterable[bytes | memoryview] | bytes, size: int | None = None) -> None:
         key, stop = self._key(path), threading.Event()
         part = max(_PART, -(-(size or _UNKNOWN_SIZE) // _MOST_PARTS))
         if isinstance(data, bytes) and len(data) <= _RECORD and size in (None, len(data)):
             with self._failing(path, "put"):  # unlike a thread, this can be cancelled while the store is silent
-                await obstore.put_async(self._records, key, data, use_multipart=False)
+                await self._send(obstore.put_async(self._records, key, data, use_multipart=False))
             return
         with self._failing(path, "put"):
             # In a thread: the data may be computed while it is sent.
@@ -123,11 +128,11 @@ class ObjectStoreBucket:
     async def get(self, path: str, limit: int = GET_LIMIT) -> bytes:
         key, where = self._key(path), f"{self.url}/{path}"
         with self._failing(path, "get"):
-            result = await obstore.get_async(self._records, key)
+            result = await self._send(obstore.get_async(self._records, key))
             if result.meta["size"] > limit:
                 raise TooLarge.at(where, limit)
             data = bytearray()
-            async for chunk in result.stream(min_chunk_size=_CHUNK):
+            async for chunk in self._chunks(result):
                 data += chunk
                 if len(data) > limit:  # the store lied about the size
                     raise TooLarge.at(where, limit)
@@ -165,10 +170,10 @@ class ObjectStoreBucket:
         while True:
             try:
                 async with asyncio.timeout(_BATCH_SECONDS):
-                    batch = await anext(batches, None)
+                    batch = await self._send(batches.__anext__())
             except TimeoutError:
                 raise self._endless(prefix) from None
-            if batch is None:
+            except StopAsyncIteration:
                 return
             yield batch
 
@@ -179,17 +184,40 @@ class ObjectStoreBucket:
         key = self._key(path)
         try:
             with self._failing(path, "get"):
-                return self._describe(await obstore.head_async(self._records, key))
+                return self._describe(await self._send(obstore.head_async(self._records, key)))
         except NotFound:
             return None
 
     async def delete(self, path: str) -> None:
         key = self._key(path)
         with suppress(NotFound), self._failing(path, "delete"):
-            await obstore.delete_async(self._records, key)
+            await self._send(obstore.delete_async(self._records, key))
 
     async def close(self) -> None:
-        """Does nothing: obstore closes idle connections."""
+        """Waits until obstore is done with all requests, also with those that were cancelled a moment ago.
+
+        One of its threads that needs the interpreter while that exits would crash the process.
+        """
+        until = time.monotonic() + _LAST_REQUESTS
+        while self._requests and time.monotonic() < until:
+            await asyncio.sleep(0.001)
+
+    async def _send(self, request: Awaitable[Result]) -> Result:
+        """Awaits a request of obstore. Obstore holds a reference to it as long as it works on it."""
+        future = asyncio.ensure_future(request)
+        self._requests.add(future)
+        try:
+            return await future
+        finally:
+            del request, future  # the traceback of an error must not hold one
+
+    async def _chunks(self, result: GetResult) -> AsyncIterator[bytes]:
+        stream = result.stream(min_chunk_size=_CHUNK)
+        while True:
+            try:
+                yield await self._send(stream.__anext__())
+            except StopAsyncIteration:
+                return
 
     def _key(self, path: str) -> str:
         return self._prefix + check_path(path)
@@ -214,11 +242,11 @@ class ObjectStoreBucket:
 
     async def _read(self, path: str, view: memoryview, start: int) -> None:
         end = start + len(view)
-        result = await obstore.get_async(self._data, self._key(path), options={"range": (start, end)})
+        result = await self._send(obstore.get_async(self._data, self._key(path), options={"range": (start, end)}))
         if result.range != (start, end):
             raise Truncated.at(f"{self.url}/{path}", result.range[1], end)
         filled = 0
-        async for chunk in result.stream(min_chunk_size=_CHUNK):
+        async for chunk in self._chunks(result):
             if filled + len(chunk) > len(view):  # the store lied about the range
                 raise Unavailable(f"{self.url}/{path}: the store sent more bytes than were requested", hint=_LYING)
             view[filled : filled + len(chunk)] = chunk
