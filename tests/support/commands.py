@@ -229,6 +229,10 @@ def versions_in(bucket: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_bytes()) for path in sorted((bucket / "commits").glob("*.json"))]
 
 
+def kinds_in(bucket: Path) -> list[str]:
+    return [commit["kind"] for commit in versions_in(bucket)]
+
+
 def tree(directory: Path) -> dict[str, bytes]:
     files = (path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}

@@ -11,16 +11,6 @@ import safetensors.numpy
 from support.commands import Training, bits_of, weightwire
 
 
-@pytest.fixture
-def training(tmp_path: Path) -> Training:
-    return Training(tmp_path / "out")
-
-
-@pytest.fixture
-def bucket(tmp_path: Path) -> Path:
-    return tmp_path / "bucket"
-
-
 class TestDirectory:
     def test_unrelated_files_are_refused(self, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in "ab":

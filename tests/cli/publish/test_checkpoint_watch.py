@@ -13,11 +13,6 @@ from support.commands import Training
 from weightwire.cli.publish.checkpoint_watch import CheckpointWatch, step_of
 
 
-@pytest.fixture
-def training(tmp_path: Path) -> Training:
-    return Training(tmp_path / "out")
-
-
 class TestWatching:
     """Uses a fake clock instead of waiting."""
 

@@ -23,11 +23,6 @@ from weightwire.weights.checkpoint import Checkpoint
 RUN, OTHER = "a" * 32, "b" * 32
 
 
-@pytest.fixture
-def training(tmp_path: Path) -> Training:
-    return Training(tmp_path / "out")
-
-
 def keep(training: Training, name: str, version: int, run: str = RUN) -> str:
     """Stores a checkpoint and returns its state."""
     path = training.save(name)

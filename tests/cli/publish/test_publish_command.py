@@ -15,7 +15,17 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from support.commands import Running, Training, bits_of, save_checkpoint, state_of, tree, versions_in, weightwire
+from support.commands import (
+    Running,
+    Training,
+    bits_of,
+    kinds_in,
+    save_checkpoint,
+    state_of,
+    tree,
+    versions_in,
+    weightwire,
+)
 from weightwire.cli.publish.checkpoint_candidate import CheckpointCandidate, TornCheckpoint
 from weightwire.cli.publish.run_publisher import PublishOptions, RunPublisher
 from weightwire.cli.shared.terminal import byte_size
@@ -23,25 +33,11 @@ from weightwire.publisher import encoded_version
 from weightwire.publisher.copy_advance import advance_copy
 
 
-@pytest.fixture
-def training(tmp_path: Path) -> Training:
-    return Training(tmp_path / "out")
-
-
-@pytest.fixture
-def bucket(tmp_path: Path) -> Path:
-    return tmp_path / "bucket"
-
-
 def restored(bucket: Path, version: int) -> dict[str, bytes]:
     out = bucket.parent / f"restored-{version}"
     ran = weightwire("restore", bucket, "--version", version, "-o", out)
     assert ran.code == 0, ran.err
     return bits_of(out)
-
-
-def kinds(bucket: Path) -> list[str]:
-    return [commit["kind"] for commit in versions_in(bucket)]
 
 
 class TestPublish:
@@ -58,7 +54,7 @@ class TestPublish:
         assert ", an anchor, " in started.err
         assert continued.err.startswith(f"version 3 (step 200) of {where} from checkpoint-200: ")
         assert ", 1.03% changed, " in continued.err
-        assert kinds(bucket) == ["fence", "anchor", "fence", "delta"]
+        assert kinds_in(bucket) == ["fence", "anchor", "fence", "delta"]
         assert [commit.get("step") for commit in versions_in(bucket)] == [None, 100, None, 200]
         assert restored(bucket, 1) == bits_of(first)
         assert restored(bucket, 3) == bits_of(second)
@@ -151,7 +147,7 @@ class TestPublish:
         ran = weightwire("publish", path, bucket, "--base", base, "--source", "hf.co/some/base")
 
         assert ran.code == 0, ran.err
-        assert kinds(bucket) == ["fence", "base", "delta"]
+        assert kinds_in(bucket) == ["fence", "base", "delta"]
         assert versions_in(bucket)[1]["source"] == "hf.co/some/base"
         assert not (bucket / "anchors").exists()
         weightwire("restore", bucket, "-o", bucket.parent / "r", "--base", base)
@@ -163,7 +159,7 @@ class TestPublish:
         ran = weightwire("publish", base, bucket, "--base", base)
 
         assert ran.err == f"already version 1 of {bucket}: nothing to publish\n"
-        assert kinds(bucket) == ["fence", "base"]
+        assert kinds_in(bucket) == ["fence", "base"]
 
     def test_contradictory_options_are_refused(self, training: Training, bucket: Path) -> None:
         path = training.save("checkpoint-1")
@@ -203,7 +199,7 @@ class TestCache:
         ran = weightwire("publish", training.save("checkpoint-2"), bucket)
 
         assert ran.code == 0, ran.err
-        assert kinds(bucket)[-1] == "delta"
+        assert kinds_in(bucket)[-1] == "delta"
 
     @pytest.mark.parametrize("damage", ["removed", "cut", "other"])
     def test_cache_is_checked_before_use(self, training: Training, bucket: Path, damage: str) -> None:
@@ -336,7 +332,7 @@ class TestTornCheckpoint:
             with pytest.raises(TornCheckpoint, match="was written to while it was read"):
                 publisher.publish(candidate, path.parent)
 
-        assert kinds(bucket) == ["fence", "anchor", "fence"]
+        assert kinds_in(bucket) == ["fence", "anchor", "fence"]
         monkeypatch.undo()
         weightwire("publish", path, bucket)
         assert restored(bucket, 4) == bits_of(path)

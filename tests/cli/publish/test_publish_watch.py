@@ -10,22 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from support.commands import Running, Training, state_of, versions_in, weightwire
+from support.commands import Running, Training, kinds_in, state_of, versions_in, weightwire
 from weightwire.cli.shared.run_output import PublishOutput
-
-
-@pytest.fixture
-def training(tmp_path: Path) -> Training:
-    return Training(tmp_path / "out")
-
-
-@pytest.fixture
-def bucket(tmp_path: Path) -> Path:
-    return tmp_path / "bucket"
-
-
-def kinds(bucket: Path) -> list[str]:
-    return [commit["kind"] for commit in versions_in(bucket)]
 
 
 @pytest.mark.slow
@@ -42,7 +28,7 @@ class TestWatch:
 
         assert ran.code == 0
         assert [msgspec.json.decode(line, type=PublishOutput).version for line in ran.out.splitlines()] == [1, 2, 3]
-        assert kinds(bucket) == ["fence", "anchor", "delta", "delta"]
+        assert kinds_in(bucket) == ["fence", "anchor", "delta", "delta"]
         assert [commit.get("step") for commit in versions_in(bucket)] == [None, 900, 1000, 1100]
         assert [commit["after"] for commit in versions_in(bucket)[1:]] == [*map(state_of, (first, second, third))]
         assert [file["name"] for file in json.loads((bucket / "run.json").read_bytes())["files"]] == [
@@ -77,7 +63,7 @@ class TestWatch:
 
         assert ran.code == 0
         assert ran.err.count(f" of {bucket} from checkpoint-") == 1
-        assert kinds(bucket) == ["fence", "anchor", "delta", "fence", "delta"]
+        assert kinds_in(bucket) == ["fence", "anchor", "delta", "fence", "delta"]
 
     def test_rewritten_directory_is_published_again(self, training: Training, bucket: Path) -> None:
         path = training.save("model")
@@ -114,7 +100,7 @@ class TestWatch:
         assert ran.code == 0
         assert ran.err.count("skipped: ") == 2
         assert ran.err.count("runs") == 0
-        assert kinds(bucket) == ["fence", "anchor"]
+        assert kinds_in(bucket) == ["fence", "anchor"]
 
     def test_half_written_checkpoint_is_published_when_it_is_complete(self, training: Training, bucket: Path) -> None:
         path = next(training.save("checkpoint-100").glob("*.safetensors"))
