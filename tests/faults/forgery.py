@@ -147,6 +147,12 @@ def _epoch_without_fence(forger: Forger, chain: Chain) -> Commit:
     return _in_epoch(forger, made, made.epoch + 1)
 
 
+def _other_keys_from(forger: Forger, chain: Chain) -> Commit | None:
+    """Says that its keys come from the version before, which named none."""
+    parent = chain[-1].record
+    return None if parent.keys else _with(keys_from=parent.version)(forger.following(chain))
+
+
 def _second_fence(forger: Forger, chain: Chain) -> Commit:
     made = forger.following(chain)
     return _with(kind="fence", after=made.before, files=())(made)
@@ -204,6 +210,7 @@ FORGERIES: Mapping[str, Forgery] = {
     "a newer epoch without a fence": _epoch_without_fence,
     "a fence without a new epoch": _second_fence,
     "another run": _other_run,
+    "keys of another version": _other_keys_from,
     "another state before it": _other_before,
     "another state after it": _other_after,
     "an anchor with another state after it": _anchor_with_other_after,

@@ -22,6 +22,7 @@ class Lie(View):
     shown: dict[str, tuple[bytes, float] | None] = field(default_factory=dict)
     name: str = ""
     alerts: bool = False  # a follower that holds a version must notice, even if it is idle
+    is_due: Callable[[], bool] = lambda: True  # whether it could notice by now
     is_refused: bool = False  # a process that starts with it must not reach any version
     needs_restart: bool = False  # a follower looks at this only when it starts
     needs_loss: bool = False  # a follower looks at this only when it has lost its replica
@@ -30,8 +31,10 @@ class Lie(View):
     honest: Store | None = None
     alive: Callable[[], bytes] | None = None  # makes alive.json, always a recent one
     trap: str = ""
+    is_shadow: bool = False  # what the process creates is not stored, but shown to it
     lasts: float | None = None  # seconds; by default a few
     newest: tuple[tuple[str, ...], int] | None = None  # hides these folders above a version, also what is new in them
+    rewrites: tuple[Callable[[bytes], bytes], int] | None = None  # changes the commits above a version, also new ones
 
     @property
     def _objects(self) -> Objects:
@@ -45,7 +48,10 @@ class Lie(View):
             return self.alive(), 0.0
         if self._is_too_new(path):
             return None
-        return self.shown[path] if path in self.shown and path != self.trap else self._objects.get(path)
+        found = self.shown[path] if path in self.shown and path != self.trap else self._objects.get(path)
+        if found and self.rewrites and path.startswith("commits/") and number_of(path) > self.rewrites[1]:
+            return self.rewrites[0](found[0]), found[1]
+        return found
 
     def paths(self, prefix: str) -> list[str]:
         known = {*self._objects, *(path for path, one in self.shown.items() if one is not None)}
@@ -56,6 +62,12 @@ class Lie(View):
         """Whether a process may create an object. Springs the trap."""
         self.trap = "" if path == self.trap else self.trap
         return self.find(path) is None
+
+    def keeps(self, path: str, data: bytes) -> bool:
+        """Whether an object that a process creates is kept from the store."""
+        if self.is_shadow:
+            self.shown[path] = data, 0.0
+        return self.is_shadow
 
     def _is_too_new(self, path: str) -> bool:
         return self.newest is not None and path.startswith(self.newest[0]) and number_of(path) > self.newest[1]

@@ -116,6 +116,8 @@ class View(Protocol):
 
     def creates(self, path: str) -> bool: ...
 
+    def keeps(self, path: str, data: bytes) -> bool: ...
+
 
 @dataclass(eq=False)
 class Process:

@@ -27,6 +27,9 @@ class Watch:
     def puts(self, store: Store, path: str, data: bytes, who: Process, late: bool) -> None:
         pass
 
+    def looks(self, store: Store, path: str, who: Process) -> None:
+        """A process asks whether an object exists."""
+
     def wants_to_delete(self, who: Process) -> object:
         """Called when the request is sent. The result is passed to `deletes`, when it takes effect."""
         return None
@@ -71,6 +74,9 @@ class Store:
     def creates(self, path: str) -> bool:
         return path not in self.objects
 
+    def keeps(self, path: str, data: bytes) -> bool:
+        return False
+
     def paths(self, prefix: str) -> list[str]:
         return [path for path in self.objects if path.startswith(prefix)]
 
@@ -102,7 +108,8 @@ class SimBucket:
         def act(late: bool) -> None:
             if not self._view.creates(path):
                 raise AlreadyExists(f"{path}: exists")
-            self.store.create(path, data, self.process)
+            if not self._view.keeps(path, data):
+                self.store.create(path, data, self.process)
 
         await self._write("create", path, act)
 
@@ -141,7 +148,11 @@ class SimBucket:
         return await self._read("list", prefix, act)
 
     async def find(self, path: str) -> ObjectInfo | None:
-        return await self._read("find", path, lambda: _info(self._view, path))
+        def act() -> ObjectInfo | None:
+            self.store.watch.looks(self.store, path, self.process)
+            return _info(self._view, path)
+
+        return await self._read("find", path, act)
 
     async def delete(self, path: str) -> None:
         ticket = self.store.watch.wants_to_delete(self.process)

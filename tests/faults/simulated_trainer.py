@@ -82,6 +82,8 @@ class SimTrainer:
         settings = PublisherSettings(
             threads=1, anchor_every=self.anchor_every, retry_seconds=30.0, files=SIDE_FILES, signer=self.signer
         )
+        if self._is_refused():
+            self.world.rules.refused.add(process)
         work = publisher(self.world.store, process, settings, self.world.listener(self.name))
         try:
             await work.process.start()
@@ -156,9 +158,14 @@ class SimTrainer:
 
     def check_refused(self, problem: WeightwireError) -> bool:
         """A publisher may refuse a run only if its key is not in force, or a store lies to it. Returns if for good."""
-        world, key = self.world, self.signer.key if self.signer else None
-        if world.keys is not None and key not in world.keys.in_force(world.store.objects):
+        world = self.world
+        if self._is_refused():
             return True
         if self.name not in world.deceived:
             world.violate(f"{self.name}: refuses an honest run: {problem!r}")
         return False
+
+    def _is_refused(self) -> bool:
+        """Whether the run is signed, and the key of this trainer is not in force."""
+        keys, key = self.world.keys, self.signer.key if self.signer else None
+        return keys is not None and key not in keys.in_force(self.world.store.objects)

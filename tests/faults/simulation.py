@@ -159,6 +159,8 @@ class Simulation:
         if world.keys is not None and rng.random() < 0.7:
             trainers.append(self._change_keys(rng.uniform(0, 25)))
         tamperer = Tamperer(world, self.followers[:], self.join, self.hire)
+        if world.keys is not None and rng.random() < 0.1:
+            trainers.append(tamperer.lie_at_start("trainer-0"))
         await self._all(*trainers, tamperer.work(self.lies))
         await self._end(sweeper)
 

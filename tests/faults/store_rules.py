@@ -35,6 +35,8 @@ class StoreRules(Watch):
     retention: Retention = field(default_factory=Retention)
     sweeps: dict[Process, SweepStart] = field(default_factory=dict)
     claims: dict[int, Process] = field(default_factory=dict)  # by epoch
+    refused: set[Process] = field(default_factory=set)  # publishers whose key was not in force when they started
+    known: dict[Process, int] = field(default_factory=dict)  # the newest epoch when it last looked for a commit
     may_delete: bool = True  # False while a sweep sees a hole in the chain
     first: dict[str, float] = field(default_factory=dict)  # by path: when data was written; late requests repeat it
 
@@ -45,6 +47,8 @@ class StoreRules(Watch):
             self.violate(f"{path}: two histories")
         if path.startswith("epochs/"):
             self.claims[int(path[7:15])] = who
+            if who in self.refused:
+                self.violate(f"{path}: claimed by a publisher whose key is not in force")
         elif path.startswith("commits/"):
             self._check_commit(store, path, parse(data), who)
             self._check_signed(store, path, "commit", data, None)
@@ -73,6 +77,8 @@ class StoreRules(Watch):
             back = [_hash(objects, version - (1 << k)) for k in range(1, version.bit_length()) if version >= 1 << k]
             if record["back"] != back:
                 self.violate(f"{path}: its back hashes are not those of the commits before it")
+        elif record["parent"] != hashlib.sha256(objects.get("run.json", (b"",))[0]).hexdigest():
+            self.violate(f"{path}: does not name run.json")
         self._check_data(store, path, record)
 
     def _check_signed(self, store: Store, path: str, kind: str, data: bytes, after: int | None) -> None:
@@ -100,8 +106,14 @@ class StoreRules(Watch):
             if _hash(store.objects, version) != parse(data)["commit"]:
                 self.violate(f"{path}: names a commit that does not exist")
             self._check_signed(store, path, "alive", data, version)
+            if parse(data)["epoch"] < self.known.get(who, 0) and not late:
+                self.violate(f"{path}: written by a publisher that has seen its successor")
         if path.startswith("probe/") and who.name.startswith("upkeep") and not late:
             self.sweeps[who] = self._begin(store)  # a sweep begins by reading the store's clock
+
+    def looks(self, store: Store, path: str, who: Process) -> None:
+        if path.startswith("commits/") and path in store.objects:
+            self.known[who] = parse(store.objects[path][0])["epoch"]
 
     # --- deleting ------------------------------------------------------------------------------------------------
 

@@ -131,10 +131,18 @@ class Tamperer:
             self.world.views.pop(name, None)
             await life
 
+    async def lie_at_start(self, name: str) -> None:
+        """The first trainer finds a stranger's run.json, whose hash it must not sign."""
+        self.world.deceived.add(name)
+        self.world.views[name] = self.trust_lies.to_first_trainer()
+        await asyncio.sleep(20.0)
+        self.world.views.pop(name, None)
+        await self.hire("trainer-after")  # the first one may have refused for good
+
     async def _watch(self, follower: SimFollower, lie: Lie) -> None:
         """A follower that runs all the time and holds a version must notice the lie."""
         process, work = follower.process, follower.work
-        if process is None or work is None or process.asleep_until > self.world.loop.time():
+        if process is None or work is None or process.asleep_until > self.world.loop.time() or not lie.is_due():
             return
         process.interrupted = False
         await asyncio.sleep(150.0 + 4 * process.delay)
@@ -173,7 +181,9 @@ class Tamperer:
         genuine = self.random.choice([fork, held, held + 1, held + 1, self.random.randint(fork, len(chain))])
         if self.random.random() < 0.4:
             lie = self._spliced(forger, made, self.random.randint(0, fork))
-            lie.needs_loss = True
+            # A follower with trusted keys knows the chain even if its disk has lost the weights.
+            lie.needs_loss = self.random.random() < 0.5
+            lie.needs_restart = lie.needs_rot = not lie.needs_loss
             return lie
         return self._spliced(forger, made, genuine, alerts=genuine < held)
 

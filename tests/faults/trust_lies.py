@@ -15,7 +15,7 @@ import msgspec
 from faults.forgery import Chain, Forger, first_anchor
 from faults.lies import Lie, LieMaker
 from faults.simulated_follower import SimFollower
-from faults.simulated_keys import SimKeys, parse
+from faults.simulated_keys import SimKeys, parse, signer_of
 from faults.simulated_runtime import EPOCH
 from faults.simulated_world import World
 from weightwire.chain.keys import PrivateKey
@@ -44,20 +44,34 @@ class TrustLies:
         hides = partial(self._hide, follower)
         first: list[LieMaker] = self.random.choice([self._strangers(), [], []])
         first += self.random.choice([[hides, hides], []])
-        last: list[LieMaker] = [self._forget, self._other_run, self._thiefs_run_json]
+        last: list[LieMaker] = [self._forget, self._other_run, self._thiefs_run_json, self._other_form]
         if follower.trust.max_age is not None:
-            first.append(self._hole)
-            last += [self._freeze, partial(self._forge_alive, follower)]
+            last += [self._hole, self._freeze, partial(self._forge_alive, follower), self._zombie]
         return [*first, *self.random.sample(last, 2)]
 
     def to_newcomers(self, follower: SimFollower) -> list[LieMaker]:
         several: list[LieMaker] = [] if follower.trust.pins else [self._thiefs_run]  # it would pin the thief's keys
         if (age := follower.trust.max_age) is not None:
-            several += [partial(self._old_copy, age), partial(self._forge_alive, follower)]
+            several += [partial(self._old_copy, age), partial(self._forge_alive, follower), self._zombie]
         self.random.shuffle(several)
         return [*several, *self._strangers()]
 
     def to_trainer(self, chain: Chain) -> Lie | None:
+        return self._shadow(chain) if self.random.random() < 0.3 else self._next_for_trainer(chain)
+
+    def _shadow(self, chain: Chain) -> Lie | None:
+        """The newest versions are hidden, and what the trainer adds is shown to nobody else."""
+        found = self.world.store.objects.get(ALIVE)
+        alive = parse(found[0])["version"] if found else 0
+        shown = [one for one in chain if one.record.version < alive and one.record.after in self.world.truth.states]
+        newest = self.random.choice(shown).record.version if shown else 0
+        keys = [key.public.hex for key in self._keys.at(chain[: newest + 1])]
+        if found is None or not shown or signer_of("alive", found[0]) not in keys:
+            return None  # such a trainer could not know
+        hidden = ("commits/",), newest
+        return Lie(self.world.store, {HEAD: None}, name="rolled back", newest=hidden, is_shadow=True)
+
+    def _next_for_trainer(self, chain: Chain) -> Lie | None:
         name = self.random.choice(["unsigned", "signed by a thief", "changed after it was signed", "a revoked key"])
         forger = Forger(self.world, self.random)
         made = self.STRANGERS[name](self, forger, chain)
@@ -67,6 +81,13 @@ class TrustLies:
         lie = Lie(self.world.store, {**forger.objects}, name=name)
         lie.trap = commit_path(made[0].record.version) if self.random.random() < 0.6 else ""
         return lie
+
+    def to_first_trainer(self) -> Lie:
+        """A stranger's run.json is there before the run."""
+        tensors = {"layer.weight": ("F16", (self.world.model, 16)), "norm": ("F32", (5,)), "empty": ("F32", (0, 3))}
+        named = () if self.random.random() < 0.5 else (self._keys.honest[0].public.hex,)
+        run = Run(run=f"{self.random.getrandbits(128):032x}", time=EPOCH, mode="strict", tensors=tensors, keys=named)
+        return Lie(self.world.store, {RUN: (seal(run).data, EPOCH)}, name="a stranger's run.json")
 
     # --- the next version comes from a stranger ------------------------------------------------------------------
 
@@ -168,6 +189,19 @@ class TrustLies:
         "an anchor of a revoked key",
     )
 
+    def _other_form(self, chain: Chain, held: int) -> Lie | None:
+        """All new commits have spaces in the line of their signature: the same records with other hashes."""
+        if held < 0:
+            return None
+
+        def rewrite(data: bytes) -> bytes:
+            record, _, line = data.partition(b"\n")
+            return record + b"\n" + line.replace(b":", b": ")
+
+        return Lie(
+            self.world.store, {HEAD: None}, name="signatures in another form", rewrites=(rewrite, held), lasts=20
+        )
+
     # --- another run ---------------------------------------------------------------------------------------------
 
     def _whole_run(self, key: PrivateKey, run_id: str, chain: Chain) -> Lie:
@@ -239,12 +273,18 @@ class TrustLies:
         return lie
 
     def _hole(self, chain: Chain, held: int) -> Lie | None:
-        """One commit is missing, and the publisher's sign of life names a later one."""
-        found = self.world.store.objects.get(ALIVE)
-        if found is None or held < 0 or parse(found[0])["version"] <= held:
+        """The next commit is never shown, although the publisher's sign of life names it or a later one."""
+
+        def is_due() -> bool:
+            found = self.world.store.objects.get(ALIVE)
+            return found is not None and parse(found[0])["version"] > held
+
+        if held < 0:
             return None
         shown = {commit_path(held + 1): None, HEAD: None}
-        return Lie(self.world.store, {**shown}, name="a hole after the version held", alerts=True)
+        lie = Lie(self.world.store, {**shown}, name="a hole after the version held", alerts=True, lasts=20.0)
+        lie.is_due = is_due
+        return lie
 
     def _freeze(self, chain: Chain, held: int) -> Lie | None:
         """The store shows a copy of itself, and nothing new."""
@@ -254,16 +294,30 @@ class TrustLies:
     def _forge_alive(self, follower: SimFollower, chain: Chain, held: int) -> Lie | None:
         """A frozen store with signs of life of the thief."""
         key = self.random.choice([self._keys.thief, None, self._revoked])
-        head = chain[-1]
+        alive = self._signs_of_life(chain[-1], key)
+        lie = Lie(dict(self.world.store.objects), name="forged signs of life", alerts=True, alive=alive)
+        lie.is_refused = held < 0
+        return lie
+
+    def _zombie(self, chain: Chain, held: int) -> Lie | None:
+        """A frozen store with signs of life of a publisher that has a key in force, but was replaced."""
+        replaced = [one for one in chain if one.record.epoch < chain[-1].record.epoch]
+        if not replaced:
+            return None
+        alive = self._signs_of_life(replaced[-1], self._keys.at(chain)[-1])
+        lie = Lie(dict(self.world.store.objects), name="signs of life of a replaced publisher", alive=alive)
+        lie.alerts, lie.is_refused = True, held < 0
+        return lie
+
+    def _signs_of_life(self, head: Sealed[Commit], key: PrivateKey | None) -> Callable[[], bytes]:
+        """Makes alive.json for a commit, always as of now."""
 
         def make() -> bytes:
             now = EPOCH + self.world.loop.time()
             run, epoch, version = head.record.run, head.record.epoch, head.record.version
             return seal(SignOfLife(run=run, epoch=epoch, version=version, commit=head.sha256, time=now), key).data
 
-        lie = Lie(dict(self.world.store.objects), name="forged signs of life", alerts=True, alive=make)
-        lie.is_refused = held < 0
-        return lie
+        return make
 
     def _old_copy(self, age: float, chain: Chain, held: int) -> Lie | None:
         """A copy of the bucket from so long ago that its sign of life is too old."""
