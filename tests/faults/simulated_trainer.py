@@ -12,7 +12,7 @@ from faults.simulated_world import Arrays, World, copy_of, initial_weights, trai
 from weightwire.chain.record_paths import RUN, commit_path
 from weightwire.chain.records import Commit, unseal
 from weightwire.chain.writer import Signer
-from weightwire.errors import BrokenChain, BucketError, Fenced, Untrusted, WeightwireError
+from weightwire.errors import BrokenChain, BucketError, Fenced, ForeignRun, Untrusted, WeightwireError
 from weightwire.publisher.publication import Publication
 from weightwire.publisher.publish_loop import PublishLoop
 from weightwire.publisher.settings import PublisherSettings
@@ -93,7 +93,7 @@ class SimTrainer:
         except BucketError as problem:
             self.world.trace(f"{self.world.now()} {self.name}: could not start ({problem.message})")
             return False
-        except (Untrusted, BrokenChain) as problem:
+        except (Untrusted, BrokenChain, ForeignRun) as problem:
             self.world.trace(f"{self.world.now()} {self.name}: refuses to start ({problem.message})")
             return self.check_refused(problem)
         running = process.start(work.run())

@@ -35,12 +35,12 @@ def run(kernel: Path, *arguments: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_sanitizers_find_no_error_in_5000_mutations(watched_kernel: Path) -> None:
-    verdicts = run(watched_kernel, "--count", "5000", "--seed", "1")
-    assert sum(verdicts.values()) == 5000
+def test_sanitizers_find_no_error_in_2000_mutations(watched_kernel: Path) -> None:
+    verdicts = run(watched_kernel, "--count", "2000", "--seed", "1")
+    assert sum(verdicts.values()) == 2000
     # Many reasons and enough accepted blocks: mutations reach deep code.
     assert len(verdicts) > 25
-    assert verdicts["accepted"] > 500
+    assert verdicts["accepted"] > 200
 
 
 @pytest.mark.slow
