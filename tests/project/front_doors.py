@@ -82,6 +82,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "apply_version",
         "around_lost_data",
         "check_data_file",
+        "fetch_side_file",
         "fetch_side_files",
         "find_anchors",
         "hash_object",

@@ -2,7 +2,7 @@
 
 from weightwire.catchup.data_file_check import FileClaim, check_data_file, hash_object
 from weightwire.catchup.detour import LOST_FOR_GOOD, around_lost_data
-from weightwire.catchup.fetch import Fetched, Fetcher, fetch_side_files, missing_side_file
+from weightwire.catchup.fetch import Fetched, Fetcher, fetch_side_file, fetch_side_files, missing_side_file
 from weightwire.catchup.plan import NEED_ANCHOR, ChainPath, NoPath, Start, anchors_of, find_anchors, plan, plan_newest
 from weightwire.catchup.restore import apply_version, load_anchor, restore_weights
 
@@ -19,6 +19,7 @@ __all__ = [
     "apply_version",
     "around_lost_data",
     "check_data_file",
+    "fetch_side_file",
     "fetch_side_files",
     "find_anchors",
     "hash_object",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from weightwire.bucket import Bucket
-from weightwire.chain import Commit, DataFile, Run, Sealed, denied_means_missing
+from weightwire.chain import Commit, DataFile, Run, Sealed, SideFile, denied_means_missing
 from weightwire.delta import Delta
 from weightwire.errors import (
     BucketError,
@@ -30,7 +30,7 @@ from weightwire.errors import (
 )
 from weightwire.system import Runtime
 
-__all__ = ["LOST", "Fetched", "Fetcher", "StageListener", "fetch_side_files", "missing_side_file"]
+__all__ = ["LOST", "Fetched", "Fetcher", "StageListener", "fetch_side_file", "fetch_side_files", "missing_side_file"]
 
 LOST = (NotFound, Truncated, CorruptDelta)
 """Errors of a file that is missing or damaged. Another path may avoid it."""
@@ -180,21 +180,23 @@ class Fetcher:
 
 async def fetch_side_files(bucket: Bucket, run: Run) -> dict[str, bytes]:
     """A run's side files by name, verified."""
-    found: dict[str, bytes] = {}
-    for file in run.files:
-        where = f"{bucket.url}/{file.path}"
-        try:
-            async with denied_means_missing(bucket, file.path):
-                data = found[file.name] = await bucket.get(file.path, file.size)
-        except NoBucket:
-            raise
-        except NotFound as problem:
-            raise missing_side_file(where, file.name) from problem
-        except TooLarge as problem:
-            raise CorruptDelta(f"{where}: corrupt: larger than its record says", hint=_copy(file.name)) from problem
-        if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
-            raise CorruptDelta(f"{where}: corrupt: its hash does not match the record", hint=_copy(file.name))
-    return found
+    return {file.name: await fetch_side_file(bucket, file) for file in run.files}
+
+
+async def fetch_side_file(bucket: Bucket, file: SideFile) -> bytes:
+    where = f"{bucket.url}/{file.path}"
+    try:
+        async with denied_means_missing(bucket, file.path):
+            data = await bucket.get(file.path, file.size)
+    except NoBucket:
+        raise
+    except NotFound as problem:
+        raise missing_side_file(where, file.name) from problem
+    except TooLarge as problem:
+        raise CorruptDelta(f"{where}: corrupt: larger than its record says", hint=_copy(file.name)) from problem
+    if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
+        raise CorruptDelta(f"{where}: corrupt: its hash does not match the record", hint=_copy(file.name))
+    return data
 
 
 def missing_side_file(where: str, name: str) -> NotFound:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from weightwire.bucket import BUCKET_URLS, Bucket
-from weightwire.catchup import fetch_side_files
+from weightwire.catchup import fetch_side_file
 from weightwire.chain import ChainReader, Run, read_run
 from weightwire.cli.shared.bucket_command import check_installed, with_bucket
 from weightwire.cli.shared.follow_output import FollowListener, check_name, find_run, report, wait_for_run
@@ -175,13 +175,13 @@ async def _kind_in(bucket: Bucket) -> RunKind:
         raise MissingDependency(
             f"{bucket.url}: the run is an adapter, and peft is not installed", hint="pip install peft"
         )
-    config = (await fetch_side_files(bucket, run)).get(ADAPTER_CONFIG)
+    config = next((file for file in run.files if file.name == ADAPTER_CONFIG), None)
     if config is None:
         raise EngineError(
             f"{bucket.url}: the run is an adapter without {ADAPTER_CONFIG}",
             hint="publish the directory that PEFT has saved, or the PEFT model itself, to another URL",
         )
-    return RunKind(dtype_of_run(run), config)
+    return RunKind(dtype_of_run(run), await fetch_side_file(bucket, config))
 
 
 def _kind_at(url: str, default: RunKind) -> RunKind:
