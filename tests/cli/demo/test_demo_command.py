@@ -113,7 +113,7 @@ def test_summary_has_the_proof_and_the_next_commands() -> None:
 
 @pytest.mark.slow
 def test_demo_ends_with_equal_bits(tmp_path: Path) -> None:
-    with running("--steps", "4", "--json", "--into", tmp_path) as demo:
+    with running("--steps", "3", "--json", "--into", tmp_path) as demo:
         children = demo.wait_for_all()
         code, out, err = demo.end(children)
     assert code == 0, err
@@ -135,7 +135,7 @@ def test_demo_ends_with_equal_bits(tmp_path: Path) -> None:
     steps = [one["step"] for one in versions[2:]]
     assert [one["kind"] for one in versions] == ["fence", "anchor", *["delta"] * len(steps)]
     assert steps == sorted({*steps})
-    assert steps[-1] == 4
+    assert steps[-1] == 3
     assert err.count("reward") == len(steps)
     assert all(one["metrics"].keys() >= {"reward", "solved", "staleness", "loss"} for one in versions[2:])
     assert figures["version"] == len(versions) - 1
