@@ -63,13 +63,14 @@ class TrustLies:
         """The newest versions are hidden, and what the trainer adds is shown to nobody else."""
         found = self.world.store.objects.get(ALIVE)
         alive = parse(found[0])["version"] if found else 0
-        shown = [one for one in chain if one.record.version < alive and one.record.after in self.world.truth.states]
-        newest = self.random.choice(shown).record.version if shown else 0
+        older = [one for one in chain if one.record.version < alive and one.record.after in self.world.truth.states]
+        newest = self.random.choice(older).record.version if older else 0
         keys = [key.public.hex for key in self._keys.at(chain[: newest + 1])]
-        if found is None or not shown or signer_of("alive", found[0]) not in keys:
+        if found is None or not older or signer_of("alive", found[0]) not in keys:
             return None  # such a trainer could not know
         hidden = ("commits/",), newest
-        return Lie(self.world.store, {HEAD: None}, name="rolled back", newest=hidden, is_shadow=True)
+        shown: dict[str, tuple[bytes, float] | None] = {HEAD: None, ALIVE: found}
+        return Lie(self.world.store, shown, name="rolled back", newest=hidden, is_shadow=True)
 
     def _next_for_trainer(self, chain: Chain) -> Lie | None:
         name = self.random.choice(["unsigned", "signed by a thief", "changed after it was signed", "a revoked key"])

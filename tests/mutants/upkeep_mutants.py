@@ -173,6 +173,12 @@ UPKEEP_MUTANTS = [
         ),
     ),
     mutant(
+        "damaged anchor not kept",
+        "damaged anchors stay until there are enough intact ones",
+        _TESTS,
+        (_GC, "if not versions or len(anchors) >= retention.anchors:", "if True:"),
+    ),
+    mutant(
         "keys not read again",
         "anchors of a key that was revoked during a sweep justify no deletion",
         _TESTS,

@@ -133,6 +133,17 @@ class TestDamage:
         assert bucket.versions("anchors") == [1, 4, 7, 10]
         assert bucket.versions("deltas") == list(range(2, 11))
 
+    def test_damaged_anchors_stay_while_too_few_others_are_intact(self, bucket: Clocked) -> None:
+        """Perhaps only the reading of 1, 4 and 7 failed."""
+        for version in (1, 4, 7):
+            spoil(bucket, anchor_path(bucket, version))
+
+        found = swept_twice(bucket)
+
+        assert found.anchors == (10,)
+        assert bucket.versions("anchors") == [1, 4, 7, 10]
+        assert found.limits[0].why == "damaged anchor, and too few others are intact"
+
     def test_gc_deletes_again_once_there_are_new_anchors(self, lived: Lived) -> None:
         bucket = lived.bucket
         for version in (7, 10):

@@ -197,7 +197,7 @@ async def _plan_safely(chain: ChainReader, view: _View, retention: Retention, ch
     """
     while True:
         anchors, strays = await _examine(chain, view, retention, check.sizes)
-        plan = _make_plan(view, retention, anchors, strays)
+        plan = _make_plan(view, retention, anchors, strays, _replaceable(check, anchors, retention))
         if not plan.needs_anchors and not check.damaged:
             return plan
         known = len(check.damaged)
@@ -210,8 +210,23 @@ async def _plan_safely(chain: ChainReader, view: _View, retention: Retention, ch
             return _make_plan(view, retention, [], strays)
 
 
-def _make_plan(view: _View, retention: Retention, anchors: Sequence[int], strays: Sequence[_Versioned]) -> _SweepPlan:
-    holding = limits(retention, view.now, anchors, view.leases, view.commits)
+def _replaceable(check: AnchorCheck, anchors: Sequence[int], retention: Retention) -> tuple[Limit, ...]:
+    """Damaged anchors stay until there are enough intact ones: perhaps only the reading failed."""
+    versions = [version for path in check.damaged if (version := version_of(path)) is not None]
+    if not versions or len(anchors) >= retention.anchors:
+        return ()
+    return (Limit(min(versions), "damaged anchor, and too few others are intact"),)
+
+
+def _make_plan(
+    view: _View,
+    retention: Retention,
+    anchors: Sequence[int],
+    strays: Sequence[_Versioned],
+    more_limits: Iterable[Limit] = (),
+) -> _SweepPlan:
+    found = limits(retention, view.now, anchors, view.leases, view.commits)
+    holding = sorted([*found, *more_limits], key=lambda limit: limit.version)
     bound, records = holding[0].version, list(view.records)
     announces = bound > max((record.below for record in records), default=0)
     if announces:
