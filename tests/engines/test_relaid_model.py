@@ -81,6 +81,43 @@ def test_copies_are_part_of_the_proof(tmp_path: Path) -> None:
     assert not live.adopt(first, holding(bits, 1))
 
 
+def test_weights_that_were_replaced_are_found_again(tmp_path: Path) -> None:
+    model, bits = Packed(), packed_arrays()
+    live = live_model(model, bits)
+    assert live.adopt(save(bits, tmp_path / "first"), holding(bits, 1))
+    norm = model.layers[1].norm
+    model.layers[1].norm = torch.nn.Parameter(norm.data.clone(), requires_grad=False)
+    after = changed(bits, 2, chance=0.5)
+    with pytest.raises(EngineError, match="parameters were moved or replaced"):
+        live.stage(patch_of(bits, after), holding(after, 2))
+    live.reload(save(after, tmp_path / "second"), holding(after, 2))
+    assert everything(model) == processed(after)
+
+
+def test_weights_that_were_replaced_by_others_are_refused() -> None:
+    model = Packed()
+    relaid = started(packed_arrays(), model)
+    model.layers[1].norm = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+    for _ in range(2):
+        with pytest.raises(
+            EngineError, match=r"1\.norm: has another layout than after a probe, since it was"
+        ) as caught:
+            relaid.learn(schema())
+        assert caught.value.hint == "restart the engine"
+
+
+def test_layers_that_were_wrapped_are_not_replaced(tmp_path: Path) -> None:
+    """As vLLM does for adapters."""
+    model, bits = Packed(), packed_arrays()
+    live, attention = live_model(model, bits), model.layers[0].attention
+    model.layers[0].attention = torch.nn.Module()
+    model.layers[0].attention.base_layer = attention
+    other = packed_arrays(7)
+    live.reload(save(other, tmp_path / "other"), holding(other, 1))
+    model.layers[0].attention = attention
+    assert everything(model) == processed(other)
+
+
 def test_learning_changes_nothing_and_needs_no_checkpoint(tmp_path: Path) -> None:
     model, bits = Packed(), packed_arrays()
     relaid = started(bits, model)

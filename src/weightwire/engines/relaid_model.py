@@ -69,6 +69,7 @@ class RelaidModel:
         self._layouts: dict[str, ProcessedLayout] = {}
         self._loaded: dict[int, torch.Tensor] = {}  # the loaded weights of layers that are computed
         self._places: dict[int, _RunningPlace] = {}
+        self._found_in: set[int] = set()  # the storages of the parameters then
         self._recomputed: list[RecomputedLayer] = []
         self._boxes: dict[tuple[object, ...], tuple[Box, ...]] = {}
         self._probe()
@@ -106,8 +107,10 @@ class RelaidModel:
                     self._loaded[id(empty)] = loaded[name].detach().clone()
 
     def find_places(self, model: torch.nn.Module) -> None:
-        """Finds what the probes have found in the running model."""
+        """Finds what the probes have found in the running model. Call it again if modules of it were replaced."""
         self._model = model
+        self._found_in = {storage_of(one) for one in model.parameters()}
+        self._places, self._recomputed = {}, []
         for path, layout in self._layouts.items():
             problem = self.problem or self._add_layer(path, self._skeleton.get_submodule(path), layout)
             if problem:
@@ -181,6 +184,7 @@ class RelaidModel:
 
     def learn(self, schema: Schema) -> WeightMap:
         """Where each tensor of a checkpoint is in the running model. Changes nothing."""
+        self._find_again()
         by_storage: dict[int, _RunningPlace] = {}
         optional: list[torch.Tensor] = []
 
@@ -208,6 +212,16 @@ class RelaidModel:
             for name, several in found.copies.items()
         }
         return replace(found, copies=copies, places=places_of(self._model))
+
+    def _find_again(self) -> None:
+        """Parameters that were replaced since `find_places` must not be taken for those of the model.
+
+        They may have got other names: an engine wraps layers to add adapters.
+        """
+        if not self._found_in <= {storage_of(one) for one in self._model.parameters()}:
+            self.find_places(self._model)
+        if self.problem:
+            raise EngineError(f"{self.problem}, since it was replaced", hint="restart the engine")
 
     def _translated(self, copy: Copy, by_storage: Mapping[int, _RunningPlace]) -> Iterator[Copy]:
         place = by_storage.get(storage_of(copy.target))
