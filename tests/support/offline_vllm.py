@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ if __name__ == "__main__":
 
 import torch
 
+from support.vllm_drafts import draft_weights, record_predictions, shared_with_draft, take_predictions
 from support.vllm_families import FAMILIES, family_model, next_version
 from weightwire import diff
 from weightwire.delta.state import digest
@@ -30,6 +32,7 @@ from weightwire.errors import EngineError
 from weightwire.weights.checkpoint import Checkpoint
 
 VERSIONS = 4
+CHANCES = {"deepseek_mtp": 0.02}  # fewer changes, so that its draft stays right now and then
 _QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
 _SMALL = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
@@ -72,7 +75,9 @@ class OfflineEngine(VllmEngine):
         self._server = self._pausing = _Connection(model)  # type: ignore[assignment]
 
 
-def offline_model(path: Path, workers: int = 1, backend: str = "weightwire", draft: Path | None = None) -> Any:
+def offline_model(
+    path: Path, workers: int = 1, backend: str = "weightwire", speculation: dict[str, Any] | None = None
+) -> Any:
     from vllm import LLM
 
     return LLM(
@@ -87,7 +92,7 @@ def offline_model(path: Path, workers: int = 1, backend: str = "weightwire", dra
         tensor_parallel_size=workers,
         distributed_executor_backend="uni" if workers == 1 else "mp",
         weight_transfer_config={"backend": backend},
-        speculative_config=None if draft is None else {"model": str(draft), "num_speculative_tokens": 2},
+        speculative_config=speculation,
     )
 
 
@@ -152,13 +157,14 @@ def _with_eplb(model: Any, engine: OfflineEngine, version: Path) -> str:
 
 
 def _lacking(engine: OfflineEngine, version: Path) -> str:
-    """The error for a run without the last expert, or without a layer's norm."""
+    """The error for a run without the last expert, without the draft's attention, or without a layer's norm."""
     from safetensors.torch import load_file, save_file
 
     weights = load_file(version / "model.safetensors")
     less = version.parent / "less"
     less.mkdir(exist_ok=True)
-    gone = [name for name in weights if ".experts.5." in name] or ["model.layers.1.input_layernorm.weight"]
+    gone = [name for name in weights if ".experts.5." in name or name.startswith("model.layers.2.self_attn.")]
+    gone = gone or ["model.layers.1.input_layernorm.weight"]
     save_file({name: one for name, one in weights.items() if name not in gone}, less / "model.safetensors")
     try:
         engine.reload(less, version_of(less, 99))
@@ -199,16 +205,45 @@ def main(root: Path) -> None:
     for family in FAMILIES:
         versions = [family_model(family, root / family / "0")]
         for number in range(1, VERSIONS + 1):
-            versions.append(next_version(versions[-1], root / family / str(number), number))
-        draft = versions[0] if family == "qwen3" else None
-        model = offline_model(versions[0], draft=draft)
+            versions.append(next_version(versions[-1], root / family / str(number), number, CHANCES.get(family, 0.05)))
+        speculation, logged = _speculation(family, versions[0]), _warnings()
+        model = offline_model(versions[0], speculation=speculation)
         kept.append(model)
-        before = outputs(model)
+        examine = _with_predictions if family == "deepseek_mtp" else _outputs
+        before = examine(model, "before")
         found[family] = patched(model, versions)
         found[family]["differing"] = model.collective_rpc(differing, args=(str(versions[-1]),))
-        kept.append(offline_model(versions[-1], draft=draft))
-        found[family] |= {"before": before, "patched": outputs(model), "fresh": outputs(kept[-1])}
+        kept.append(offline_model(versions[-1], speculation=speculation))
+        found[family] |= before | examine(model, "patched") | examine(kept[-1], "fresh") | {"logged": logged}
     print(json.dumps(found))
+
+
+def _warnings() -> list[str]:
+    """The warnings that our plugin logs from now on."""
+    log, found = logging.getLogger("vllm.weightwire"), []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.WARNING)
+    return found
+
+
+def _outputs(model: Any, name: str) -> dict[str, Any]:
+    return {name: outputs(model)}
+
+
+def _with_predictions(model: Any, name: str) -> dict[str, Any]:
+    """Also what the draft holds and predicts."""
+    model.collective_rpc(record_predictions)
+    found = {name: outputs(model)}
+    [predicted], [weights], [shared] = map(model.collective_rpc, (take_predictions, draft_weights, shared_with_draft))
+    return found | {f"draft_{name}": {"predicted": predicted, "weights": weights, "shared": shared}}
+
+
+def _speculation(family: str, draft: Path) -> dict[str, Any] | None:
+    if family == "deepseek_mtp":
+        return {"method": "mtp", "num_speculative_tokens": 1}
+    return {"model": str(draft), "num_speculative_tokens": 2} if family == "qwen3" else None
 
 
 def split(root: Path) -> None:

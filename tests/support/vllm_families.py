@@ -35,6 +35,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **_LATENT,
     },
     "qwen3": _DENSE,  # served with a draft model
+    "deepseek_mtp": {
+        "intermediate_size": 256,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 4,
+        "num_nextn_predict_layers": 1,
+        **_LATENT,
+    },  # served with its draft layer
 }
 _MTP_PARTS = {"eh_proj": (128, 256), "enorm": (128,), "hnorm": (128,)}
 EXPERTS = ["qwen3_moe", "mixtral"]
@@ -80,8 +87,9 @@ def family_model(family: str, directory: Path, seed: int = 0, **more: Any) -> Pa
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    kind = "qwen3" if family in QUANTIZED else family
-    config = AutoConfig.for_model(kind, **{**_SHARED, **FAMILIES[kind], **more})
+    family_of = {"deepseek_mtp": "deepseek_v3", **dict.fromkeys(QUANTIZED, "qwen3")}
+    kind = family_of.get(family, family)
+    config = AutoConfig.for_model(kind, **{**_SHARED, **FAMILIES.get(family, _DENSE), **more})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
@@ -90,6 +98,8 @@ def family_model(family: str, directory: Path, seed: int = 0, **more: Any) -> Pa
         _quantize(directory, family)
     if family == "deepseek_v3":
         _add_draft_layer(directory)
+    if family == "deepseek_mtp":
+        _add_whole_draft_layer(directory)
     return directory
 
 
@@ -101,6 +111,23 @@ def _add_draft_layer(directory: Path) -> None:
     weights = load_file(directory / "model.safetensors")
     for part, shape in _MTP_PARTS.items():
         weights[f"model.layers.2.{part}.weight"] = torch.full(shape, 0.5, dtype=torch.bfloat16)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _add_whole_draft_layer(directory: Path) -> None:
+    """As in DeepSeek's checkpoints, with copies of the embeddings and the output layer. It predicts repeated tokens."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(directory / "model.safetensors")
+    layer = {name.replace(".1.", ".2.", 1): one.clone() for name, one in weights.items() if ".layers.1." in name}
+    layer["model.layers.2.self_attn.o_proj.weight"] /= 8
+    layer["model.layers.2.mlp.down_proj.weight"] /= 8
+    norms = dict.fromkeys(("enorm", "hnorm", "shared_head.norm"), torch.ones(128, dtype=torch.bfloat16))
+    of_hidden_state = torch.cat([torch.zeros(128, 128), torch.eye(128)], 1).to(torch.bfloat16)
+    parts = {"eh_proj": of_hidden_state, "shared_head.head": weights["lm_head.weight"], **norms}
+    parts["embed_tokens"] = weights["model.embed_tokens.weight"]
+    weights |= layer | {f"model.layers.2.{part}.weight": one.clone() for part, one in parts.items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 

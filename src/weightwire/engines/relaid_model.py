@@ -7,7 +7,7 @@ checkpoint to the running model. Layers that the engine computes are computed ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +53,11 @@ class _RunningPlace:
     is_read: bool = False  # as a plain number
     is_replaced: bool = False  # by a parameter that lacks the loader of the loaded one
     is_optional: bool = False  # a scalar with a default, which the engine reads and removes
+
+    @property
+    def storages(self) -> set[int]:
+        held = [target for _, target in self.relayouts]
+        return {storage_of(one) for one in (held if self.kept is None else [*held, self.kept])}
 
 
 class RelaidModel:
@@ -182,8 +187,15 @@ class RelaidModel:
 
     # --- maps --------------------------------------------------------------------------------------------------------
 
-    def learn(self, schema: Schema) -> WeightMap:
-        """Where each tensor of a checkpoint is in the running model. Changes nothing."""
+    def computes(self, storages: Set[int]) -> bool:
+        """Whether a layer of these storages is computed from weights that are kept beside it."""
+        return any(storage_of(one) in storages for layer in self._recomputed for one in layer.targets.values())
+
+    def learn(self, schema: Schema, borrowed: Set[int] = frozenset()) -> WeightMap:
+        """Where each tensor of a checkpoint is in the running model. Changes nothing.
+
+        `borrowed` storages belong to another model, which fills them: this one need not.
+        """
         self._find_again()
         by_storage: dict[int, _RunningPlace] = {}
         optional: list[torch.Tensor] = []
@@ -197,7 +209,7 @@ class RelaidModel:
             else:  # never written, so it takes no memory
                 made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
             by_storage[storage_of(made)] = place
-            if place.is_optional:
+            if place.is_optional or not borrowed.isdisjoint(place.storages):
                 optional.append(made.detach())
             made.__class__ = tensor.__class__
             return made

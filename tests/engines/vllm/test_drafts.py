@@ -9,7 +9,7 @@ import pytest
 
 from support.fused_model import Arrays, Fused, arrays, holding, save
 from weightwire.engines.live_model import LiveModel
-from weightwire.engines.vllm.drafts import draft_model, draft_names
+from weightwire.engines.vllm.drafts import draft_model, draft_names, is_in_checkpoint
 from weightwire.errors import EngineError
 from weightwire.weights.checkpoint import Checkpoint
 
@@ -40,6 +40,24 @@ def test_the_draft_model_of_a_server_is_named() -> None:
     draft = SimpleNamespace(model="small")
     assert draft_model(SimpleNamespace(speculative_config=SimpleNamespace(draft_model_config=draft))) == "small"
     assert draft_model(SimpleNamespace(speculative_config=None)) == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "draft", "model_weights", "is_inside"),
+    [
+        ("mtp", "big", "", True),
+        ("mtp", "s3://models/big", "s3://models/big", True),
+        ("mtp", "small", "", False),
+        ("draft_model", "big", "", False),
+    ],
+)
+def test_layers_of_the_served_checkpoint_are_not_a_separate_draft(
+    method: str, draft: str, model_weights: str, is_inside: bool
+) -> None:
+    speculation = SimpleNamespace(method=method, draft_model_config=SimpleNamespace(model=draft))
+    target = SimpleNamespace(model="big", model_weights=model_weights)
+    assert is_in_checkpoint(SimpleNamespace(speculative_config=speculation, model_config=target)) is is_inside
+    assert not is_in_checkpoint(SimpleNamespace(speculative_config=None, model_config=target))
 
 
 class SkippingDraft(Fused):

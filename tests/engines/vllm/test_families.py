@@ -43,7 +43,8 @@ def families(root: Path) -> dict[str, Any]:
 def test_a_patched_model_gives_the_tokens_and_logprobs_of_a_fresh_one(family: str, families: dict[str, Any]) -> None:
     """vLLM does not know the directory of the first version, as if it had been started from the Hub.
 
-    Qwen3 is served with a draft model, which stays at the first version. DeepSeek's checkpoint has a draft layer.
+    Qwen3 is served with a draft model, which stays at the first version. DeepSeek's checkpoint has a draft layer, which
+    is served in `deepseek_mtp` only.
     """
     found = families[family]
     assert found["adopted"]
@@ -65,6 +66,10 @@ def test_a_run_that_lacks_weights_is_refused_and_the_model_goes_on(family: str, 
     """The outputs above are from after the refusal."""
     lacking = families[family]["lacking"]
     place = "experts" if family in EXPERTS else "input_layernorm"
+    if family == "deepseek_mtp":
+        place = (
+            "MTP layers that vLLM predicts with: parameter 'model.layers.2.mtp_block.self_attn.fused_qkv_a_proj.weight'"
+        )
     assert "no tensor of the run fills all of it" in lacking
     assert place in lacking
     assert "hint: " in lacking
@@ -73,6 +78,35 @@ def test_a_run_that_lacks_weights_is_refused_and_the_model_goes_on(family: str, 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_server_that_moves_experts_is_refused(family: str, families: dict[str, Any]) -> None:
     assert "vLLM moves experts between ranks while it serves (EPLB)\nhint: " in families[family]["with_eplb"]
+
+
+# --- drafts ------------------------------------------------------------------------------------------------------
+
+
+def test_a_patched_draft_holds_the_weights_of_a_fresh_one(families: dict[str, Any]) -> None:
+    before, patched, fresh = (families["deepseek_mtp"][f"draft_{one}"] for one in ("before", "patched", "fresh"))
+    assert patched["weights"] == fresh["weights"]
+    assert not patched["weights"].items() & before["weights"].items()
+    shared = ["model.layers.2.shared_head.head.weight", "model.embed_tokens.weight", "lm_head.weight"]
+    assert patched["shared"] == fresh["shared"] == shared
+
+
+def test_a_patched_draft_predicts_the_tokens_of_a_fresh_one(families: dict[str, Any]) -> None:
+    """Each step of a request predicts one token, so fewer steps than tokens mean that some were accepted."""
+    found = families["deepseek_mtp"]
+    predicted = found["draft_patched"]["predicted"]
+    assert predicted == found["draft_fresh"]["predicted"]
+    assert predicted != found["draft_before"]["predicted"]
+    assert len(predicted) < sum(len(tokens) for tokens, _ in found["patched"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_a_separate_draft_is_not_updated(family: str, families: dict[str, Any]) -> None:
+    logged = families[family]["logged"]
+    assert bool(logged) is (family == "qwen3")
+    for line in logged:
+        assert line.startswith("weightwire: the draft (")
+        assert line.endswith("is not updated: it will predict fewer tokens correctly")
 
 
 def test_experts_on_two_workers_are_patched(root: Path, families: dict[str, Any]) -> None:

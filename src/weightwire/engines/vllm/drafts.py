@@ -1,7 +1,7 @@
 """Draft models of speculative decoding: what vLLM predicts tokens with, before the model itself checks them.
 
-A draft never changes what is sampled, only how fast. It is not updated: neither a separate model, nor the layers for
-multi-token prediction (MTP) in the model's own checkpoint, which vLLM loads as a second model.
+A draft never changes what is sampled, only how fast. Layers for multi-token prediction (MTP) in the model's own
+checkpoint are updated with the model: see `model_with_draft`. A separate draft model is not updated.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["draft_model", "draft_names"]
+__all__ = ["draft_model", "draft_names", "is_in_checkpoint"]
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _MTP = re.compile(r"(?:^|\.)mtp(?:_layers)?\.")
@@ -34,3 +34,12 @@ def draft_model(vllm_config: Any) -> str:
     speculation = getattr(vllm_config, "speculative_config", None)
     draft = getattr(speculation, "draft_model_config", None)
     return "" if draft is None else str(getattr(draft, "model", "") or getattr(speculation, "method", "draft"))
+
+
+def is_in_checkpoint(vllm_config: Any) -> bool:
+    """Whether a server predicts with MTP layers of the checkpoint that it serves."""
+    speculation, target = getattr(vllm_config, "speculative_config", None), vllm_config.model_config
+    draft = getattr(speculation, "draft_model_config", None)
+    if draft is None or getattr(speculation, "method", "") != "mtp":
+        return False
+    return draft.model in (target.model, getattr(target, "model_weights", None) or target.model)

@@ -21,9 +21,10 @@ from weightwire.engines.live_model import LiveModel, StagedPatch
 from weightwire.engines.order_desk import OrderDesk, PatchDesk
 from weightwire.engines.orders import Order
 from weightwire.engines.relaid_model import RelaidModel
-from weightwire.engines.vllm.drafts import draft_model, draft_names
+from weightwire.engines.vllm.drafts import draft_model, draft_names, is_in_checkpoint
+from weightwire.engines.vllm.model_with_draft import with_draft
 from weightwire.engines.vllm.packing import experts_on_cpu, relaid_out
-from weightwire.engines.vllm.post_load import relaid_model_of
+from weightwire.engines.vllm.post_load import loaded_with, relaid_model_of
 from weightwire.engines.vllm.prefix_cache import why_not_kept
 from weightwire.engines.vllm.quantization_scheme import PATCHABLE, check_same_scheme, scheme_of
 from weightwire.engines.weight_map import UnpatchableKind, torch_dtype
@@ -66,19 +67,33 @@ class WeightwireEngine(WeightTransferEngine[StatusInfo, OrderInfo]):  # type: ig
         layout = relaid_model_of(model)
         self._knows_layout = isinstance(layout, RelaidModel) and not layout.problem
         relaid = layout if isinstance(layout, RelaidModel) and self._knows_layout and not layout.is_as_loaded else None
-        is_draft = draft_names(self.model_config.hf_config)
-        self._live = LiveModel(model, model.load_weights, relaid=relaid, is_draft=is_draft)
+        unpatchable = relaid_out(model) or _why_unpatchable(model, layout)
+        self._live = self._live_model(relaid, unpatchable)
         self._patches = PatchDesk(self._live)
         reading = {"adopt": self._adopt, "check": self._check, "stage": self._stage}
         writing = {"swap": self._swap, "undo": self._undo, "reload": self._reload}
         self._desk = OrderDesk(self._live, reading, writing, _log)
-        self._desk.unpatchable = relaid_out(model) or _why_unpatchable(model, layout)
+        self._desk.unpatchable = unpatchable
         self._desk.not_kept = why_not_kept(vllm_config)
         self._is_pristine = isinstance(layout, str)  # not written since vLLM loaded it, in an unknown layout
         if self._desk.unpatchable:
             _log.warning("weightwire: %s: every version will be reloaded, which is slow", self._desk.unpatchable)
-        if draft := draft_model(vllm_config):
-            _log.warning("weightwire: the draft (%s) is not updated: it will predict fewer tokens correctly", draft)
+
+    def _live_model(self, relaid: RelaidModel | None, unpatchable: str) -> LiveModel:
+        """The model, together with its draft if that is in the same checkpoint."""
+        is_draft = draft_names(self.model_config.hf_config)
+        draft, why = draft_model(self.vllm_config), ""
+        if draft and is_in_checkpoint(self.vllm_config):
+            drafter = loaded_with(self.vllm_config.speculative_config.draft_model_config)
+            both = unpatchable or with_draft(self.model, drafter)
+            if not isinstance(both, str):
+                return LiveModel(both.module, self.model.load_weights, relaid=both, is_draft=is_draft)
+            why = f" ({both})"
+        if draft:
+            _log.warning(
+                "weightwire: the draft (%s) is not updated: it will predict fewer tokens correctly%s", draft, why
+            )
+        return LiveModel(self.model, self.model.load_weights, relaid=relaid, is_draft=is_draft)
 
     # --- vLLM's interface ----------------------------------------------------------------------------------------
 

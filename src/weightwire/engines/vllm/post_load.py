@@ -8,24 +8,38 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from weightwire.engines.relaid_model import RelaidModel, skeleton_of
 from weightwire.engines.vllm.packing import is_our_backend
+from weightwire.engines.weight_map import Load
 
-__all__ = ["observe_loading", "relaid_model_of"]
+__all__ = ["loaded_with", "observe_loading", "relaid_model_of", "shared_model_of"]
 
 _log = logging.getLogger("vllm.weightwire")
 _PARTS = ("vllm.model_executor.", "vllm.v1.attention.")
 _LAYOUT = "weightwire_layout"  # an attribute of the model
+_models: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()  # by the id of their config
 
 
 def relaid_model_of(model: torch.nn.Module) -> RelaidModel | str:
     """The layout of a loaded model, or the reason why it is unknown."""
     layout: RelaidModel | str = model.__dict__.get(_LAYOUT, "vLLM loaded the model in a way that cannot be observed")
     return layout
+
+
+def shared_model_of(model: torch.nn.Module) -> RelaidModel | str:
+    """The layout of a loaded model, after vLLM has replaced modules of it by those of another model."""
+    return _found(relaid_model_of(model), model)
+
+
+def loaded_with(model_config: Any) -> torch.nn.Module | None:
+    """The model that vLLM has loaded in this process with this very configuration."""
+    return _models.get(id(model_config))
 
 
 def observe_loading() -> None:
@@ -47,6 +61,7 @@ def observe_loading() -> None:
         layout = _probed(model, process, model_config, target_device)
         process(model, model_config, target_device)
         model.__dict__[_LAYOUT] = _found(layout, model)
+        _models[id(model_config)] = model
         _log.info("weightwire: learned the layout of the weights in %.1f s", time.perf_counter() - began)
 
     process_and_learn.of_weightwire = True  # type: ignore[attr-defined]
@@ -64,11 +79,25 @@ def _probed(model: torch.nn.Module, process: Any, model_config: Any, target_devi
             process(layer if type(layer) is type(model) else _Holder(layer), model_config, target_device)
 
     try:
-        layout = RelaidModel(skeleton_of(model, is_part), process_layer, is_part, lambda form: form.load_weights)
+        layout = RelaidModel(skeleton_of(model, is_part), process_layer, is_part, _loader_of)
         layout.keep_loaded(model)
         return layout
     except Exception as problem:
         return _unknown(problem)
+
+
+def _loader_of(form: torch.nn.Module) -> Load:
+    """The loader of a model. vLLM's own check for MTP layers is off: it does not tell what is missing, we do."""
+    try:
+        from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+    except ImportError:
+        return form.load_weights  # type: ignore[no-any-return]
+
+    def load(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        with disable_mtp_completeness_check():
+            form.load_weights(weights)
+
+    return load
 
 
 def _found(layout: RelaidModel | str, model: torch.nn.Module) -> RelaidModel | str:
