@@ -8,6 +8,8 @@ _MONITOR, _KEEPER, _READY = "engines/engine_monitor.py", "engines/version_keeper
 _SHARED, _CLIENT = "engines/shared_directory.py", "engines/vllm/client.py"
 _CHECKS = "engines/test_engine_monitor.py engines/test_version_keeper.py"
 _READINESS = "engines/test_ready_check.py"
+_RELAID, _BOTH, _DRAFTS = "engines/relaid_model.py", "engines/vllm/model_with_draft.py", "engines/vllm/drafts.py"
+_WITH_DRAFT = "engines/vllm/test_model_with_draft.py"
 _COMMAND = "cli/test_follow_ready.py"
 _MEMORY = "engines/test_shared_directory.py system/test_durable_files.py"
 
@@ -142,5 +144,71 @@ ENGINE_MUTANTS = [
         "a lock on a file that was removed does not count",
         _MEMORY,
         ("system/durable_files.py", "            if _is_at(fd, path):\n", "            if True:\n"),
+    ),
+    mutant(
+        "replaced weights written",
+        "weights that were replaced are found again",
+        "engines/test_relaid_model.py",
+        (_RELAID, "        self._find_again()\n", ""),
+    ),
+    mutant(
+        "draft left at old weights",
+        "a patch writes the model and the draft in its checkpoint",
+        _WITH_DRAFT,
+        (_BOTH, "            if own:\n", "            if False:\n"),
+    ),
+    mutant(
+        "shared weights written by the draft",
+        "weights that a draft shares with the model are the model's",
+        _WITH_DRAFT,
+        (_BOTH, "if storage_of(copy.target) not in borrowed)", "if True)"),
+    ),
+    mutant(
+        "places of a draft before sharing",
+        "a draft is patched where it is after vLLM has shared modules with it",
+        _WITH_DRAFT,
+        (_BOTH, "relaid_model_of(model), shared_model_of(draft)", "relaid_model_of(model), relaid_model_of(draft)"),
+    ),
+    mutant(
+        "shared weights missed in the run",
+        "the run need not fill what a draft shares with the model",
+        _WITH_DRAFT,
+        (_RELAID, "if place.is_optional or not borrowed.isdisjoint(place.storages):", "if place.is_optional:"),
+    ),
+    mutant(
+        "draft served without weights of the run",
+        "a run that lacks weights of the draft is refused",
+        _WITH_DRAFT,
+        (_RELAID, "not borrowed.isdisjoint(place.storages):", "borrowed:"),
+    ),
+    mutant(
+        "computed layers of a draft forgotten",
+        "what is computed from a draft's weights is computed again",
+        _WITH_DRAFT,
+        (_BOTH, "*self._draft_layout.recomputations(written)]", "]"),
+    ),
+    mutant(
+        "computed layers of a draft not compared",
+        "what is computed from a draft's weights is part of the proof",
+        _WITH_DRAFT,
+        (_BOTH, "self._layout.is_current() and self._draft_layout.is_current()", "self._layout.is_current()"),
+    ),
+    mutant(
+        "cast draft patched in parts",
+        "a draft of which some weights cannot be patched is left alone",
+        _WITH_DRAFT,
+        (_BOTH, "        if draft.unpatchable:\n", "        if False:\n"),
+    ),
+    mutant(
+        "separate draft patched",
+        "a draft of another checkpoint is not patched with the run's weights",
+        "engines/vllm/test_drafts.py",
+        (_DRAFTS, "return draft.model in (", "return True or draft.model in ("),
+    ),
+    mutant(
+        "any draft taken for MTP layers",
+        "only MTP layers are part of the model's checkpoint",
+        "engines/vllm/test_drafts.py",
+        (_DRAFTS, 'or getattr(speculation, "method", "") != "mtp":', "or False:"),
     ),
 ]
