@@ -10,8 +10,7 @@ VENV   := .venv
 CORE   := .venv-core
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-# Three processes also on two cores: tests of servers wait 40% of their time.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3
+PYTEST := $(BIN)/python -m pytest --numprocesses 2
 KERNEL := $(shell find src/weightwire/codec -name '*.[ch]')
 
 .DEFAULT_GOAL := help

@@ -93,14 +93,11 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Runs all tests that need vLLM in one process, whose servers take half a minute to start, and others by file.
-
-    The rest is given out by function, with all its cases: one by one, 10,000 tests cost the scheduler a minute.
-    """
+    """Runs all tests that need vLLM in one process, whose servers take half a minute to start, and others by file."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "vllm" if file in WITH_VLLM else file if file in IN_ONE_PROCESS else nodeid.partition("[")[0]
+        return "vllm" if file in WITH_VLLM else file if file in IN_ONE_PROCESS else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:

@@ -213,11 +213,15 @@ class TestClose:
             assert second.once() == 1
 
     def test_close_leaves_no_thread(self, bucket: Troubled, trainer: Trainer, into: Path) -> None:
+        def of_followers() -> set[threading.Thread]:
+            return {thread for thread in threading.enumerate() if thread.name == "weightwire-follower"}
+
         trainer.publish()
+        before = of_followers()
         with Follower(bucket, into=into) as follower:
             next(follower.watch(timeout=90))
-            assert "weightwire-follower" in {thread.name for thread in threading.enumerate()}
-        assert "weightwire-follower" not in {thread.name for thread in threading.enumerate()}
+            assert of_followers() - before
+        assert not of_followers() - before
 
     def test_close_leaves_a_complete_checkpoint_at_any_moment(
         self, bucket: Troubled, trainer: Trainer, into: Path

