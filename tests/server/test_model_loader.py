@@ -134,6 +134,15 @@ def test_an_adapter_that_does_not_fit_is_refused(tiny: Path, settings: dict[str,
         load_model(tiny, adapter=json.dumps({**config, **settings}).encode())
 
 
+def test_a_base_model_keeps_its_own_dtype(tiny: Path) -> None:
+    """PEFT trains adapters in float32 for base models in bfloat16, and vLLM serves them so, too."""
+    model = load_model(tiny, dtype="float32", adapter=adapter_config(peft_model(tiny)))
+    dtypes: dict[bool, set[torch.dtype]] = {True: set(), False: set()}
+    for name, parameter in model.updated.named_parameters():
+        dtypes["lora_" in name].add(parameter.dtype)
+    assert dtypes == {True: {torch.float32}, False: {torch.bfloat16}}
+
+
 def test_initial_weights_of_an_adapter_are_not_random(tiny: Path) -> None:
     prompt = torch.tensor([[5, 9, 40, 7]])
     config = json.loads(adapter_config(peft_model(tiny)) or b"") | {"init_lora_weights": False}

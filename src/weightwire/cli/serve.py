@@ -84,7 +84,7 @@ def serve(
 
     Serves OpenAI's /v1/completions and /v1/chat/completions until Ctrl-C. Each choice names the versions that its
     tokens came from. New versions are swapped in between two tokens. MODEL is loaded in the dtype of the run, or in
-    bfloat16 before the run exists. If the run is an adapter, MODEL is its base model.
+    bfloat16 before the run exists. If the run is an adapter, MODEL is its base model, in its own dtype.
     """
     access, check = access_of(token_file, insecure), ReadyCheck(ReadyLimits(max_behind, max_lag))
     _check_arguments(model, name)
