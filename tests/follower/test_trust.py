@@ -254,24 +254,6 @@ class TestRollback:
             put_back(bucket, late)
             assert follower.once() == 5
 
-    def test_another_history_of_the_same_key_is_refused_even_after_the_weights_are_lost(
-        self, early: Objects, trainer: Trainer, bucket: Troubled, follow: Callable[..., Any], into: Path
-    ) -> None:
-        """A publisher that is shown an old copy of the bucket signs other versions with the same numbers."""
-        with follow() as follower:
-            follower.once()
-        good = copy_of(bucket)
-        trainer.close()
-        lose_weights(into)
-        put_back(bucket, early)
-        with closing(Trainer(bucket.inner, key=KEY)) as other:
-            other.publish(5)
-        with follow() as follower:
-            with pytest.raises(BrokenChain, match="does not follow from version 5, seen before"):
-                follower.once()
-            put_back(bucket, good)
-            assert follower.once() == 5
-
     def test_another_signed_run_is_refused(
         self, early: Objects, trainer: Trainer, bucket: Troubled, follow: Callable[..., Any]
     ) -> None:

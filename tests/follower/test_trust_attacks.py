@@ -193,3 +193,25 @@ def test_publisher_takes_one_trusted_key(trainer: Trainer, bucket: Troubled) -> 
     replace_key(bucket)
     with closing(Trainer(bucket.inner, key=OTHER, trust=str(KEY.public))) as after:
         assert after.publish() == 7
+
+
+def test_another_history_of_the_same_key_is_refused_even_after_the_weights_are_lost(
+    bucket: Troubled, follow: Callable[..., Follower], into: Path
+) -> None:
+    """A publisher that is shown an old copy of the bucket signs other versions with the same numbers."""
+    with closing(Trainer(bucket.inner, key=KEY)) as trainer:
+        trainer.publish(2)
+        early = copy_of(bucket)
+        trainer.publish(3)
+    good = copy_of(bucket)
+    with follow(KEY) as follower:
+        assert follower.once() == 5
+    lose_weights(into)
+    put_back(bucket, early)
+    with closing(Trainer(bucket.inner, key=KEY)) as other:
+        other.publish(5)
+    with follow(KEY) as follower:
+        with pytest.raises(BrokenChain, match="does not follow from version 5, seen before"):
+            follower.once()
+        put_back(bucket, good)
+        assert follower.once() == 5
