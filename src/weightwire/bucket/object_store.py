@@ -201,7 +201,7 @@ class ObjectStoreBucket:
         until = time.monotonic() + _LAST_REQUESTS
         while self._requests and time.monotonic() < until:
             await asyncio.sleep(0.001)
-            repr(self._records)  # obstore's threads put down references that only its next call gives back
+            MemoryStore()  # any call: obstore's threads put down references that only its next call gives back
 
     async def _send(self, request: Awaitable[Result]) -> Result:
         """Awaits a request of obstore. Obstore holds a reference to it as long as it works on it."""
