@@ -26,7 +26,7 @@ from benchmark_run import run_benchmark
 from child_process import PATIENCE
 from pause import CLIENTS, Streams, no_update, observe
 from rounds import OTHERS, Spread, Times, range_of, ratio_row
-from stream_gaps import Measured, gaps, gaps_in
+from stream_gaps import Measured, longest_gaps
 from table import BUSY, Bar, Report, Row
 from training import open_training
 from vllm_server import LONGEST, VLLM, make_model
@@ -113,20 +113,13 @@ def rows_of(measured: Measured) -> Iterator[Row]:
     yield Row(
         "update of the adapter in the server, ms", loaded.median, "{:.0f}", LONGEST_UPDATE, range_of(loaded, updates)
     )
-    rounds = list(longest_gaps(measured))
+    rounds = list(longest_gaps(measured, "update"))
     yield ratio_row(rounds, "longest gap of other requests: update / none", "update", "nothing", Bar(2.0))
     note = f"of {measured.ended['requests']} with {measured.ended['tokens']} tokens"
     yield Row("requests with lost or repeated tokens", len(measured.ended["wrong"]), "{:.0f}", Bar(0.0), note)
     slots = [slot.times for slot in measured.slots]
     others = Spread.of(slots, itemgetter(OTHERS))
     yield Row(BUSY, others.median, "{:.2f}", None, range_of(others, slots))
-
-
-def longest_gaps(measured: Measured) -> Iterator[Times]:
-    """The seconds of the longest gap of any client, in each round."""
-    seen = gaps(measured)
-    for nothing, update in zip(measured.of("nothing"), measured.of("update"), strict=True):
-        yield {"nothing": gaps_in(seen, [nothing])[-1], "update": gaps_in(seen, [update])[-1]}
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from pathlib import Path
 from arguments import benchmark_parser, recording_path
 from benchmark_run import run_benchmark
 from pause import CLIENTS, Ours, Proof, Streams, no_update, observe
-from rounds import OTHERS, Spread, Times, range_of, ratio_row
-from stream_gaps import Gap, Measured, gaps, gaps_in
+from rounds import OTHERS, Spread, range_of, ratio_row
+from stream_gaps import Measured, longest_gaps
 from table import BUSY, Bar, Report, Row
 from training import open_training
 from vllm_server import make_model, serving
@@ -84,7 +84,7 @@ def measure_policy(cache: str, model: Path, checkpoints: list[Path], count: int,
 
 
 def policy_rows(cache: str, measured: Measured, bar: Bar | None) -> Iterator[Row]:
-    rounds = list(longest_gaps(cache, measured, gaps(measured)))
+    rounds = list(longest_gaps(measured, cache))
     yield ratio_row(rounds, f"longest gap: --cache {cache} / no update", cache, "nothing", bar)
     pause = Spread.of(measured.times(cache), lambda times: 1000 * times["ordered"])
     yield Row(f"--cache {cache}: from the pause request on, ms", pause.median, "{:.0f}", None, range_of(pause, rounds))
@@ -94,12 +94,6 @@ def policy_rows(cache: str, measured: Measured, bar: Bar | None) -> Iterator[Row
     slots = [slot.times for slot in measured.slots]
     others = Spread.of(slots, itemgetter(OTHERS))
     yield Row(f"--cache {cache}: {BUSY}", others.median, "{:.2f}", None, range_of(others, slots))
-
-
-def longest_gaps(cache: str, measured: Measured, seen: list[Gap]) -> Iterator[Times]:
-    """The seconds of the longest gap of any client, in each round."""
-    for nothing, update in zip(measured.of("nothing"), measured.of(cache), strict=True):
-        yield {"nothing": gaps_in(seen, [nothing])[-1], cache: gaps_in(seen, [update])[-1]}
 
 
 if __name__ == "__main__":

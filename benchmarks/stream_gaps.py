@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from rounds import Times
 from streams import Arrival
 
-__all__ = ["Gap", "Measured", "Slot", "gaps", "gaps_before_pause", "gaps_in", "stalls", "tokens_per_second"]
+__all__ = [
+    "Gap",
+    "Measured",
+    "Slot",
+    "gaps",
+    "gaps_before_pause",
+    "gaps_in",
+    "longest_gaps",
+    "stalls",
+    "tokens_per_second",
+]
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,13 @@ def gaps_in(all_gaps: list[Gap], slots: list[Slot]) -> list[float]:
 def gaps_before_pause(all_gaps: list[Gap], slots: list[Slot]) -> list[float]:
     """The seconds of gaps that ended before the pause: the cost of staging."""
     return sorted(gap.seconds for gap in all_gaps for slot in slots if slot.began < gap.ended <= slot.ready)
+
+
+def longest_gaps(measured: Measured, update: str) -> Iterator[Times]:
+    """The seconds of the longest gap of any client in each round: without an update, and with one."""
+    seen = gaps(measured)
+    for nothing, changed in zip(measured.of("nothing"), measured.of(update), strict=True):
+        yield {"nothing": gaps_in(seen, [nothing])[-1], update: gaps_in(seen, [changed])[-1]}
 
 
 def stalls(all_gaps: list[Gap], slots: list[Slot]) -> list[float]:
