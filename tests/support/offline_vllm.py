@@ -251,9 +251,11 @@ def split(root: Path) -> None:
     family = next(iter(FAMILIES))
     versions = [root / family / str(number) for number in range(VERSIONS + 1)]
     model = offline_model(versions[0], workers=2)
-    found = patched(model, versions) | {"patched": outputs(model)}
+    before = {"before": outputs(model)}
+    found = before | patched(model, versions) | {"patched": outputs(model)}
     found["differing"] = model.collective_rpc(differing, args=(str(versions[-1]),))
     found["from_first"] = model.collective_rpc(differing, args=(str(versions[0]),))
+    found["fresh"] = outputs(offline_model(versions[-1], workers=2))
     print(json.dumps(found))
 
 

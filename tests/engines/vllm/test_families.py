@@ -110,9 +110,12 @@ def test_only_a_separate_draft_is_not_updated(family: str, families: dict[str, A
 
 
 def test_experts_on_two_workers_are_patched(root: Path, families: dict[str, Any]) -> None:
+    """They give the tokens and logprobs of two fresh workers."""
     found = run_offline(root, "--split")
     assert found["adopted"]
     assert found["unpatchable"] == ""
+    assert found["patched"] == found["fresh"]
+    assert found["before"] != found["fresh"]
     assert found["differing"] == [[], []]
     assert all(any("w13_weight" in name for name in worker) for worker in found["from_first"])
 

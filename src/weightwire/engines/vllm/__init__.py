@@ -1,6 +1,7 @@
 """The engine for a vLLM server on this machine.
 
     plugin             inside vLLM: a weight transfer backend, found by its entry point
+    hooks              inside vLLM: replaces functions of vLLM
     packing            inside vLLM: keeps weights in a layout that can be patched, and finds those that are not
     prefix_cache       inside vLLM: forgets cached prefixes of old weights while requests run
     sleep_mark         inside vLLM: marks a server that has slept

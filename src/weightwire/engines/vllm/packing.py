@@ -6,38 +6,35 @@ patched, so with our backend vLLM does not make it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from weightwire.engines.vllm.hooks import replace_in_vllm, uses_weightwire
 
 __all__ = ["experts_on_cpu", "is_our_backend", "keep_plain", "relaid_out"]
 
 
 def keep_plain() -> None:
     """With our backend, makes linear layers on a CPU keep their weights as loaded."""
-    try:
-        from vllm.model_executor.layers import utils
-    except ImportError:
-        return
-    pack = getattr(utils, "dispatch_cpu_unquantized_gemm", None)
-    if pack is None or getattr(pack, "of_weightwire", False):
-        return
+    replace_in_vllm("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", _keeping_plain)
 
+
+def _keeping_plain(pack: Callable[..., None]) -> Callable[..., None]:
     def pack_unless_ours(layer: Any, remove_weight: bool) -> None:
         if is_our_backend() and layer.weight.ndim == 2:
             layer.cpu_linear = torch.nn.functional.linear
         else:
             pack(layer, remove_weight)
 
-    pack_unless_ours.of_weightwire = True  # type: ignore[attr-defined]
-    utils.dispatch_cpu_unquantized_gemm = pack_unless_ours
+    return pack_unless_ours
 
 
 def is_our_backend() -> bool:
     from vllm.config import get_current_vllm_config
 
-    config = get_current_vllm_config().weight_transfer_config
-    return config is not None and config.backend == "weightwire"
+    return uses_weightwire(get_current_vllm_config())
 
 
 def relaid_out(model: torch.nn.Module) -> str:

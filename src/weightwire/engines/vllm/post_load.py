@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from weightwire.engines.relaid_model import RelaidModel, skeleton_of
+from weightwire.engines.vllm.hooks import replace_in_vllm
 from weightwire.engines.vllm.packing import is_our_backend
 from weightwire.engines.weight_map import Load
 
@@ -44,14 +45,10 @@ def loaded_with(model_config: Any) -> torch.nn.Module | None:
 
 def observe_loading() -> None:
     """With our backend, makes vLLM's loaders learn the layout of each model that they load."""
-    try:
-        from vllm.model_executor.model_loader import base_loader
-    except ImportError:
-        return
-    process = getattr(base_loader, "process_weights_after_loading", None)
-    if process is None or getattr(process, "of_weightwire", False):
-        return
+    replace_in_vllm("vllm.model_executor.model_loader.base_loader", "process_weights_after_loading", _learning)
 
+
+def _learning(process: Callable[..., None]) -> Callable[..., None]:
     def process_and_learn(model: torch.nn.Module, model_config: Any, target_device: torch.device) -> None:
         if not is_our_backend():
             process(model, model_config, target_device)
@@ -64,8 +61,7 @@ def observe_loading() -> None:
         _models[id(model_config)] = model
         _log.info("weightwire: learned the layout of the weights in %.1f s", time.perf_counter() - began)
 
-    process_and_learn.of_weightwire = True  # type: ignore[attr-defined]
-    base_loader.process_weights_after_loading = process_and_learn
+    return process_and_learn
 
 
 def _probed(model: torch.nn.Module, process: Any, model_config: Any, target_device: torch.device) -> RelaidModel | str:

@@ -11,27 +11,24 @@ To keep those blocks, two things must hold:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from secrets import token_bytes
 from typing import Any
+
+from weightwire.engines.vllm.hooks import replace_in_vllm, uses_weightwire
 
 __all__ = ["forget_while_running", "why_not_kept"]
 
 
 def forget_while_running() -> None:
     """With our backend, makes `POST /reset_prefix_cache` succeed while requests run. They keep their blocks."""
-    try:
-        from vllm.v1.core.sched.scheduler import Scheduler
-    except ImportError:
-        return
-    reset = Scheduler.reset_prefix_cache
-    if getattr(reset, "of_weightwire", False):
-        return
+    replace_in_vllm("vllm.v1.core.sched.scheduler", "Scheduler.reset_prefix_cache", _forgetting)
 
+
+def _forgetting(reset: Callable[..., bool]) -> Callable[..., bool]:
     def reset_or_forget(self: Any, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        transfer = self.vllm_config.weight_transfer_config
-        is_ours = transfer is not None and transfer.backend == "weightwire"
+        is_ours = uses_weightwire(self.vllm_config)
         with ExitStack() as stack:
             if is_ours and not reset_running_requests and not why_not_kept(self.vllm_config):
                 _rename_blocks_of_running(self)
@@ -39,8 +36,7 @@ def forget_while_running() -> None:
                     stack.enter_context(_counted_as_unused(pool))
             return bool(reset(self, reset_running_requests, reset_connector))
 
-    reset_or_forget.of_weightwire = True  # type: ignore[attr-defined]
-    Scheduler.reset_prefix_cache = reset_or_forget
+    return reset_or_forget
 
 
 def why_not_kept(vllm_config: Any) -> str:

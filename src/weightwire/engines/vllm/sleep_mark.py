@@ -5,7 +5,10 @@ A follower looks once a second, and could miss a short sleep. The mark stays unt
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from weightwire.engines.vllm.hooks import replace_in_vllm, uses_weightwire
 
 __all__ = ["SLEPT", "mark_sleep"]
 
@@ -15,19 +18,13 @@ SLEPT = "slept"
 
 def mark_sleep() -> None:
     """With our backend, makes vLLM report no version after `POST /sleep`, except for level 0, which only pauses."""
-    try:
-        from vllm.v1.engine.core import EngineCore
-    except ImportError:
-        return
-    sleep = getattr(EngineCore, "sleep", None)
-    if sleep is None or not hasattr(EngineCore, "set_weight_version") or getattr(sleep, "of_weightwire", False):
-        return
+    replace_in_vllm("vllm.v1.engine.core", "EngineCore.sleep", _marking)
 
+
+def _marking(sleep: Callable[..., Any]) -> Callable[..., Any]:
     def mark_and_sleep(self: Any, level: int = 1, *given: Any, **named: Any) -> Any:
-        transfer = self.vllm_config.weight_transfer_config
-        if level >= 1 and transfer is not None and transfer.backend == "weightwire":
+        if level >= 1 and uses_weightwire(self.vllm_config) and hasattr(self, "set_weight_version"):
             self.set_weight_version(SLEPT)
         return sleep(self, level, *given, **named)
 
-    mark_and_sleep.of_weightwire = True  # type: ignore[attr-defined]
-    EngineCore.sleep = mark_and_sleep
+    return mark_and_sleep
