@@ -12,7 +12,7 @@ from typing import Any
 from vllm.model_executor.model_loader.checkpoint_weight_patch import load_checkpoint_weight_patches
 
 from weightwire.delta import Delta
-from weightwire.engines.vllm.plugin import checkpoint_patches
+from weightwire.engines.vllm.model_desk import checkpoint_patches
 
 
 class CheckpointPatches:

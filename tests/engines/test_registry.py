@@ -99,13 +99,15 @@ def test_vllm_is_built_in() -> None:
     assert kind.connect is VllmEngine
     assert kind.rollout is not None
     assert kind.launch is not None
-    assert engine_names() == ["sglang", "vllm", "vllm-lora"]
+    assert engine_names() == ["sglang", "vllm", "vllm-draft", "vllm-lora"]
 
 
 def test_the_error_of_an_unknown_engine_lists_the_known_engines(installed: Path) -> None:
     with pytest.raises(EngineError, match="unknown engine 'tensorrt'") as caught:
         open_engine("tensorrt=http://127.0.0.1:8000")
-    known = "failing, kind, madeup, missing, nothing, number, raising, sglang, unimportable, vllm, vllm-lora"
+    known = (
+        "failing, kind, madeup, missing, nothing, number, raising, sglang, unimportable, vllm, vllm-draft, vllm-lora"
+    )
     assert caught.value.hint == f"known engines: {known}"
 
 
@@ -113,7 +115,7 @@ def test_the_error_of_an_unknown_engine_lists_the_known_engines(installed: Path)
 def test_an_engine_needs_a_name_and_a_url(text: str) -> None:
     with pytest.raises(EngineError, match="given as 'NAME=URL'") as caught:
         open_engine(text)
-    assert caught.value.hint == "known engines: sglang, vllm, vllm-lora"
+    assert caught.value.hint == "known engines: sglang, vllm, vllm-draft, vllm-lora"
 
 
 def test_a_url_alone_means_the_default_engine() -> None:

@@ -6,6 +6,8 @@ from mutants.mutant import mutant
 
 _MONITOR, _KEEPER, _READY = "engines/engine_monitor.py", "engines/version_keeper.py", "engines/ready_check.py"
 _SHARED, _CLIENT = "engines/shared_directory.py", "engines/vllm/client.py"
+_SESSION, _DRAFT_ENGINE = "engines/vllm/update_session.py", "engines/vllm/draft_engine.py"
+_OF_DRAFTS = "engines/vllm/test_draft_engine.py"
 _CHECKS = "engines/test_engine_monitor.py engines/test_version_keeper.py"
 _READINESS = "engines/test_ready_check.py"
 _RELAID, _BOTH, _DRAFTS = "engines/relaid_model.py", "engines/vllm/model_with_draft.py", "engines/vllm/drafts.py"
@@ -73,7 +75,7 @@ ENGINE_MUTANTS = [
         "`follow --once` fails if an engine does not generate",
         _COMMAND,
         (_KEEPER, "            self._monitor.check_now()\n", "            pass\n"),
-        (_CLIENT, "            raise asleep(self.name)  # its weights may not be in memory\n", "            pass\n"),
+        (_SESSION, "            raise asleep(name)  # its weights may not be in memory\n", "            pass\n"),
     ),
     mutant(
         "trouble is ready",
@@ -155,7 +157,7 @@ ENGINE_MUTANTS = [
         "draft left at old weights",
         "a patch writes the model and the draft in its checkpoint",
         _WITH_DRAFT,
-        (_BOTH, "            if own:\n", "            if False:\n"),
+        (_BOTH, "in own.items() if several}", "in own.items() if False}"),
     ),
     mutant(
         "shared weights written by the draft",
@@ -167,7 +169,7 @@ ENGINE_MUTANTS = [
         "places of a draft before sharing",
         "a draft is patched where it is after vLLM has shared modules with it",
         _WITH_DRAFT,
-        (_BOTH, "relaid_model_of(model), shared_model_of(draft)", "relaid_model_of(model), relaid_model_of(draft)"),
+        (_BOTH, "layout = shared_model_of(draft)", "layout = relaid_model_of(draft)"),
     ),
     mutant(
         "shared weights missed in the run",
@@ -210,5 +212,29 @@ ENGINE_MUTANTS = [
         "only MTP layers are part of the model's checkpoint",
         "engines/vllm/test_drafts.py",
         (_DRAFTS, 'or getattr(speculation, "method", "") != "mtp":', "or False:"),
+    ),
+    mutant(
+        "two updates at once",
+        "the followers of a model and of its draft update the server one after the other",
+        _OF_DRAFTS,
+        (_SESSION, "    with shared.session():\n", "    if True:\n"),
+    ),
+    mutant(
+        "version of a draft reported",
+        "the version that a server reports is that of the model that it serves",
+        _OF_DRAFTS,
+        (_SESSION, '{"weight_version": version} if version else {}', '{"weight_version": version or "1"}'),
+    ),
+    mutant(
+        "pause for the model taken for a sleep of the draft",
+        "a draft is not asleep while its server is paused for the model",
+        _OF_DRAFTS,
+        (_DRAFT_ENGINE, "if health.is_asleep and self._shared.paused_mark.exists():", "if False:"),
+    ),
+    mutant(
+        "draft shares the directory of its model",
+        "a model and its draft have a follower each",
+        _OF_DRAFTS,
+        (_DRAFT_ENGINE, "self._server.port, self.name, DRAFT)", "self._server.port, self.name)"),
     ),
 ]

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 class _Worker:
     """The state of the server."""
 
-    holding: dict[str, Any] | None = None
+    holding: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each model: its own, and a draft
     version: str = "default"
     is_paused: bool = False
     is_lost: bool = False  # its weights, by a sleep of level 2
@@ -54,7 +54,7 @@ class _Worker:
                 self.version = "slept"  # as the plugin makes it
                 return {}
             case "/init_weight_transfer_engine":
-                self._reply(body["init_info"], True)
+                self._reply(body["init_info"], True, self.refusal if body["init_info"]["model"] else "")
                 return {}
             case "/update_weights":
                 self._obey(body["update_info"])
@@ -76,17 +76,19 @@ class _Worker:
 
     def _obey(self, order: dict[str, Any]) -> None:
         target = {name: order[name] for name in ("run", "version", "state")}
-        self.orders.append(f"{order['action']} {target['version']}")
+        model = order["model"]
+        self.orders.append(f"{model} {order['action']} {target['version']}".strip())
         if self.refusal:
             self._reply(order, False, self.refusal)
             return
         if order["action"] in ("swap", "reload"):
-            self.holding, self.is_lost = target, False
-        self._reply(order, order["action"] != "adopt" or (self.holding == target and not self.is_lost))
+            self.holding[model], self.is_lost = target, False
+        self._reply(order, order["action"] != "adopt" or (self.holding.get(model) == target and not self.is_lost))
 
     def _reply(self, order: dict[str, Any], done: bool, problem: str = "") -> None:
         """As `write_answer` in weightwire/engines/orders.py."""
-        answer = {"holding": self.holding, "done": done, "problem": problem, "hint": "serve the same model as the run"}
+        holding = self.holding.get(order["model"])
+        answer = {"holding": holding, "done": done, "problem": problem, "hint": "serve the same model as the run"}
         directory = Path(order["directory"])
         partial = directory / f".{order['token']}.1"
         partial.write_text(json.dumps(answer))

@@ -114,7 +114,7 @@ def examine(scheme: str, versions: list[Path], other: Path) -> dict[str, Any]:
     if scheme == "int8":
         return {"refused": refused(model, versions[1])}
     found = {"other": refused(model, other)} | patched(model, versions)
-    relaid = model.weight_transfer_engine._live._relaid
+    relaid = model.weight_transfer_engine._desks[""]._live._relaid
     found["recomputed"] = [] if relaid is None else [layer.name for layer in relaid._recomputed]
     found["differing"] = model.collective_rpc(differing, args=(str(versions[-1]),))
     return found | {"from_first": model.collective_rpc(differing, args=(str(versions[0]),))}

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from weightwire import diff
 from weightwire.delta.state import digest
 from weightwire.engines.engine import ServedVersion
 from weightwire.engines.vllm.client import VllmEngine
+from weightwire.engines.vllm.draft_engine import VllmDraftEngine
 from weightwire.errors import EngineError
 from weightwire.weights.checkpoint import Checkpoint
 
@@ -73,6 +74,12 @@ class OfflineEngine(VllmEngine):
     def __init__(self, model: Any, port: int = 0) -> None:
         super().__init__(f"http://127.0.0.1:{port or os.getpid() % 60000 + 1000}")  # names a directory, nothing else
         self._server = self._pausing = _Connection(model)  # type: ignore[assignment]
+
+
+class OfflineDraftEngine(VllmDraftEngine):
+    def __init__(self, model: Any) -> None:
+        super().__init__(f"http://127.0.0.1:{os.getpid() % 60000 + 1000}")
+        self._server = _Connection(model)  # type: ignore[assignment]
 
 
 def offline_model(
@@ -133,6 +140,18 @@ def patched(model: Any, versions: list[Path]) -> dict[str, Any]:
             engine.patch(diff(Checkpoint(before), Checkpoint(after), coo=True), version_of(after, number))
         problems = {"lacking": _lacking(engine, versions[0]), "with_eplb": with_eplb}
         return {"adopted": adopted, "unpatchable": engine.unpatchable, **problems}
+
+
+def patched_draft(model: Any, versions: list[Path]) -> dict[str, Any]:
+    """Patches a separate draft model as well, which follows a run of its own: here one with the same versions."""
+    [untouched] = model.collective_rpc(draft_weights)
+    with closing(OfflineDraftEngine(model)) as engine:
+        engine.attach()
+        adopted = engine.adopt(versions[0], version_of(versions[0], 1))
+        for number, (before, after) in enumerate(pairwise(versions), 2):
+            engine.patch(diff(Checkpoint(before), Checkpoint(after), coo=True), version_of(after, number))
+        held = engine.attach()
+        return {"draft_adopted": adopted, "draft_untouched": untouched, "draft_version": held and held.version}
 
 
 def forget_directory(worker: Any) -> None:
@@ -209,11 +228,13 @@ def main(root: Path) -> None:
         speculation, logged = _speculation(family, versions[0]), _warnings()
         model = offline_model(versions[0], speculation=speculation)
         kept.append(model)
-        examine = _with_predictions if family == "deepseek_mtp" else _outputs
+        examine = _with_predictions if speculation else _outputs
         before = examine(model, "before")
         found[family] = patched(model, versions)
+        if family == "qwen3":
+            found[family] |= patched_draft(model, versions)
         found[family]["differing"] = model.collective_rpc(differing, args=(str(versions[-1]),))
-        kept.append(offline_model(versions[-1], speculation=speculation))
+        kept.append(offline_model(versions[-1], speculation=_speculation(family, versions[-1])))
         found[family] |= before | examine(model, "patched") | examine(kept[-1], "fresh") | {"logged": logged}
     print(json.dumps(found))
 

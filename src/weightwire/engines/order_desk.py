@@ -17,10 +17,16 @@ from weightwire.engines.live_model import LiveModel, StagedPatch, use_all_cores
 from weightwire.engines.orders import Answer, Order, check_place, write_answer
 from weightwire.errors import EngineError, WeightwireError
 
-__all__ = ["OrderDesk", "OrderWork", "PatchDesk"]
+__all__ = ["OrderDesk", "OrderWork", "PatchDesk", "refuse_order"]
 
 OrderWork = Callable[[Order], bool]
 """Carries out an order. Returns whether it is done, for orders that ask."""
+
+
+def refuse_order(order: Order, problem: str, hint: str) -> None:
+    """Answers an order for a model that this worker does not have."""
+    check_place(order.directory, order.token)
+    write_answer(Path(order.directory), order.token, str(os.getpid()), Answer(None, False, problem=problem, hint=hint))
 
 
 class OrderDesk:

@@ -22,7 +22,10 @@ Action = Literal["status", "adopt", "check", "stage", "swap", "undo", "forget", 
 
 @dataclass(frozen=True)
 class Order:
-    """`file` is a patch or checkpoint that leads to `run`, `version` and `state`."""
+    """`file` is a patch or checkpoint that leads to `run`, `version` and `state`.
+
+    `model` is empty for the model that a server serves, or names another one in its workers.
+    """
 
     action: str
     directory: str
@@ -31,6 +34,7 @@ class Order:
     run: str = ""
     version: int = -1
     state: str = ""
+    model: str = ""
 
     @property
     def target(self) -> ServedVersion:

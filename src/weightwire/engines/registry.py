@@ -26,6 +26,7 @@ __all__ = ["EngineKind", "Program", "engine_names", "find_engine", "open_engine"
 _BUILT_IN = {
     "sglang": "weightwire.engines.sglang.sglang_kind:SGLANG",
     "vllm": "weightwire.engines.vllm.engine_kind:VLLM",
+    "vllm-draft": "weightwire.engines.vllm.engine_kind:VLLM_DRAFT",
     "vllm-lora": "weightwire.engines.vllm.engine_kind:VLLM_LORA",
 }
 _GROUP = "weightwire.engines"

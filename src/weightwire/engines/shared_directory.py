@@ -1,4 +1,8 @@
-"""The directory in shared memory that a follower and its server share. One follower at a time may use it."""
+"""The directory in shared memory that a follower and its server share. One follower at a time may use it.
+
+A server has such a directory for each of its models that follows a run: the one it serves, and a draft. Their followers
+update the server one at a time.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,8 @@ PAUSED = "paused"
 
 _SHARED_MEMORY = Path("/dev/shm")
 _LOCK = "lock"
+_SESSION = ".session"
+_LOOK = 0.002  # seconds
 _OLD = 60.0  # seconds; a younger directory may belong to a follower that is just starting
 _TRIES = 10  # to lock a directory that another follower removes at the same time
 
@@ -29,23 +35,47 @@ _TRIES = 10  # to lock a directory that another follower removes at the same tim
 class SharedDirectory:
     """Call `lock` before its first use, and `close` at the end, which removes it. Any thread may call them."""
 
-    def __init__(self, path: Path, owner: str) -> None:
-        """`owner` is the engine's name, for errors."""
-        self.path = path
+    def __init__(self, path: Path, owner: str, part: str = "") -> None:
+        """`path` is that of the server, and `part` its model. `owner` is the engine's name, for errors."""
+        self.path = path.with_name(f"{path.name}-{part}") if part else path
+        self._of_server = path
         self._owner = owner
         self._lock_file: int | None = None
         self._is_closed = False
         self._mutex = threading.Lock()
 
     @classmethod
-    def for_port(cls, port: int, owner: str) -> Self:
+    def for_port(cls, port: int, owner: str, part: str = "") -> Self:
         """The directory of the server at a local port. Not by URL: the same server may have several names."""
         shared = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-        return cls(shared / f"weightwire-{os.getuid()}-{port}", owner)
+        return cls(shared / f"weightwire-{os.getuid()}-{port}", owner, part)
 
     @property
     def paused_mark(self) -> Path:
-        return self.path / PAUSED
+        """Marks that the server was paused for an update of the model that it serves."""
+        return self._of_server / PAUSED
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Waits until no other follower updates the server, and keeps the others waiting."""
+        path = self._of_server.with_name(f"{self._of_server.name}{_SESSION}")
+        while (lock := self._session_lock(path)) is None:
+            time.sleep(_LOOK)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(lock)
+
+    def _session_lock(self, path: Path) -> int | None:
+        if self._is_closed:
+            raise Closed(f"{self._owner}: this engine is closed", hint="open it again")
+        try:
+            return durable_files.lock_file(path)
+        except OSError as problem:
+            raise EngineError(
+                f"{path}: cannot be used ({problem.strerror})", hint="check its owner and the free space"
+            ) from problem
 
     @contextmanager
     def staged(self, patch: Delta, version: int) -> Iterator[Path]:
@@ -112,7 +142,12 @@ class SharedDirectory:
         for path in self.path.parent.glob(f"{prefix}*"):
             abandoned = SharedDirectory(path, self._owner)
             with suppress(OSError):
-                if path != self.path and time.time() - path.stat().st_mtime > _OLD and (path / _LOCK).is_file():
+                if path == self.path or time.time() - path.stat().st_mtime <= _OLD:
+                    continue
+                if path.suffix == _SESSION and (lock := durable_files.lock_file(path)) is not None:
+                    path.unlink()
+                    os.close(lock)
+                elif (path / _LOCK).is_file():
                     abandoned._lock_file = durable_files.lock_file(path / _LOCK)
                     abandoned._release()
 

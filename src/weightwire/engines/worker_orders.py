@@ -24,14 +24,16 @@ Send = Callable[[Order, float], object]
 
 
 class WorkerOrders:
-    """Set `workers` to their number first.
+    """Set `workers` to their number first. `model` is that of their orders.
 
     `holding` is the version that all workers hold, or None if that is not known. If `mixed`, their weights may be of
     several versions, and the server must not generate. `unpatchable` is why they cannot be patched in place, and
     `not_kept` why running requests cannot keep their KV cache; both are empty if they can.
     """
 
-    def __init__(self, name: str, directory: Path, send: Send, check_alive: Callable[[], object]) -> None:
+    def __init__(
+        self, name: str, directory: Path, send: Send, check_alive: Callable[[], object], *, model: str = ""
+    ) -> None:
         self.workers = 0
         self.holding: ServedVersion | None = None
         self.mixed = False
@@ -40,19 +42,22 @@ class WorkerOrders:
         self._directory = directory
         self._send = send
         self._check_alive = check_alive
+        self._model = model
 
-    def status(self) -> None:
+    def status(self, timeout: float = QUICK) -> None:
         """Asks the workers what they hold."""
         self.holding = None
-        self._order(Order("status", str(self._directory), secrets.token_hex(8)), QUICK)
+        order = Order("status", str(self._directory), secrets.token_hex(8), model=self._model)
+        self.check(self._order(order, timeout))
 
     def order(self, action: Action, file: Path | None, target: ServedVersion, timeout: float = _SWAP) -> list[Answer]:
         name = "" if file is None else str(file)
         token = secrets.token_hex(8)
         # Unknown until all workers have answered.
         self.holding, self.mixed = None, self.mixed or action in _WRITING
+        place = str(self._directory)
         return self._order(
-            Order(action, str(self._directory), token, name, target.run, target.version, target.state), timeout
+            Order(action, place, token, name, target.run, target.version, target.state, self._model), timeout
         )
 
     def swap(self, target: ServedVersion) -> None:

@@ -21,6 +21,7 @@ from weightwire.delta.state import digest
 from weightwire.engines.engine import ServedVersion
 from weightwire.engines.orders import Answer
 from weightwire.engines.server_connection import NotOffered, ServerRefusal
+from weightwire.engines.shared_directory import SharedDirectory
 from weightwire.engines.vllm import VllmEngine
 from weightwire.engines.vllm.prefix_cache import why_not_kept
 from weightwire.engines.vllm.sample_versions import spans_of
@@ -147,8 +148,9 @@ class RecordedConnection:
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[VllmEngine]:
     with closing(VllmEngine("http://127.0.0.1:9", cache="keep")) as one:
-        one._shared.path = tmp_path
-        one._orders._directory = tmp_path
+        one._shared = SharedDirectory(tmp_path / "shared", "engine")
+        one._shared.path.mkdir()
+        one._orders._directory = one._shared.path
         yield one
 
 

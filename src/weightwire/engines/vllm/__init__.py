@@ -2,13 +2,16 @@
 
     plugin             inside vLLM: a weight transfer backend, found by its entry point
     hooks              inside vLLM: replaces functions of vLLM
+    model_desk         inside vLLM: carries out the orders for one model
     packing            inside vLLM: keeps weights in a layout that can be patched, and finds those that are not
     prefix_cache       inside vLLM: forgets cached prefixes of old weights while requests run
     sleep_mark         inside vLLM: marks a server that has slept
     registration       inside vLLM: called by the entry point
     client             in the follower: sends the orders
+    update_session     in the follower: vLLM's update sessions, one at a time
     connection         what is particular to connections with vLLM
     rollout_server     a trainer's view of a server
+    draft_engine       in the follower: updates a separate draft model
     lora_engine        in the follower: loads the versions of an adapter
     adapter_links      the paths under which a server reads an adapter
     adapter_base       whether an adapter fits the model of a server

@@ -6,19 +6,19 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from weightwire.delta import Delta
-from weightwire.engines.engine import CachePolicy, EngineHealth, ServedVersion, Swap, asleep, not_verified
+from weightwire.engines.engine import CachePolicy, EngineHealth, ServedVersion, Swap, not_verified
 from weightwire.engines.orders import Order
-from weightwire.engines.server_connection import QUICK, NotOffered, ServerRefusal
+from weightwire.engines.server_connection import NotOffered, ServerRefusal
 from weightwire.engines.shared_directory import SharedDirectory
-from weightwire.engines.vllm.connection import START, connect_to_vllm
-from weightwire.engines.vllm.health_check import VllmHealthCheck, is_asleep
+from weightwire.engines.vllm.connection import connect_to_vllm
+from weightwire.engines.vllm.health_check import VllmHealthCheck
 from weightwire.engines.vllm.sleep_mark import SLEPT
+from weightwire.engines.vllm.update_session import send_order, update_session
 from weightwire.engines.worker_orders import LONG, WorkerOrders
 from weightwire.errors import EngineError, public_url
 
@@ -110,8 +110,10 @@ class VllmEngine:
             with self._pause(keeps_cache=self._keeps_cache) as settled:
                 self._orders.swap(target)
                 settled()
-                finish(str(target.version))
-            return Swap(ready - began, time.perf_counter() - ready)
+                self._report(target)
+            swap = Swap(ready - began, time.perf_counter() - ready)
+            finish("")  # not in the pause: it frees the patch
+            return swap
 
     def reload(self, checkpoint: Path, target: ServedVersion) -> Swap:
         began = time.perf_counter()
@@ -143,43 +145,31 @@ class VllmEngine:
     def _reported_version(self) -> Any:
         return self._server.get("/weight_info").get("weight_version")
 
-    def _send(self, order: Order, timeout: float) -> None:
-        if order.action != "status":
-            self._server.post("/update_weights", {"update_info": asdict(order)}, timeout)
-            return
-        place = {"directory": order.directory, "token": order.token}
-        try:
-            self._server.post("/init_weight_transfer_engine", {"init_info": place})
-        except ServerRefusal as problem:
-            raise EngineError(
-                f"{self.name}: does not serve with the weightwire backend ({problem.message})", hint=START
-            ) from problem
+    def _report(self, target: ServedVersion) -> None:
+        """Lets the server report this version from now on."""
+        with self._unless_it_fails():
+            self._server.post("/update_weight_version", {"new_version": str(target.version)})
 
     @contextlib.contextmanager
-    def _session(self) -> Iterator[Any]:
-        """Brackets an update with vLLM's start and finish calls. Yields `finish`, to be called with the new version."""
-        finished: list[str] = []
+    def _session(self) -> Iterator[Callable[[str], None]]:
+        """Yields `finish`, to be called with the new version, or with nothing if that was reported."""
+        with update_session(self._server, self.name, self._shared) as finish_session:
 
-        def finish(version: str) -> None:
-            known, self._orders.holding = self._orders.holding, None  # if this fails, `attach` reports the version
-            self._server.post("/finish_weight_update", {"weight_version": version})
-            self._orders.holding = known
-            finished.append(version)
+            def finish(version: str) -> None:
+                with self._unless_it_fails():
+                    finish_session(version)
 
-        if not self._shared.paused_mark.exists() and is_asleep(self._server, QUICK):
-            raise asleep(self.name)  # its weights may not be in memory
-        try:
-            self._server.post("/start_weight_update", {})
-        except ServerRefusal:  # a killed follower left an update open
-            with contextlib.suppress(ServerRefusal):
-                self._server.post("/finish_weight_update", {})
-            self._server.post("/start_weight_update", {})
-        try:
             yield finish
-        finally:
-            if not finished:
-                with contextlib.suppress(EngineError):
-                    self._server.post("/finish_weight_update", {})
+
+    @contextlib.contextmanager
+    def _unless_it_fails(self) -> Iterator[None]:
+        """What the workers hold counts only if the server could be told: otherwise `attach` tells it again."""
+        known, self._orders.holding = self._orders.holding, None
+        yield
+        self._orders.holding = known
+
+    def _send(self, order: Order, timeout: float) -> None:
+        send_order(self._server, self.name, order, timeout)
 
     @contextlib.contextmanager
     def _pause(self, keeps_cache: bool = False) -> Iterator[Callable[[], object]]:

@@ -1,7 +1,8 @@
 """Draft models of speculative decoding: what vLLM predicts tokens with, before the model itself checks them.
 
 A draft never changes what is sampled, only how fast. Layers for multi-token prediction (MTP) in the model's own
-checkpoint are updated with the model: see `model_with_draft`. A separate draft model is not updated.
+checkpoint are updated with the model: see `model_with_draft`. A separate draft model can follow a run of its own: see
+`draft_engine`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["draft_model", "draft_names", "is_in_checkpoint"]
+__all__ = ["DRAFT", "draft_model", "draft_names", "is_in_checkpoint"]
+
+DRAFT = "draft"
+"""The model of orders for a separate draft."""
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _MTP = re.compile(r"(?:^|\.)mtp(?:_layers)?\.")

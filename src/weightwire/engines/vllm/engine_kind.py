@@ -1,4 +1,4 @@
-"""vLLM's entries in the registry of engines: a server's model, and one of its adapters."""
+"""vLLM's entries in the registry of engines: a server's model, one of its adapters, and its draft model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 
 from weightwire.engines.registry import EngineKind, Program
 from weightwire.engines.vllm.client import VllmEngine
+from weightwire.engines.vllm.draft_engine import VllmDraftEngine
 from weightwire.engines.vllm.lora_engine import VllmLoraEngine
 from weightwire.engines.vllm.rollout_server import VllmRolloutServer
 
-__all__ = ["VLLM", "VLLM_LORA"]
+__all__ = ["VLLM", "VLLM_DRAFT", "VLLM_LORA"]
 
 _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the endpoints through which weights are updated
@@ -37,3 +38,4 @@ VLLM = EngineKind(
     VllmEngine, VllmRolloutServer, _launch, needs=("vllm",), connect_keeping=partial(VllmEngine, cache="keep")
 )
 VLLM_LORA = EngineKind(VllmLoraEngine)
+VLLM_DRAFT = EngineKind(VllmDraftEngine)

@@ -1,7 +1,8 @@
-"""A model together with its draft, if both are in one checkpoint: a patch writes both in one swap, or neither.
+"""The layout of a draft, alone or together with the model, if both are in one checkpoint.
 
-vLLM loads the layers for multi-token prediction (MTP) as a second model, and then makes it share the embeddings and the
-output layer of the first. Shared weights are the model's: they are written once.
+In one checkpoint, a patch writes both in one swap, or neither. vLLM loads the layers for multi-token prediction (MTP)
+as a second model, and then makes it share the embeddings and the output layer of the first. Shared weights are the
+model's: they are written once.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Self
 
 import torch
 
@@ -20,16 +22,51 @@ from weightwire.engines.weight_map import Copy, WeightMap, places_of, storage_of
 from weightwire.errors import EngineError
 from weightwire.weights import Schema
 
-__all__ = ["ModelWithDraft", "with_draft"]
+__all__ = ["DraftLayout", "ModelWithDraft", "with_draft"]
 
 _log = logging.getLogger("vllm.weightwire")
+
+
+class DraftLayout:
+    """The layout of a draft, without the weights that it shares with the model."""
+
+    def __init__(self, model: torch.nn.Module, draft_layout: RelaidModel) -> None:
+        self._model = model
+        self._layout = draft_layout
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, draft: torch.nn.Module | None) -> Self | str:
+        """Or the reason why the draft cannot be patched."""
+        if draft is None:
+            return "vLLM loaded it in a way that cannot be observed"
+        layout = shared_model_of(draft)
+        if isinstance(layout, str) or layout.problem:
+            return layout if isinstance(layout, str) else layout.problem
+        if layout.computes(storages_of(model)):
+            return "vLLM computes weights that it shares with the model"
+        return relaid_out(draft) or cls(model, layout)
+
+    def learn(self, schema: Schema) -> WeightMap:
+        borrowed = storages_of(self._model)
+        found = self._layout.learn(schema, borrowed)
+        own = {
+            name: tuple(copy for copy in several if storage_of(copy.target) not in borrowed)
+            for name, several in found.copies.items()
+        }
+        return replace(found, copies={name: several for name, several in own.items() if several})
+
+    def recomputations(self, copies: Iterable[Copy]) -> list[Recomputation]:
+        return self._layout.recomputations(copies)
+
+    def is_current(self) -> bool:
+        return self._layout.is_current()
 
 
 class ModelWithDraft:
     """The layout of both. `module` holds their weights."""
 
     def __init__(
-        self, model: torch.nn.Module, layout: RelaidModel, draft: torch.nn.Module, draft_layout: RelaidModel
+        self, model: torch.nn.Module, layout: RelaidModel, draft: torch.nn.Module, draft_layout: DraftLayout
     ) -> None:
         self.module = torch.nn.ModuleList([model, draft])
         self._layout = layout
@@ -38,8 +75,7 @@ class ModelWithDraft:
     def learn(self, schema: Schema) -> WeightMap:
         """Where each tensor of a checkpoint is in the model and in its draft. Changes nothing."""
         found = replace(self._layout.learn(schema), places=places_of(self.module))
-        borrowed = storages_of(self.module[0])
-        draft = self._learn_draft(schema, borrowed)
+        draft = self._learn_draft(schema)
         if draft.unpatchable:
             name, why = next(iter(draft.unpatchable.items()))
             _log.warning("weightwire: the draft is not updated: tensor %r cannot be patched there (%s)", name, why)
@@ -47,14 +83,12 @@ class ModelWithDraft:
 
         copies = dict(found.copies)
         for name, several in draft.copies.items():
-            own = tuple(copy for copy in several if storage_of(copy.target) not in borrowed)
-            if own:
-                copies[name] = (*copies.get(name, ()), *own)
+            copies[name] = (*copies.get(name, ()), *several)
         return replace(found, copies=copies, unused=found.unused - copies.keys())
 
-    def _learn_draft(self, schema: Schema, borrowed: frozenset[int]) -> WeightMap:
+    def _learn_draft(self, schema: Schema) -> WeightMap:
         try:
-            return self._draft_layout.learn(schema, borrowed)
+            return self._draft_layout.learn(schema)
         except EngineError as problem:
             raise EngineError(
                 f"the run does not fit the MTP layers that vLLM predicts with: {problem.message}",
@@ -73,17 +107,12 @@ class ModelWithDraft:
 
 def with_draft(model: torch.nn.Module, draft: torch.nn.Module | None) -> ModelWithDraft | str:
     """The layout of a model and its draft, or the reason why the draft cannot be patched."""
-    if draft is None:
-        return "vLLM loaded it in a way that cannot be observed"
-    layout, draft_layout = relaid_model_of(model), shared_model_of(draft)
-    for one in (layout, draft_layout):
-        if isinstance(one, str) or one.problem:
-            return one if isinstance(one, str) else one.problem
-    assert isinstance(layout, RelaidModel)
-    assert isinstance(draft_layout, RelaidModel)
-    if draft_layout.computes(storages_of(model)):
-        return "vLLM computes weights that it shares with the model"
-    return relaid_out(draft) or ModelWithDraft(model, layout, draft, draft_layout)
+    layout, draft_layout = relaid_model_of(model), DraftLayout.of(model, draft)
+    if draft is None or isinstance(draft_layout, str):
+        return str(draft_layout)
+    if isinstance(layout, str) or layout.problem:
+        return layout if isinstance(layout, str) else layout.problem
+    return ModelWithDraft(model, layout, draft, draft_layout)
 
 
 def storages_of(model: torch.nn.Module) -> frozenset[int]:

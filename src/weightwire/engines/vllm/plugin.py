@@ -1,14 +1,11 @@
-"""A weight transfer backend for vLLM that patches a worker's model in place. Each worker has one."""
+"""A weight transfer backend for vLLM that patches a worker's models in place. Each worker has one."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -16,23 +13,23 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from weightwire.delta import Delta, changes
-from weightwire.engines.live_model import LiveModel, StagedPatch
-from weightwire.engines.order_desk import OrderDesk, PatchDesk
+from weightwire.engines.live_model import LiveModel
+from weightwire.engines.order_desk import refuse_order
 from weightwire.engines.orders import Order
 from weightwire.engines.relaid_model import RelaidModel
-from weightwire.engines.vllm.drafts import draft_model, draft_names, is_in_checkpoint
-from weightwire.engines.vllm.model_with_draft import with_draft
+from weightwire.engines.vllm.drafts import DRAFT, draft_model, draft_names, is_in_checkpoint
+from weightwire.engines.vllm.model_desk import ModelDesk
+from weightwire.engines.vllm.model_with_draft import DraftLayout, with_draft
 from weightwire.engines.vllm.packing import experts_on_cpu, relaid_out
 from weightwire.engines.vllm.post_load import loaded_with, relaid_model_of
 from weightwire.engines.vllm.prefix_cache import why_not_kept
-from weightwire.engines.vllm.quantization_scheme import PATCHABLE, check_same_scheme, scheme_of
-from weightwire.engines.weight_map import UnpatchableKind, torch_dtype
-from weightwire.errors import EngineError, WeightwireError
-from weightwire.weights import Checkpoint, as_torch_integers
 
-__all__ = ["OrderInfo", "StatusInfo", "WeightwireEngine", "checkpoint_patches"]
+__all__ = ["OrderInfo", "StatusInfo", "WeightwireEngine"]
 
+_NO_DRAFT = (
+    "the server has no draft model of its own checkpoint",
+    "start vLLM with a draft model in --speculative-config; draft layers of the model's checkpoint need no engine",
+)
 _log = logging.getLogger("vllm.weightwire")  # a child of vLLM's logger, so that it is shown with vLLM's
 
 
@@ -42,6 +39,7 @@ class StatusInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
     directory: str
     token: str
+    model: str = ""
 
 
 @dataclass
@@ -55,156 +53,88 @@ class OrderInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     run: str = ""
     version: int = -1
     state: str = ""
+    model: str = ""
 
 
 class WeightwireEngine(WeightTransferEngine[StatusInfo, OrderInfo]):  # type: ignore[misc]
+    """The model that vLLM serves has a desk, and so has a separate draft model that can be patched."""
+
     init_info_cls = StatusInfo
     update_info_cls = OrderInfo
-    supports_draft_weight_update = False
+    supports_draft_weight_update = False  # vLLM's own sessions for drafts: ours name the model in each order
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
         layout = relaid_model_of(model)
-        self._knows_layout = isinstance(layout, RelaidModel) and not layout.problem
-        relaid = layout if isinstance(layout, RelaidModel) and self._knows_layout and not layout.is_as_loaded else None
+        is_used = isinstance(layout, RelaidModel) and not layout.problem and not layout.is_as_loaded
+        relaid = layout if isinstance(layout, RelaidModel) and is_used else None
         unpatchable = relaid_out(model) or _why_unpatchable(model, layout)
-        self._live = self._live_model(relaid, unpatchable)
-        self._patches = PatchDesk(self._live)
-        reading = {"adopt": self._adopt, "check": self._check, "stage": self._stage}
-        writing = {"swap": self._swap, "undo": self._undo, "reload": self._reload}
-        self._desk = OrderDesk(self._live, reading, writing, _log)
-        self._desk.unpatchable = unpatchable
-        self._desk.not_kept = why_not_kept(vllm_config)
-        self._is_pristine = isinstance(layout, str)  # not written since vLLM loaded it, in an unknown layout
-        if self._desk.unpatchable:
-            _log.warning("weightwire: %s: every version will be reloaded, which is slow", self._desk.unpatchable)
+        live = self._live_model(relaid, unpatchable)
+        kept = why_not_kept(vllm_config)
+        target = ModelDesk(vllm_config, self.model_config, model, live, layout, unpatchable, not_kept=kept)
+        self._desks = {"": target}
+        self._no_draft = _NO_DRAFT
+        if draft_model(vllm_config) and not is_in_checkpoint(vllm_config):
+            self._add_draft()
 
     def _live_model(self, relaid: RelaidModel | None, unpatchable: str) -> LiveModel:
         """The model, together with its draft if that is in the same checkpoint."""
         is_draft = draft_names(self.model_config.hf_config)
-        draft, why = draft_model(self.vllm_config), ""
+        draft = draft_model(self.vllm_config)
         if draft and is_in_checkpoint(self.vllm_config):
             drafter = loaded_with(self.vllm_config.speculative_config.draft_model_config)
             both = unpatchable or with_draft(self.model, drafter)
             if not isinstance(both, str):
                 return LiveModel(both.module, self.model.load_weights, relaid=both, is_draft=is_draft)
-            why = f" ({both})"
-        if draft:
             _log.warning(
-                "weightwire: the draft (%s) is not updated: it will predict fewer tokens correctly%s", draft, why
+                "weightwire: the draft (%s) is not updated: it will predict fewer tokens correctly (%s)", draft, both
             )
         return LiveModel(self.model, self.model.load_weights, relaid=relaid, is_draft=is_draft)
+
+    def _add_draft(self) -> None:
+        """Gives a separate draft model a desk, if it can be patched."""
+        config = self.vllm_config.speculative_config.draft_model_config
+        draft = loaded_with(config)
+        layout = DraftLayout.of(self.model, draft)
+        if draft is None or isinstance(layout, str):
+            self._no_draft = (
+                f"the draft cannot be patched: {layout}",
+                "serve it unpacked, or without --engine vllm-draft",
+            )
+            return
+        live = LiveModel(draft, draft.load_weights, relaid=layout)
+        self._desks[DRAFT] = ModelDesk(self.vllm_config, config, draft, live, relaid_model_of(draft), "")
+        _log.info("weightwire: the draft (%s) can follow a run of its own", draft_model(self.vllm_config))
 
     # --- vLLM's interface ----------------------------------------------------------------------------------------
 
     def init_transfer_engine(self, init_info: StatusInfo) -> None:
-        self._desk.receive(Order("status", init_info.directory, init_info.token))
+        self._receive(Order("status", init_info.directory, init_info.token, model=init_info.model))
 
     def start_weight_update(self) -> None:
         pass
 
     def receive_weights(self, update_info: OrderInfo) -> None:
-        self._desk.receive(Order(**{one.name: getattr(update_info, one.name) for one in fields(Order)}))
+        self._receive(Order(**{one.name: getattr(update_info, one.name) for one in fields(Order)}))
 
     def finish_weight_update(self) -> None:
-        self._patches.drop()
+        for desk in self._desks.values():
+            desk.drop()
 
     def shutdown(self) -> None:
-        self._patches.drop()
+        self.finish_weight_update()
 
-    # --- orders --------------------------------------------------------------------------------------------------
+    def forget_draft(self) -> None:
+        """The weights of a draft may be gone: vLLM slept."""
+        if DRAFT in self._desks:
+            self._desks[DRAFT].forget()
 
-    def _adopt(self, order: Order) -> bool:
-        self._check_whole(Path(order.file))
-        return not self._desk.unpatchable and self._live.adopt(order.file, order.target)
-
-    def _check(self, order: Order) -> bool:
-        """Checks that the checkpoint fits this model, before anything is written."""
-        self._check_whole(Path(order.file))
-        if not self._desk.unpatchable:
-            self._live.learn(Checkpoint(order.file))
-        return True
-
-    def _stage(self, order: Order) -> bool:
-        for name in self._patches.stage(order).unpatchable:
-            why = self._live.unpatchable[name]
-            if why.kind is not UnpatchableKind.CAST:
-                raise EngineError(f"tensor {name!r}: cannot be patched ({why})", hint="reload the model")
-            _log.info("weightwire: tensor %r is patched slowly: %s", name, why)
-        return True
-
-    def _swap(self, order: Order) -> bool:
-        staged, patch = self._patches.swap(order)
-        if patch is not None:
-            self._load_slowly(patch, staged)
-        return True
-
-    def _undo(self, order: Order) -> bool:
-        staged = self._patches.undo()
-        if staged is not None and staged.unpatchable:  # these cannot be undone
-            self._live.holding, self._live.mixed = None, True
-        return True
-
-    def _reload(self, order: Order) -> bool:
-        self._is_pristine = False
-        if not self._desk.unpatchable:
-            self._live.reload(order.file, order.target)
-            return True
-        from vllm.model_executor.model_loader.reload.inplace import reload_weights
-
-        self._check_whole(Path(order.file))
-        self._live.holding, self._live.mixed = None, True
-        reload_weights(self.vllm_config, self.model, None, order.file, True)
-        self._live.holding, self._live.mixed = order.target, False
-        return True
-
-    def _load_slowly(self, patch: Delta, staged: StagedPatch) -> None:
-        """Loads `unpatchable` tensors with vLLM's own loader, which needs whole tensors and cannot be undone."""
-        from vllm.model_executor.model_loader.checkpoint_weight_patch import load_checkpoint_weight_patches
-
-        patches = checkpoint_patches(patch, staged.unpatchable)
-        holding = self._live.holding
-        self._live.holding, self._live.mixed = None, True
-        load_checkpoint_weight_patches(self.model, patches)
-        self._live.holding, self._live.mixed = holding, False
-
-    def _check_whole(self, checkpoint: Path) -> None:
-        """Checks that the model holds weights as they are in this checkpoint."""
-        self._check_quantization(checkpoint)
-        if self.parallel_config.enable_eplb:
-            raise EngineError(
-                "vLLM moves experts between ranks while it serves (EPLB)", hint="serve it without --enable-eplb"
-            )
-        self._look_at_layout()
-        if self._desk.unpatchable and experts_on_cpu(self.model):
-            raise EngineError(
-                self._desk.unpatchable,
-                hint="serve it on a GPU: on a CPU, vLLM cannot reload a mixture of experts either",
-            )
-
-    def _check_quantization(self, checkpoint: Path) -> None:
-        """A quantized model must be of a checkpoint that is quantized itself, in a layout that was learned."""
-        served = scheme_of(getattr(self.model_config.hf_config, "quantization_config", None))
-        quantization = self.model_config.quantization
-        if quantization is not None and (served not in PATCHABLE or not self._knows_layout):
-            why = f": {self._desk.unpatchable}" if self._desk.unpatchable else ""
-            raise EngineError(
-                f"the model is served quantized ({served or quantization}){why}",
-                hint=f"serve it without quantization, or from a checkpoint in one of {', '.join(PATCHABLE)}",
-            )
-        check_same_scheme(checkpoint, served)
-
-    def _look_at_layout(self) -> None:
-        """If the layout was not learned: checks that vLLM kept the weights as loaded, so that patches are safe."""
-        if not self._is_pristine:
-            return
-        self._is_pristine = False
-        path = Path(self.model_config.model)
-        try:
-            if not self._desk.unpatchable and path.is_dir() and not self._live.holds(Checkpoint(path)):
-                self._desk.unpatchable = "the weights are not kept as they were loaded"
-        except WeightwireError as problem:
-            _log.warning("weightwire: %s: cannot be compared with the served weights (%s)", path, problem.message)
+    def _receive(self, order: Order) -> None:
+        desk = self._desks.get(order.model)
+        if desk is None:
+            refuse_order(order, *self._no_draft)
+        else:
+            desk.receive(order)
 
 
 def _why_unpatchable(model: torch.nn.Module, layout: RelaidModel | str) -> str:
@@ -213,17 +143,3 @@ def _why_unpatchable(model: torch.nn.Module, layout: RelaidModel | str) -> str:
         return layout.problem
     experts = experts_on_cpu(model)
     return f"{experts}: the experts are packed for the CPU, and {layout}" if experts else ""
-
-
-def checkpoint_patches(patch: Delta, names: Iterable[str]) -> list[Any]:
-    """Some tensors of a patch in the form that vLLM's own loader expects."""
-    from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
-
-    patches = []
-    for name in names:
-        entry = patch.entries[name]
-        positions, values = changes({}, patch, name)
-        dtype = torch_dtype(name, entry.dtype)
-        new = as_torch_integers(np.array(values)).view(dtype)
-        patches.append(CheckpointWeightPatch(name, entry.shape, dtype, new, torch.from_numpy(positions)))
-    return patches

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from weightwire.engines.huge_pages import move_to_huge_pages
 from weightwire.engines.relaid_model import RelaidModel, skeleton_of
 from weightwire.engines.vllm.hooks import replace_in_vllm
 from weightwire.engines.vllm.packing import is_our_backend
-from weightwire.engines.weight_map import Load
+from weightwire.engines.weight_map import Load, tensors_of
 
 __all__ = ["loaded_with", "observe_loading", "relaid_model_of", "shared_model_of"]
 
@@ -60,6 +61,8 @@ def _learning(process: Callable[..., None]) -> Callable[..., None]:
         model.__dict__[_LAYOUT] = _found(layout, model)
         _models[id(model_config)] = model
         _log.info("weightwire: learned the layout of the weights in %.1f s", time.perf_counter() - began)
+        if moved := move_to_huge_pages(tensors_of(model).values()):
+            _log.info("weightwire: moved %.2f GB of weights to huge pages", moved / 1e9)
 
     return process_and_learn
 

@@ -13,7 +13,7 @@ from weightwire.engines.vllm.hooks import replace_in_vllm, uses_weightwire
 __all__ = ["SLEPT", "mark_sleep"]
 
 SLEPT = "slept"
-"""The version that the server reports after a sleep."""
+"""The version that the server reports after a sleep. It is that of the served model: a draft forgets its own."""
 
 
 def mark_sleep() -> None:
@@ -25,6 +25,12 @@ def _marking(sleep: Callable[..., Any]) -> Callable[..., Any]:
     def mark_and_sleep(self: Any, level: int = 1, *given: Any, **named: Any) -> Any:
         if level >= 1 and uses_weightwire(self.vllm_config) and hasattr(self, "set_weight_version"):
             self.set_weight_version(SLEPT)
+            if self.vllm_config.speculative_config is not None:
+                self.model_executor.collective_rpc(_forget_draft)
         return sleep(self, level, *given, **named)
 
     return mark_and_sleep
+
+
+def _forget_draft(worker: Any) -> None:
+    worker.weight_transfer_engine.forget_draft()
