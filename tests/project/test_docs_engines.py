@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import textwrap
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 
 from support.commands import Running, Training, bits_of
 from support.doc_models import check_serve_command, one_step_later
-from support.doc_pages import blocks, filled, run_commands, run_python, run_shell, terminals
-from support.stores import free_ports
+from support.doc_pages import blocks, commands, filled, run_commands, run_python, run_shell, terminals
+from support.stores import free_ports, running
 from support.vllm_server import VLLM
 from weightwire import Publisher
 
@@ -40,6 +41,28 @@ def test_vllm_example_serves_published_versions(vllm: VLLM, tiny: Path, tmp_path
         names: dict[str, Any] = {"choices": choices, "publisher": publisher}
         exec(fresh, names)
         assert names["fresh"] == choices
+
+
+@pytest.mark.slow
+def test_draft_example_updates_a_model_and_its_draft(tiny: Path, tmp_path: Path) -> None:
+    [block] = blocks("docs/engines.md", "Draft models")
+    serve, *follow = commands(block)
+    speculation = {"model": str(tiny), "num_speculative_tokens": 3}
+    server = VLLM(tmp_path, tiny, options=["--speculative-config", json.dumps(speculation)])
+    check_serve_command(serve, server)
+    with running(server), ExitStack() as stack:
+        followers, publishers = [], []
+        for command, name in zip(follow, ("run", "draft"), strict=True):
+            publishers.append(stack.enter_context(Publisher(tmp_path / name, base=tiny)))
+            words = shlex.split(filled(command, server=server.url).replace(f"s3://bucket/{name}", str(tmp_path / name)))
+            words[words.index("--into") + 1] = str(tmp_path / f"{name}-replica")
+            followers.append(stack.enter_context(Running(*words[1:], "--base", tiny)))
+        names = (server.url, f"{server.url},draft")
+        for name, follower, publisher in zip(names, followers, publishers, strict=True):
+            follower.wait_for("version 1: ")
+            publisher.publish(one_step_later(tiny)).wait()
+            assert f", {name} paused for " in follower.wait_for("version 2: ")
+        assert server.weight_version == "2"
 
 
 @pytest.mark.slow
