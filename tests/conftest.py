@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from support.stores import Rclone, SeaweedFS, running
 from support.vllm_server import VLLM, tiny_model
@@ -37,6 +38,7 @@ IN_ONE_PROCESS = {
     "tests/project/test_design.py",
     "tests/project/test_error_catalogue.py",
 }
+AHEAD = 8  # tests that a process is given before it needs them
 SERVERS = {"rclone", "seaweedfs", "vllm", "vllm_split"}
 # `make core` tests the core without torch. A test that imports one of these packages is skipped there.
 BEYOND_THE_CORE = {"openai", "peft", "starlette", "torch", "transformers", "trl", "uvicorn", "vllm", "websockets"}
@@ -98,6 +100,22 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return "vllm" if file in WITH_VLLM else file if file in IN_ONE_PROCESS else nodeid
+
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        """Also forgets what is complete: xdist counts all that a process was given, after every test."""
+        super().mark_test_complete(node, item_index, duration)
+        scope = self._split_scope(self.registered_collections[node][item_index])
+        if all(self.assigned_work[node][scope].values()):
+            del self.assigned_work[node][scope]
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Gives a process several tests ahead. With two, as in xdist, it waits after every test for the next one."""
+        if node.shutting_down:
+            return
+        if not self.workqueue:
+            node.shutdown()
+        while self.workqueue and self._pending_of(self.assigned_work[node]) < AHEAD:
+            self._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling | None:
