@@ -11,7 +11,7 @@ from table import BUSY, Bar, Row
 
 __all__ = ["other_rows", "pause_rows", "stream_rows"]
 
-OF_RELOAD, OF_PATCHES = Bar(0.1), Bar(1.0)
+OF_RELOAD, OF_PATCHES = Bar(0.09), Bar(1.0)
 NONE_LOST = Bar(0.0)
 PARTS = ["staged", "to pause", "to start", "to update", "to finish", "to resume", "read", "load"]
 WAYS = {"ours": "ours", "patches": "vLLM's patches", "reload": "vLLM's reload"}

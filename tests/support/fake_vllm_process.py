@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
 import signal
 import sys
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ class _Worker:
     is_paused: bool = False
     is_lost: bool = False  # its weights, by a sleep of level 2
     refusal: str = ""
+    dies_at: str = ""  # an action
     orders: list[str] = field(default_factory=list)
     pauses: list[str] = field(default_factory=list)  # and what they do to the cache
 
@@ -68,6 +70,9 @@ class _Worker:
             case "/test/refuse":
                 self.refusal = body["problem"]
                 return {}
+            case "/test/die":
+                self.dies_at = body["action"]
+                return {}
             case "/test/orders":
                 return self.orders
             case "/test/pauses":
@@ -78,6 +83,8 @@ class _Worker:
         target = {name: order[name] for name in ("run", "version", "state")}
         model = order["model"]
         self.orders.append(f"{model} {order['action']} {target['version']}".strip())
+        if order["action"] == self.dies_at:
+            os._exit(1)
         if self.refusal:
             self._reply(order, False, self.refusal)
             return
