@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,39 @@ def test_closed_directory_is_not_locked_again(shared: SharedDirectory) -> None:
     with pytest.raises(Closed, match="this engine is closed"):
         shared.lock()
     assert not shared.path.exists()
+
+
+def test_sessions_of_one_server_exclude_each_other_and_leave_nothing(tmp_path: Path) -> None:
+    of_model, of_draft = (SharedDirectory(tmp_path / "weightwire-0-8000", "engine", part) for part in ("", "draft"))
+    assert of_draft.paused_mark == of_model.paused_mark
+    with of_model.session():
+        thread = threading.Thread(target=use_session, args=(of_draft,))
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not list(tmp_path.iterdir())
+
+
+def use_session(shared: SharedDirectory) -> None:
+    with shared.session():
+        pass
+
+
+def test_a_closed_directory_does_not_wait_for_a_session(tmp_path: Path) -> None:
+    first, second = (SharedDirectory(tmp_path / "weightwire-0-8000", "engine", part) for part in ("", "draft"))
+    second.close()
+    with first.session(), pytest.raises(Closed), second.session():
+        pass
+
+
+def test_the_lock_of_a_killed_session_is_removed_by_a_later_follower(tmp_path: Path) -> None:
+    old, young = tmp_path / "weightwire-0-1.session", tmp_path / "weightwire-0-2.session"
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (0, 0))
+    shared = SharedDirectory(tmp_path / "weightwire-0-8000", "engine")
+    shared.lock()
+    shared.close()
+    assert [path.name for path in tmp_path.iterdir()] == [young.name]

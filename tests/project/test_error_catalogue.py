@@ -51,6 +51,7 @@ UNPROVOKED = {
     "engines/weight_writes.py: _HostWrite.check": _RACE,
     "engines/weight_writes.py: _DeviceWrite.check": _GPU,
     "engines/order_desk.py: PatchDesk.swap": "runs inside a server; tests/engines provokes it",
+    "engines/shared_directory.py: SharedDirectory._session_lock": _RACE,
     "engines/sglang/loader.py: _SglangWorker._note_reload": _SGLANG,
     "engines/sglang/loader.py: _SglangWorker._check_whole": _SGLANG,
     "engines/relaid_model.py: RelaidModel._find_again": "runs inside a server; tests/engines provokes it",

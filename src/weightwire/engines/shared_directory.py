@@ -73,9 +73,7 @@ class SharedDirectory:
         try:
             return durable_files.lock_file(path)
         except OSError as problem:
-            raise EngineError(
-                f"{path}: cannot be used ({problem.strerror})", hint="check its owner and the free space"
-            ) from problem
+            raise _unusable(path, problem) from problem
 
     @contextmanager
     def staged(self, patch: Delta, version: int) -> Iterator[Path]:
@@ -113,9 +111,7 @@ class SharedDirectory:
         try:
             self._lock_file = self._take()
         except OSError as problem:
-            raise EngineError(
-                f"{self.path}: cannot be used ({problem.strerror})", hint="check its owner and the free space"
-            ) from problem
+            raise _unusable(self.path, problem) from problem
         if self._lock_file is None:
             raise EngineError(
                 f"{self._owner}: another follower updates this engine", hint="stop that follower, or drop --engine here"
@@ -167,3 +163,7 @@ class SharedDirectory:
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
+
+
+def _unusable(path: Path, problem: OSError) -> EngineError:
+    return EngineError(f"{path}: cannot be used ({problem.strerror})", hint="check its owner and the free space")

@@ -44,11 +44,11 @@ class WorkerOrders:
         self._check_alive = check_alive
         self._model = model
 
-    def status(self, timeout: float = QUICK) -> None:
+    def status(self, timeout: float | None = None) -> None:
         """Asks the workers what they hold."""
         self.holding = None
         order = Order("status", str(self._directory), secrets.token_hex(8), model=self._model)
-        self.check(self._order(order, timeout))
+        self.check(self._order(order, QUICK if timeout is None else timeout))
 
     def order(self, action: Action, file: Path | None, target: ServedVersion, timeout: float = _SWAP) -> list[Answer]:
         name = "" if file is None else str(file)
