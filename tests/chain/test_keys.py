@@ -138,6 +138,29 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
             read()
 
 
+def test_a_private_key_in_place_of_a_path_is_not_repeated(key: PrivateKey, tmp_path: Path) -> None:
+    key.write(tmp_path / "trainer")
+    pem = (tmp_path / "trainer").read_text()
+    secret, without_begin = pem.splitlines()[1], pem.partition("\n")[2]
+    for read, text in (
+        (read_private_key, secret),
+        (read_private_key, without_begin),
+        (lambda text: read_trusted_keys([text]), secret),
+        (lambda text: read_trusted_keys([text]), without_begin),
+        (lambda text: read_trusted_keys([text]), pem),
+    ):
+        with pytest.raises(BadKey) as caught:
+            read(text)
+        assert secret not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("text", ["a\0b", "x" * 5000])
+def test_a_text_that_is_no_path_is_a_bad_key(text: str) -> None:
+    for read in (read_private_key, lambda text: read_trusted_keys([text])):
+        with pytest.raises(BadKey, match="cannot be read"):
+            read(text)
+
+
 def test_only_the_signature_of_the_key_over_the_message_counts(key: PrivateKey) -> None:
     signature = key.sign(b"message")
     assert key.public.verifies(b"message", signature)

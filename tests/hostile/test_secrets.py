@@ -152,6 +152,33 @@ def test_commands_that_succeed_show_and_store_no_secret(run: Path, model: Path, 
         assert not has_secret(ran.out + ran.err), words
 
 
+def test_private_key_is_not_shown_or_stored(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not if its text has no frame, or was passed in place of the public key."""
+    keys = tmp_path.with_name(f"{tmp_path.name}-keys")
+    keys.mkdir()
+    assert weightwire("keygen", keys / "trainer").code == 0
+    pem, run = (keys / "trainer").read_text(), tmp_path / "signed"
+    secret, trusted = pem.splitlines()[1], (keys / "trainer.pub").read_text().strip()
+    monkeypatch.setenv("WEIGHTWIRE_KEY", pem)
+    commands: list[tuple[bool, list[str | Path]]] = [
+        (True, ["publish", model, run, "--json"]),
+        (True, ["status", run, "--json", "--trust", trusted]),
+        (True, ["keys", run, "--trust", trusted]),
+        (True, ["verify", run, "--trust", trusted]),
+        (True, ["doctor", run, "--json"]),
+        (True, ["follow", run, "--into", tmp_path / "replica", "--once", "--json", "--trust", trusted]),
+        (False, ["status", run, "--trust", pem]),
+        (False, ["keys", run, "--add", secret]),
+        (False, ["publish", model, run, "--key", secret]),
+    ]
+    for is_fine, words in commands:
+        ran = weightwire(*words)
+        assert (ran.code == 0) == is_fine, ran
+        assert secret not in ran.out + ran.err, words
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if secret in path.read_bytes().decode("latin-1")]
+
+
 @pytest.mark.parametrize(
     "engine",
     [

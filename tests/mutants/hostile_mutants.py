@@ -113,4 +113,20 @@ HOSTILE_MUTANTS = [
         _LINKS,
         ("system/durable_files.py", "os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW", "os.O_RDWR | os.O_CREAT"),
     ),
+    mutant(
+        "private key repeated in an error",
+        "a private key in place of a path is in no error",
+        "chain/test_keys.py",
+        ("chain/keys.py", 'if "\\n" in text or _BARE_KEY.fullmatch(text) else text', "if False else text"),
+    ),
+    mutant(
+        "newest version of publish not judged",
+        "publish does not take a stranger's version for a publication",
+        "cli/publish/test_signed_publish.py",
+        (
+            "cli/publish/run_publisher.py",
+            "ChainReader(bucket, run, signer.trust if signer else None)",
+            "ChainReader(bucket, run)",
+        ),
+    ),
 ]

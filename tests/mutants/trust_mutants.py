@@ -296,7 +296,7 @@ TRUST_MUTANTS = [
         "publisher without a key continues a signed run",
         "a publisher without a key refuses a signed run",
         _TESTS,
-        (_TAKEOVER, "if run.keys and self._signer is None:", "if False:"),
+        (_WRITER, "if run.keys and signer is None:", "if False:"),
     ),
     mutant(
         "revoked key kept by the change",

@@ -132,6 +132,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "backoff",
         "begin_run",
         "check_free",
+        "check_signer",
         "commit_path",
         "create_until_taken",
         "data_path",

@@ -63,7 +63,15 @@ from weightwire.chain.records import (
 )
 from weightwire.chain.rules import missing_commit, rolled_back
 from weightwire.chain.trust import Trust
-from weightwire.chain.writer import ChainWriter, Signer, Warn, backoff, begin_run, create_until_taken
+from weightwire.chain.writer import (
+    ChainWriter,
+    Signer,
+    Warn,
+    backoff,
+    begin_run,
+    check_signer,
+    create_until_taken,
+)
 
 __all__ = [
     "ALIVE",
@@ -105,6 +113,7 @@ __all__ = [
     "backoff",
     "begin_run",
     "check_free",
+    "check_signer",
     "commit_path",
     "create_until_taken",
     "data_path",

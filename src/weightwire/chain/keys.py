@@ -35,6 +35,7 @@ TRUST_VARIABLE = "WEIGHTWIRE_TRUST"
 _PREFIX = "ed25519:"
 _TEXT = re.compile(r"(?:ed25519:)?([0-9a-f]{64})")
 _PEM = "-----BEGIN"
+_BARE_KEY = re.compile(r"[0-9A-Za-z+/=]{43,}")  # 32 bytes or more in base64 or hex
 _LARGEST = 1 << 16  # bytes of a key file
 _MAKE = "`weightwire keygen FILE` makes one"
 
@@ -131,7 +132,7 @@ def read_private_key(given: str | os.PathLike[str] | PrivateKey | None) -> Priva
         return None
     if text.lstrip().startswith(_PEM):
         return PrivateKey.from_pem(text.encode(), where)
-    return PrivateKey.from_pem(_read(Path(text)), text)
+    return PrivateKey.from_pem(_read(text), text)
 
 
 def read_public_keys(texts: Iterable[str]) -> frozenset[str]:
@@ -161,7 +162,9 @@ def _public_keys(text: str) -> Iterator[PublicKey]:
     if matched := _TEXT.fullmatch(text):
         yield PublicKey(matched[1])
         return
-    lines = _read(Path(text)).decode(errors="replace").split("\n")
+    if text.lstrip().startswith(_PEM):
+        raise BadKey("the key to trust is a private key", hint="pass the public key, which keygen wrote to FILE.pub")
+    lines = _read(text).decode(errors="replace").split("\n")
     found = [line for line in (line.partition("#")[0].strip() for line in lines) if line]
     if not found:
         raise BadKey(f"{text}: has no public key", hint="each line must be ed25519: and 64 hex digits")
@@ -174,12 +177,15 @@ def _public_keys(text: str) -> Iterator[PublicKey]:
         yield PublicKey(matched[1])
 
 
-def _read(path: Path) -> bytes:
+def _read(text: str) -> bytes:
+    """Reads the file of this path. If there is none, the text may be a bare private key, which no error repeats."""
     try:
-        with path.open("rb") as file:
+        with Path(text).open("rb") as file:
             return file.read(_LARGEST)
-    except OSError as problem:
-        raise BadKey(f"{path}: cannot be read ({problem.strerror})", hint=f"check the path; {_MAKE}") from problem
+    except (OSError, ValueError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else "not a path"
+        shown = "the file of the key" if "\n" in text or _BARE_KEY.fullmatch(text) else text
+        raise BadKey(f"{shown}: cannot be read ({why})", hint=f"check the path; {_MAKE}") from None
 
 
 def _ed25519() -> ModuleType:

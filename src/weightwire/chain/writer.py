@@ -15,7 +15,7 @@ import msgspec
 
 from weightwire.bucket import Bucket
 from weightwire.chain.absence import get_record
-from weightwire.chain.keys import PrivateKey, PublicKey
+from weightwire.chain.keys import KEY_VARIABLE, PrivateKey, PublicKey
 from weightwire.chain.reader import ChainReader
 from weightwire.chain.record_paths import ALIVE, HEAD, RUN, Folder, commit_path, epoch_path
 from weightwire.chain.records import (
@@ -42,11 +42,12 @@ from weightwire.errors import (
     NotFound,
     NotPublished,
     PermissionDenied,
+    Untrusted,
     WeightwireError,
 )
 from weightwire.system import Runtime
 
-__all__ = ["ChainWriter", "Signer", "backoff", "create_until_taken"]
+__all__ = ["ChainWriter", "Signer", "backoff", "check_signer", "create_until_taken"]
 
 Warn = Callable[[str], None]
 
@@ -63,6 +64,20 @@ class Signer:
     @property
     def trust(self) -> Trust:
         return Trust(self.trusted | {self.key.public.hex})
+
+
+def check_signer(url: str, run: Run, signer: Signer | None) -> None:
+    """Checks that a publisher has a key if the run is signed, and only then."""
+    if run.keys and signer is None:
+        raise Untrusted(
+            f"{url}: this run is signed, and this publisher has no key",
+            hint=f"pass its key: --key FILE, key= in Python, or {KEY_VARIABLE}",
+        )
+    if not run.keys and signer is not None:
+        raise Untrusted(
+            f"{url}: this run is not signed, so its history cannot be trusted",
+            hint="start a new run under another URL, or publish without a key",
+        )
 
 
 def backoff(runtime: Runtime, tries: int) -> float:

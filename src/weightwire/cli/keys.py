@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from weightwire.chain import PublicKey, Signer, read_private_key, read_public_keys, read_trusted_keys
+from weightwire.chain import PublicKey, read_public_keys
 from weightwire.cli.shared.bucket_command import Url, url_of, with_bucket
 from weightwire.cli.shared.json_output import write_json
 from weightwire.cli.shared.run_output import KeysOutput
 from weightwire.cli.shared.terminal import AsJson, say, warn
-from weightwire.cli.shared.trust_options import KeyFile, Trusted, trust_of
+from weightwire.cli.shared.trust_options import KeyFile, Trusted, signer_of, trust_of
 from weightwire.inspection import read_keys
 from weightwire.system import Runtime
 from weightwire.upkeep import change_keys
@@ -39,10 +39,9 @@ def keys(
     added, revoked = read_public_keys(add or ()), read_public_keys(revoke or ())
     trusted = trust_of(trust)
     if added or revoked:
-        private = read_private_key(key)
-        if private is None:
+        signer = signer_of(key, trust)
+        if signer is None:
             raise typer.BadParameter("needs --key", param_hint="--add" if added else "--revoke")
-        signer = Signer(private, read_trusted_keys(trust or None))
         trusted = signer.trust
         version = with_bucket(url, lambda bucket: change_keys(bucket, Runtime(), signer, added, revoked, warn))
         if version is None:

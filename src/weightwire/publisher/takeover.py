@@ -15,7 +15,6 @@ from weightwire.bucket import probe_bucket
 from weightwire.catchup import LOST_FOR_GOOD, ChainPath, Fetcher, around_lost_data, plan, restore_weights
 from weightwire.chain import (
     BASE,
-    KEY_VARIABLE,
     ChainReader,
     ChainWriter,
     Commit,
@@ -25,6 +24,7 @@ from weightwire.chain import (
     Signer,
     begin_run,
     check_free,
+    check_signer,
     read_run,
     side_path,
 )
@@ -155,16 +155,7 @@ class Takeover:
                 f"{self._bucket.url}: this URL has no atomic create, which the run requires",
                 hint="publish through the URL that the run was started with (for Hugging Face: its S3 gateway)",
             )
-        if run.keys and self._signer is None:
-            raise Untrusted(
-                f"{self._bucket.url}: this run is signed, and this publisher has no key",
-                hint=f"pass its key: --key FILE, key= in Python, or {KEY_VARIABLE}",
-            )
-        if not run.keys and self._signer is not None:
-            raise Untrusted(
-                f"{self._bucket.url}: this run is not signed, so its history cannot be trusted",
-                hint="start a new run under another URL, or publish without a key",
-            )
+        check_signer(self._bucket.url, run, self._signer)
 
     async def _check_own(self, run: Run, signer: Signer) -> None:
         """Checks run.json before the first signature, which vouches for it: a stranger may have put it there."""

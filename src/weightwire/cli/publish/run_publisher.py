@@ -11,7 +11,7 @@ from typing import Self
 
 from weightwire.bucket import Bucket, open_bucket
 from weightwire.catchup import plan
-from weightwire.chain import ANCHOR, FENCE, ChainReader, Commit, Run, read_run
+from weightwire.chain import ANCHOR, FENCE, ChainReader, Commit, Run, Signer, check_signer, read_run
 from weightwire.cli.publish import publish_cache
 from weightwire.cli.publish.checkpoint_candidate import CheckpointCandidate
 from weightwire.cli.publish.commit_observer import CommitObserver, SentCommit
@@ -20,6 +20,7 @@ from weightwire.cli.shared.metered_bucket import MeteredBucket
 from weightwire.cli.shared.progress_bar import StageBar, progress_bar
 from weightwire.cli.shared.run_output import PublishOutput
 from weightwire.cli.shared.terminal import byte_size, percent, say
+from weightwire.cli.shared.trust_options import signer_of
 from weightwire.errors import DataGone, NoRun, WeightwireError
 from weightwire.publisher import Publisher
 from weightwire.system import read_regular
@@ -95,6 +96,7 @@ class RunPublisher:
         self.options = options
         self.where = open_bucket(options.url).url
         self.found: FoundRun | None = None
+        self._signer = signer_of(options.key, options.trust)
         self._write = write
         self._began = time.perf_counter()
         self._events = _PublishEvents(warn)
@@ -154,7 +156,7 @@ class RunPublisher:
 
     def find(self, version: int | None = None) -> None:
         """Reads the run, at a version or at the newest."""
-        self.found = with_bucket(self.options.url, lambda bucket: _find(bucket, version)) or self.found
+        self.found = with_bucket(self.options.url, lambda bucket: _find(bucket, version, self._signer)) or self.found
 
     def check(self, candidate: CheckpointCandidate) -> None:
         """Raises if the weights do not have the names, dtypes and shapes of the run, or of the base of a new one."""
@@ -193,7 +195,7 @@ class RunPublisher:
                 anchor_every=options.anchor_every,
                 blocking=True,
                 insist=options.insist,
-                key=options.key,
+                key=self._signer.key if self._signer else None,  # read once: it may come from a pipe
                 trust=options.trust,
                 resumes=False,
                 published=published,
@@ -287,12 +289,15 @@ def _kept_step(commit: Commit, candidate: CheckpointCandidate) -> str:
     return " (it has no step)" if commit.step is None else f" (its step stays {commit.step})"
 
 
-async def _find(bucket: Bucket, version: int | None) -> FoundRun | None:
-    """The run at a version, or at the newest."""
+async def _find(bucket: Bucket, version: int | None, signer: Signer | None) -> FoundRun | None:
+    """The run at a version, or at the newest. A key judges it, even if nothing will be published."""
     try:
-        chain = ChainReader(bucket, await read_run(bucket))
+        run = await read_run(bucket)
     except NoRun:
         return None
+    check_signer(bucket.url, run, signer)
+    chain = ChainReader(bucket, run, signer.trust if signer else None)
+    await chain.check_not_rolled_back()
     head = await (chain.read_head() if version is None else chain.read(version))
     last = head
     if head is not None and head.record.kind == FENCE:

@@ -8,11 +8,20 @@ from typing import Annotated
 
 import typer
 
-from weightwire.chain import KEY_VARIABLE, TRUST_VARIABLE, Trust, read_public_keys, trusted_texts
+from weightwire.chain import (
+    KEY_VARIABLE,
+    TRUST_VARIABLE,
+    Signer,
+    Trust,
+    read_private_key,
+    read_public_keys,
+    read_trusted_keys,
+    trusted_texts,
+)
 from weightwire.cli.shared.bucket_command import duration
 from weightwire.follower import FIRST_USE
 
-__all__ = ["KeyFile", "MaxAge", "Trusted", "TrustedOrFirst", "trust_of"]
+__all__ = ["KeyFile", "MaxAge", "Trusted", "TrustedOrFirst", "signer_of", "trust_of"]
 
 KeyFile = Annotated[
     Path | None,
@@ -51,6 +60,12 @@ MaxAge = Annotated[
         help="With --trust: refuse new versions if the publisher's last sign of life is older than this.",
     ),
 ]
+
+
+def signer_of(key: Path | None, trust: Sequence[str] | None) -> Signer | None:
+    """The key of a command that signs, and what it trusts beside it; None without a key."""
+    private = read_private_key(key)
+    return None if private is None else Signer(private, read_trusted_keys(trust or None))
 
 
 def trust_of(given: Sequence[str] | None) -> Trust | None:
