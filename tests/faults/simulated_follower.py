@@ -43,6 +43,11 @@ def follower_ambush(rng: random.Random) -> Ambush:
     return Ambush(operation, prefix, rng.random() < 0.5, rng.choice([0, 1, 3, 8]), rng.choice([None, 50, 58, 61, 300]))
 
 
+def slow_reader_ambush(rng: random.Random) -> Ambush:
+    """Every heartbeat takes most of a lease: what it holds back stays needed until just before its lease ends."""
+    return Ambush("put", "replicas/", True, rng.choice([0, 2]), rng.uniform(32, 58), stays=True)
+
+
 class SimFollower:
     """`reached` is the newest version that it reported. It must never hold an older one again."""
 

@@ -95,13 +95,17 @@ class Faults:
 
 @dataclass
 class Ambush:
-    """Strikes at a request of a kind, before or after it takes effect: a crash, or a pause of so many seconds."""
+    """Strikes at a request of a kind, before or after it takes effect: a crash, or a pause of so many seconds.
+
+    Strikes once, or each time if it `stays`.
+    """
 
     operation: str
     prefix: str
     after: bool
     skip: int = 0
     pause: float | None = None
+    stays: bool = False
 
 
 class View(Protocol):
@@ -160,7 +164,7 @@ class Process:
         ambush.skip -= 1
         if ambush.skip >= 0:
             return
-        self.ambush = None
+        self.ambush = ambush if ambush.stays else None
         if ambush.pause is None:
             self.kill()
             await self.step()

@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to run it as 
 
 from faults.final_checks import FinalChecks
 from faults.simulated_disk import SimDisk
-from faults.simulated_follower import SimFollower, follower_ambush
+from faults.simulated_follower import SimFollower, follower_ambush, slow_reader_ambush
 from faults.simulated_keeper import SimKeeper
 from faults.simulated_keys import SimKeys
 from faults.simulated_runtime import Ambush, Faults, Livelock, Process, SimLoop
@@ -93,6 +93,10 @@ class Simulation:
         )
         self.followers = [SimFollower(self.world, f"follower-{number}") for number in range(rng.randint(1, 3))]
         self.lives: list[asyncio.Task[None]] = []
+        # A slow reader, while nothing but its lease holds back upkeep. (Drawn apart, so that other stories stay.)
+        self.has_slow_reader = random.Random(f"slow reader {seed}").random() < 0.1
+        if self.has_slow_reader:
+            self.world.rules.retention = Retention(anchors=1, window=0.0, grace=0.0)
 
     async def supervise(
         self,
@@ -106,6 +110,8 @@ class Simulation:
         await asyncio.sleep(delay)
         while True:
             trap = ambush(self.random) if self.ambushes and self.random.random() < 0.5 else None
+            if self.has_slow_reader and name == self.followers[0].name:
+                trap = slow_reader_ambush(self.random)
             process = world.process(name, trap)
             task = process.start(life(process))
             died = asyncio.create_task(process.died.wait())
@@ -149,10 +155,13 @@ class Simulation:
         trainers = []
         for number in range(1 + (rng.random() < 0.5) + (rng.random() < 0.2)):
             trainer = SimTrainer(world, f"trainer-{number}", rng.randint(3, 12))
+            if self.has_slow_reader:
+                trainer.versions, trainer.pace, trainer.anchor_every = 15, 5.0, 2
             delay = rng.choice([0.0, 0.0, 10.0])
             trainers.append(self.supervise(trainer.name, trainer.live, publisher_ambush, delay))
         sweeper = SimSweeper(world)
-        if rng.random() < 0.6:
+        if rng.random() < 0.6 or self.has_slow_reader:
+            sweeper.pace = 3.0 if self.has_slow_reader else sweeper.pace
             self.lives.append(asyncio.create_task(self.supervise(sweeper.name, sweeper.live, sweeper_ambush)))
         if rng.random() < 0.3:
             self.join("joiner", rng.uniform(0, 100))
