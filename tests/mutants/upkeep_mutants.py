@@ -72,8 +72,8 @@ UPKEEP_MUTANTS = [
         _TESTS,
         (
             _RETENTION,
-            "return sorted(found, key=lambda limit: limit.version)",
-            "return sorted(found, key=lambda limit: -limit.version)",
+            "return sorted([*found, *more], key=lambda limit: limit.version)",
+            "return sorted([*found, *more], key=lambda limit: -limit.version)",
         ),
     ),
     mutant(

@@ -18,7 +18,6 @@ from weightwire.upkeep.retention import (
     Limit,
     Removal,
     Retention,
-    below,
     due,
     holds_all,
     limits,
@@ -41,7 +40,7 @@ class TestRetentionLimit:
         keep: int = 2,
         window: float = 0.0,
     ) -> int:
-        return below(Retention(keep, window), NOW, list(anchors), leases, HOURLY)
+        return limits(Retention(keep, window), NOW, list(anchors), leases, HOURLY)[0].version
 
     @pytest.mark.parametrize(("keep", "expected"), [(1, 10), (2, 7), (3, 4), (4, 1), (5, 1)])
     def test_limit_is_the_oldest_anchor_to_keep(self, keep: int, expected: int) -> None:
@@ -68,11 +67,11 @@ class TestRetentionLimit:
 
     def test_version_dated_after_its_successors_stays(self) -> None:
         commits = {**HOURLY, 3: NOW}
-        assert below(Retention(2, HOUR), NOW, [2, 7, 10], [], commits) == 2
+        assert limits(Retention(2, HOUR), NOW, [2, 7, 10], [], commits)[0].version == 2
 
     def test_data_that_leads_to_young_versions_stays(self) -> None:
-        assert below(Retention(1, 5 * HOUR), NOW, [4, 7, 10], [], HOURLY) == 4
-        assert below(Retention(1, 5 * HOUR), NOW, [7, 10], [], HOURLY) == 0
+        assert limits(Retention(1, 5 * HOUR), NOW, [4, 7, 10], [], HOURLY)[0].version == 4
+        assert limits(Retention(1, 5 * HOUR), NOW, [7, 10], [], HOURLY)[0].version == 0
 
     def test_limits_name_their_reason(self) -> None:
         found = limits(Retention(2, HOUR), NOW, [7, 10], [Lease("a", 2, NOW + 1)], HOURLY)

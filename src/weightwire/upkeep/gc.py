@@ -225,8 +225,7 @@ def _make_plan(
     strays: Sequence[_Versioned],
     more_limits: Iterable[Limit] = (),
 ) -> _SweepPlan:
-    found = limits(retention, view.now, anchors, view.leases, view.commits)
-    holding = sorted([*found, *more_limits], key=lambda limit: limit.version)
+    holding = limits(retention, view.now, anchors, view.leases, view.commits, more_limits)
     bound, records = holding[0].version, list(view.records)
     announces = bound > max((record.below for record in records), default=0)
     if announces:

@@ -18,7 +18,6 @@ __all__ = [
     "Removal",
     "Retention",
     "are_enough",
-    "below",
     "due",
     "first_young",
     "holds_all",
@@ -100,7 +99,12 @@ class Removal:
 
 
 def limits(
-    retention: Retention, now: float, anchors: Collection[int], leases: Iterable[Lease], commits: Mapping[int, float]
+    retention: Retention,
+    now: float,
+    anchors: Collection[int],
+    leases: Iterable[Lease],
+    commits: Mapping[int, float],
+    more: Iterable[Limit] = (),
 ) -> list[Limit]:
     """What keeps data from being deleted, the strictest limit first.
 
@@ -119,7 +123,7 @@ def limits(
         # The data that leads to the version must stay as well.
         start = max((version for version in anchors if version <= young), default=0)
         found.append(Limit(start, f"needed for versions committed less than {retention.window / 3600:g} h ago"))
-    return sorted(found, key=lambda limit: limit.version)
+    return sorted([*found, *more], key=lambda limit: limit.version)
 
 
 def relied_on(retention: Retention, now: float, anchors: Collection[int], commits: Mapping[int, float]) -> set[int]:
@@ -138,13 +142,6 @@ def first_young(retention: Retention, now: float, commits: Mapping[int, float]) 
 def are_enough(anchors: Collection[int], retention: Retention, young: int | None) -> bool:
     """Whether older anchors are irrelevant: enough are kept, and one leads to all young versions."""
     return len(anchors) >= retention.anchors and (young is None or min(anchors) <= young)
-
-
-def below(
-    retention: Retention, now: float, anchors: Collection[int], leases: Iterable[Lease], commits: Mapping[int, float]
-) -> int:
-    """The version below which data can be deleted."""
-    return limits(retention, now, anchors, leases, commits)[0].version
 
 
 def settled(records: Iterable[Announced], now: float, grace: float) -> int:
