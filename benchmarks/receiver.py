@@ -59,9 +59,9 @@ class PushSwitch:
         self.is_enabled = False
         self.follower: Follower | None = None
 
-    def wake(self) -> None:
+    def wake(self, commit: bytes) -> None:
         if self.is_enabled and self.follower is not None:
-            self.follower.wake()
+            self.follower.wake(commit)
 
 
 def follow(url: str, into: Path, base: Path) -> None:

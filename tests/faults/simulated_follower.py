@@ -8,6 +8,8 @@ import random
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from faults.simulated_disk import SimDisk
 from faults.simulated_keys import signer_of
 from faults.simulated_parts import SIDE_FILES, follower
@@ -16,7 +18,7 @@ from faults.simulated_store import SimBucket
 from faults.simulated_world import Arrays, World, copy_of, sha256
 from weightwire import patch
 from weightwire.chain.record_paths import ALIVE
-from weightwire.chain.records import Commit, Sealed
+from weightwire.chain.records import Commit, DataFile, Sealed, back_versions, seal
 from weightwire.errors import WeightwireError
 from weightwire.follower.follow_loop import FollowLoop
 from weightwire.follower.trust_settings import TrustSettings
@@ -46,6 +48,18 @@ def follower_ambush(rng: random.Random) -> Ambush:
 def slow_reader_ambush(rng: random.Random) -> Ambush:
     """Every heartbeat takes most of a lease: what it holds back stays needed until just before its lease ends."""
     return Ambush("put", "replicas/", True, rng.choice([0, 2]), rng.uniform(32, 58), stays=True)
+
+
+def forged_after(held: Sealed[Commit], files: tuple[DataFile, ...]) -> Sealed[Commit] | None:
+    """A commit that follows another by all rules, but that nobody published. None if the files do not fit."""
+    record, version = held.record, held.record.version + 1
+    fields = {"version": version, "parent": held.sha256, "before": record.after, "write_id": "5" * 32, "keys": ()}
+    fields |= {"kind": "delta", "files": files, "keys_from": record.next_keys_from}
+    back = (record.parent, *("0" * 64 for _ in back_versions(version)[1:])) if version > 1 else ()
+    try:
+        return seal(msgspec.structs.replace(record, **fields, back=back))
+    except ValueError:
+        return None
 
 
 class SimFollower:
@@ -146,10 +160,20 @@ class SimFollower:
             if away is not None and self.world.loop.time() - began > away:
                 break
             if not process.dead:
+                self._push(work, rng)
                 engine = await self._take(work, engine, process)
         died.cancel()
         stopped.cancel()
         return away is not None and not self.stop.is_set()
+
+    def _push(self, work: FollowLoop, rng: random.Random) -> None:
+        """Publishers push commits, also late and out of order. Strangers push commits that nobody published."""
+        commits, held = self.world.commits(), work.commit
+        if not commits or held is None or rng.random() < 0.3:
+            return
+        real = commits.get(held.record.version + 1) or commits[rng.choice([*commits])]
+        stranger = forged_after(held, real.record.files) if rng.random() < 0.4 else None
+        work.wake((stranger or real).data)
 
     async def _take(self, work: FollowLoop, engine: Arrays, process: Process) -> Arrays:
         self._check_handed_out()

@@ -56,16 +56,35 @@ class TestPolling:
 
         play(act)
 
-    def test_poll_interval_is_a_fifth_of_the_time_between_versions(self, play: Play) -> None:
+    def test_poll_interval_is_a_fifth_of_the_time_between_unsteady_versions(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             scene.start()
-            publishing = asyncio.create_task(scene.publish(12, pause=20))
-            await eventually(lambda: scene.work.version == 5)
+
+            async def publish() -> None:
+                for pause in (20, 12, 28, 14, 26) * 3:
+                    await scene.publish(1, pause=pause)
+
+            publishing = asyncio.create_task(publish())
+            await eventually(lambda: scene.work.version == 6)
             looks = Looks(scene)
-            await eventually(lambda: scene.work.version == 9)
+            await eventually(lambda: scene.work.version == 12)
             apart = [gap for gap in looks.gaps() if gap > 1]  # shorter gaps belong to the same look
-            assert len(apart) >= 12
-            assert 3 - 0.1 <= min(apart) <= max(apart) <= 5 + 1.5
+            assert len(apart) >= 20
+            assert 2 <= min(apart) <= max(apart) <= 7.5
+            await publishing
+
+    def test_regular_versions_are_looked_for_when_they_are_expected(self, play: Play) -> None:
+        async def act(scene: Scene) -> None:
+            scene.start()
+            publishing = asyncio.create_task(scene.publish(20, pause=20))
+            await eventually(lambda: scene.work.version == 12)
+            looks, before = Looks(scene), now()
+            await eventually(lambda: scene.work.version == 16)
+            assert len([gap for gap in looks.gaps() if gap > 1]) <= 4 * 4
+            reached = [event.at for event in scene.heard if event.stage == "apply" and (event.version or 0) > 12]
+            committed = [scene.commit(version).time for version in range(13, 17)]
+            assert max(at - time for at, time in zip(reached, committed, strict=True)) <= 2
+            assert now() - before < 85
             await publishing
 
         play(act)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import pytest
 
 from support.http_client import ask, raw_reply
+from weightwire.chain import LARGEST_COMMIT
 from weightwire.errors import CannotListen
 from weightwire.follower import wakeups
 from weightwire.follower.wakeups import WakeupServer
@@ -20,10 +21,12 @@ class Woken:
 
     def __init__(self) -> None:
         self.count = 0
+        self.bodies: list[bytes] = []
         self.not_ready: list[str] = []
 
-    def wake(self) -> None:
+    def wake(self, body: bytes) -> None:
         self.count += 1
+        self.bodies.append(body)
 
     def status(self) -> dict[str, Any]:
         return {"version": 4, "head": 5, "behind": 1, "trouble": ""}
@@ -66,7 +69,13 @@ class TestAnswers:
     @pytest.mark.parametrize("path", ["/", "/wake", "/any/thing?x=1"])
     def test_a_post_wakes_the_follower(self, server: WakeupServer, woken: Woken, path: str) -> None:
         assert raw_reply(server.address, post(path, b'{"version": 4}')).startswith(b"HTTP/1.0 202 ")
-        assert woken.count == 1
+        assert (woken.count, woken.bodies) == (1, [b'{"version": 4}'])
+
+    def test_a_body_is_kept_up_to_the_size_of_a_commit(self, server: WakeupServer, woken: Woken) -> None:
+        for size in (LARGEST_COMMIT, LARGEST_COMMIT + 1):
+            assert raw_reply(server.address, post("/", b"x" * size)).startswith(b"HTTP/1.0 202 ")
+        assert raw_reply(server.address, b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.0 202 ")
+        assert list(map(len, woken.bodies)) == [LARGEST_COMMIT, 0, 0]
 
     @pytest.mark.parametrize("path", ["/", "/status", "/status?pretty"])
     def test_status_request_returns_the_status_as_json(self, server: WakeupServer, woken: Woken, path: str) -> None:

@@ -48,7 +48,7 @@ class Connection:
 
 
 def answer_wakeup(request: HttpRequest) -> HttpReply:
-    told = SimpleNamespace(_wake=lambda: None, _status=lambda: {"version": 1}, _metrics=lambda: b"metric 1\n")
+    told = SimpleNamespace(_wake=lambda body: None, _status=lambda: {"version": 1}, _metrics=lambda: b"metric 1\n")
     told._reasons = lambda: ["it holds no version yet"]
     return WakeupServer._answer(cast(WakeupServer, told), request)
 

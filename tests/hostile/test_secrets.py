@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from support.commands import Running, weightwire
+from support.records import chain_of
 from weightwire import Event, Follower, Publisher, WeightwireError, open_bucket
 from weightwire.bucket import object_store
 from weightwire.errors import public_url, without_secrets
@@ -231,7 +232,7 @@ def test_trouble_with_an_engine_shows_no_secret_in_heartbeats_and_metrics(run: P
 )
 def test_notify_url_does_not_show_secrets(url: str) -> None:
     events: list[Event] = []
-    asyncio.run(FollowerNotifier((url,), Runtime(), events.append).notify(1))
+    asyncio.run(FollowerNotifier((url,), Runtime(), events.append).notify(chain_of(1)[0]))
     [event] = events
     assert "could not be woken" in event.message
     if "127.0.0.1:1/ " not in url and not url.endswith(f":{CANARY}/"):  # these are neither a password nor a query

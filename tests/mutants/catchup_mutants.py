@@ -6,6 +6,7 @@ from mutants.mutant import mutant
 
 _PLAN, _FETCH, _RESTORE = "catchup/plan.py", "catchup/fetch.py", "catchup/restore.py"
 _POSITION, _DISCOVERY, _UPDATER = "follower/run_position.py", "follower/discovery.py", "follower/replica_updater.py"
+_READER = "chain/reader.py"
 _TESTS = "catchup follower hostile"
 
 CATCHUP_MUTANTS = [
@@ -14,6 +15,28 @@ CATCHUP_MUTANTS = [
         "a way from an anchor is proven by `back` to belong to the chain of commit 0",
         _TESTS,
         (_PLAN, "        await chain.read_linked(0, await chain.prove(best.origin, 0))\n", ""),
+    ),
+    mutant(
+        "pushed commit not confirmed",
+        "a pushed commit counts only if the bucket has exactly this commit",
+        _TESTS,
+        (_READER, "if await self._get(commit_path(pushed.record.version)) != pushed.data:", "if False:"),
+    ),
+    mutant(
+        "pushed commit not judged",
+        "a pushed commit must be signed by a trusted key before its data is fetched",
+        _TESTS,
+        (
+            _READER,
+            "                if self.authority is not None:\n                    await self.authority.check(commit)\n",
+            "",
+        ),
+    ),
+    mutant(
+        "files of an unconfirmed push stay lost",
+        "a push that the bucket does not have says nothing about its files",
+        _TESTS,
+        (_UPDATER, "            if not is_confirmed:\n", "            if False:\n"),
     ),
     mutant(
         "origin not checked against its parent",

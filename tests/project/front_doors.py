@@ -108,6 +108,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "Gc",
         "HEAD",
         "Heartbeat",
+        "LARGEST_COMMIT",
         "KEY_VARIABLE",
         "PassedVersion",
         "Permission",

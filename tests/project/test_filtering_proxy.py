@@ -261,6 +261,6 @@ class TestReadiness:
             await until(lambda: not gate.is_open)
             watching.cancel()
 
-        with WakeupServer("0", wake=lambda: None, status=dict, metrics=bytes, reasons=lambda: reasons) as server:
+        with WakeupServer("0", wake=lambda body: None, status=dict, metrics=bytes, reasons=lambda: reasons) as server:
             asyncio.run(watch(f"http://{server.address}/readyz"))
         assert said[:2] == ["not ready: clients get 503 until this has passed", "ready again"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from support.failing_bucket import Troubled
+from support.records import chain_of
 from support.run_contents import run_in
 from support.small_weights import initial
-from weightwire.chain.record_paths import heartbeat_path
+from weightwire.chain.record_paths import commit_path, heartbeat_path
 from weightwire.chain.records import Heartbeat, seal
 from weightwire.publisher import notifier
 from weightwire.publisher.notifier import FollowerNotifier
@@ -86,7 +87,7 @@ class TestNotify:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                told.append((self.path, self.headers["Content-Type"], json.loads(body), self.headers["Authorization"]))
+                told.append((self.path, self.headers["Content-Type"], body, self.headers["Authorization"]))
                 if len(told) == 3:
                     third.set()
                 if self.path == "/moved":
@@ -114,8 +115,19 @@ class TestNotify:
             for _ in range(3):
                 publisher.publish(initial()).wait()
             assert third.wait(60)
-        assert sorted(body["version"] for _, _, body, _ in told) == [1, 2, 3]
-        assert {(path, kind) for path, kind, _, _ in told} == {("/wake", "application/json")}
+        stored = [asyncio.run(bucket.inner.get(commit_path(version))) for version in (1, 2, 3)]
+        assert sorted(body for _, _, body, _ in told) == sorted(stored)
+        assert {(path, kind) for path, kind, _, _ in told} == {("/wake", "application/x-ndjson")}
+
+    def test_a_follower_that_hangs_does_not_delay_the_others(self, bucket: Troubled) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as hanging, self.listening() as (url, told, third):
+            silent = f"http://127.0.0.1:{hanging.getsockname()[1]}/"
+            with Publisher(bucket, notify=[silent, url], on_event=lambda event: None) as publisher:
+                for _ in range(3):
+                    publisher.publish(initial()).wait()
+                assert third.wait(30)  # the patience with the other one is a minute
+                hanging.close()
+        assert len(told) == 3
 
     def test_unreachable_followers_are_only_a_warning(self, bucket: Troubled) -> None:
         warned = threading.Event()
@@ -124,17 +136,18 @@ class TestNotify:
         def listen(event: Event) -> None:
             if event.stage == "warning":
                 warnings.append(event)
-                warned.set()
+                if len(warnings) == 2:
+                    warned.set()
 
         with Publisher(bucket, notify=["http://127.0.0.1:1/", "nonsense"], on_event=listen) as publisher:
             assert publisher.publish(initial()).wait() == 1
             assert warned.wait(60)
-        assert "http://127.0.0.1:1/: the follower could not be woken" in warnings[0].message
+        assert any("http://127.0.0.1:1/: the follower could not be woken" in one.message for one in warnings)
 
     def post(self, url: str) -> list[str]:
         """The warnings of one wake-up."""
         events: list[Event] = []
-        asyncio.run(FollowerNotifier((url,), Runtime(), events.append).notify(1))
+        asyncio.run(FollowerNotifier((url,), Runtime(), events.append).notify(chain_of(1)[0]))
         return [event.message for event in events]
 
     def test_the_token_of_the_environment_is_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:

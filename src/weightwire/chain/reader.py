@@ -51,6 +51,7 @@ _AHEAD = 16  # concurrent reads of records
 _LOST_RUN = "restore run.json from a backup or a mirror of the bucket, or start a new run under another URL"
 _MOST_TRIED = 256  # numbered records that are read: the rest may be junk
 _KEPT = 1024  # commits that are cached
+_PUSHED = "a pushed commit"
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
@@ -262,6 +263,28 @@ class ChainReader:
                     return await self._trusted(self._checked(parent, found))
                 found.append(commit)
         return await self._trusted(self._checked(parent, found))
+
+    async def read_pushed(self, data: bytes, held: Sealed[Commit]) -> Sealed[Commit] | None:
+        """A commit that someone sent, if it is the next after `held`, or may be a later one. Otherwise None.
+
+        The next one is judged like one from the bucket. `confirm` tells whether the bucket has it.
+        """
+        try:
+            commit = self.unseal(data, Commit, _PUSHED)
+            if commit.record.version <= held.record.version + 1:
+                self.check_follows(held, commit)
+                if self.authority is not None:
+                    await self.authority.check(commit)
+        except (RunError, UnsupportedFormat):
+            return None
+        return commit
+
+    async def confirm(self, pushed: Sealed[Commit]) -> bool:
+        """Whether the bucket has exactly this commit. From then on, it counts as read."""
+        if await self._get(commit_path(pushed.record.version)) != pushed.data:
+            return False
+        await self._trusted([pushed])
+        return True
 
     async def _trusted(self, commits: list[Sealed[Commit]]) -> list[Sealed[Commit]]:
         """The commits up to the last trusted one, which proves those before it."""

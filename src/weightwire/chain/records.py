@@ -24,6 +24,7 @@ __all__ = [
     "DAMAGED",
     "DELTA",
     "FENCE",
+    "LARGEST_COMMIT",
     "MOST_VERSION",
     "RECORD_LIMITS",
     "Commit",
@@ -385,6 +386,8 @@ RECORD_LIMITS = {
     Folder.REPLICAS: 1 << 20,
 }
 """The most bytes of a record, by path or folder. Writers keep to it, and readers read no more."""
+
+LARGEST_COMMIT = RECORD_LIMITS[Folder.COMMITS]
 
 
 def record_limit(path: str) -> int:

@@ -9,6 +9,7 @@ from weightwire.follower.damage_backoff import DamageBackoff
 from weightwire.follower.follow_context import FollowContext
 from weightwire.follower.freshness import Freshness
 from weightwire.follower.patch_queue import PatchQueue
+from weightwire.follower.pushed_commits import PushedCommits
 from weightwire.follower.replica_updater import ReplicaUpdater
 from weightwire.follower.run_position import RunPosition
 
@@ -32,6 +33,7 @@ class Discovery:
         self._fetcher = fetcher
         self._damage = DamageBackoff(fetcher, context.runtime)
         self._position = position
+        self.pushed = PushedCommits(position)
         self._patches = patches
         self._updater = updater
         self._freshness = Freshness(context)
@@ -52,8 +54,8 @@ class Discovery:
             await self._freshness.check(chain)
             held = self._position.commit
             try:
-                await self._apply_all(chain, retries_later)
-                self._freshness.check_reached(self._position.head, chain.bucket.url)
+                if await self._apply_all(chain, retries_later):
+                    self._freshness.check_reached(self._position.head, chain.bucket.url)
             except WeightwireError:
                 await self._refresh(held)
                 raise
@@ -74,28 +76,55 @@ class Discovery:
             self._is_refreshed = True
         return moved
 
-    async def _apply_all(self, chain: ChainReader, retries_later: bool) -> None:
-        """Applies all versions in the bucket, around files that turn out to be lost."""
+    async def _apply_all(self, chain: ChainReader, retries_later: bool) -> bool:
+        """Applies all versions in the bucket, around files that turn out to be lost.
+
+        Returns whether it looked for later ones. After a push it does not: the push was the newest a moment ago.
+        """
         self._damage.forget(only_due=retries_later)
 
-        async def advance_to_the_end() -> None:
+        async def advance_to_the_end() -> bool:
+            if await self._advance_as_pushed(chain):
+                while await self._advance_as_pushed(chain):
+                    pass
+                return False
             while await self._advance(chain):
                 pass
+            return True
 
         try:
-            await around_lost_data(self._fetcher, advance_to_the_end, self._warn_once)
+            is_at_end = await around_lost_data(self._fetcher, advance_to_the_end, self._warn_once)
         except LOST_FOR_GOOD as problem:
             if (version := self._position.version) is None:
                 raise
             raise problem.reworded(
                 f"{problem.message}; this replica stays at version {version}", hint=problem.hint
             ) from problem
-        self._damage.settle()
+        if is_at_end:
+            self._damage.settle()
+        return is_at_end
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
             self._context.warn(message, self._position.version)
+
+    async def _advance_as_pushed(self, chain: ChainReader) -> bool:
+        """Advances by the next version if its commit was pushed and the bucket has it. Returns whether it did."""
+        began = self._context.runtime.clock()
+        commit = await self.pushed.next(chain)
+        if commit is None or not self._is_cheap([commit], chain.run):
+            return False
+
+        async def is_in_bucket() -> bool:
+            if not await chain.confirm(commit):
+                return False
+            await self._position.seen.see(chain, commit)
+            self._position.head = max(self._position.head, commit.record.version)
+            self._context.stage("discover", commit.record.version, 0, self._context.runtime.clock() - began)
+            return True
+
+        return await self._updater.apply_if(commit, is_in_bucket())
 
     async def _advance(self, chain: ChainReader) -> bool:
         """Advances by some versions, by the cheapest path. Returns whether there were any."""

@@ -116,14 +116,16 @@ class FollowLoop:
             self._context.emit(Event("recovered", self.version, at=now, message=f"recovered: {self.trouble}"))
         self.trouble = ""
 
-    def wake(self) -> None:
-        """Looks for new versions now."""
+    def wake(self, commit: bytes = b"") -> None:
+        """Looks for new versions now. `commit` is the newest one as stored, if it was pushed."""
+        self._discovery.pushed.add(commit)
         self._polling.wake()
 
     async def look(self, *, retries_later: bool = False) -> bool:
         """Discovers new versions and applies them. Returns whether there were any. See `Discovery.look`."""
         async with self._looking:
             self._look_began = self._context.runtime.clock()
+            self._polling.begin_look()
             try:
                 moved = await self._discovery.look(retries_later=retries_later)
             finally:

@@ -120,9 +120,9 @@ class Follower(Closeable):
         if self._running is None and not self._closed:
             self._running = self._background.start(self._work.run())
 
-    def wake(self) -> None:
-        """Looks for new versions now."""
-        self._background.call_soon(self._work.wake)
+    def wake(self, commit: bytes = b"") -> None:
+        """Looks for new versions now. `commit` is the newest one as the publisher stored it, if it was pushed."""
+        self._background.call_soon(lambda: self._work.wake(commit))
 
     def watch(self, timeout: float | None = None) -> Iterator[Update]:
         """Yields updates, each with one patch since the last. Ends after `timeout` seconds without a new version.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from weightwire.catchup import ChainPath, Fetched, Fetcher, fetch_side_files, restore_weights
 from weightwire.chain import Commit, Run, Sealed
@@ -45,6 +46,29 @@ class ReplicaUpdater:
         self._fetcher.on_read = self._context.progress("fetch", sum(commit.record.nbytes for commit in commits))
         async for commit, fetched in self._fetcher.in_turn(commits):
             await self._apply(commit, fetched)
+
+    async def apply_if(self, commit: Sealed[Commit], confirming: Coroutine[Any, Any, bool]) -> bool:
+        """Applies the next version once its commit is confirmed. Fetches its files meanwhile.
+
+        Returns whether it was confirmed. If not, nothing was learned about its files.
+        """
+        lost = dict(self._fetcher.lost)
+        self._fetcher.on_read = self._context.progress("fetch", commit.record.nbytes)
+        fetching = asyncio.create_task(self._fetcher.fetch(commit.record.files, commit.record.kind))
+        is_confirmed = False
+        try:
+            is_confirmed = await confirming
+            if is_confirmed:
+                fetched = await fetching
+                await self._apply(commit, fetched)
+                self._fetcher.release(fetched)
+            return is_confirmed
+        finally:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+            if not is_confirmed:
+                self._fetcher.lost.clear()
+                self._fetcher.lost.update(lost)
 
     async def _apply(self, commit: Sealed[Commit], fetched: Fetched) -> None:
         began = self._runtime.clock()

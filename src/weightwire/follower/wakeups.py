@@ -1,13 +1,13 @@
 """The HTTP server of a follower: wakes it, and serves its readiness, status and metrics.
 
-    POST (any path)     looks for a new version now; answers 202
+    POST (any path)     looks for a new version now; answers 202. The body may be its commit, as stored
     GET /healthz        200 while the follower runs
     GET /readyz         200 if it is ready, otherwise 503 with the reasons, as JSON
     GET /, /status      what it and its engines serve, as JSON
     GET /metrics        Prometheus' text format
 
-Load balancers need no token for /healthz and /readyz, but get no reasons without it. The server ignores the body of
-every request. `Access` decides who may send one, and `Polling` how often a wake-up counts.
+Load balancers need no token for /healthz and /readyz, but get no reasons without it. `Access` decides who may send a
+request, `Polling` how often a wake-up counts, and `PushedCommits` what a pushed commit is worth.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from weightwire.chain import LARGEST_COMMIT
 from weightwire.system import Access, Closeable, HttpReply, HttpRequest, HttpServer, parse_address
 
 __all__ = ["WakeupServer"]
@@ -34,13 +35,13 @@ class WakeupServer(Closeable):
         self,
         address: str,
         *,
-        wake: Callable[[], None],
+        wake: Callable[[bytes], None],
         status: Callable[[], Mapping[str, Any]],
         metrics: Callable[[], bytes],
         reasons: Callable[[], Sequence[str]] = tuple,
         access: Access | None = None,
     ) -> None:
-        """`reasons` returns why the follower is not ready, or nothing."""
+        """`wake` receives the body of a wake-up. `reasons` returns why the follower is not ready, or nothing."""
         self._wake, self._status, self._metrics, self._reasons = wake, status, metrics, reasons
         host, port = parse_address(address)
         self._server = HttpServer(
@@ -52,6 +53,7 @@ class WakeupServer(Closeable):
             timeout=_TIMEOUT,
             access=access or Access(),
             public=_PUBLIC,
+            most_body=LARGEST_COMMIT,
             options="",
         )
         self.address = self._server.address
@@ -62,7 +64,7 @@ class WakeupServer(Closeable):
 
     def _answer(self, request: HttpRequest) -> HttpReply:
         if request.method == "POST":
-            self._wake()
+            self._wake(request.body)
             return HttpReply(202, "application/json", b"{}\n")
         if request.path in ("/", "/status"):
             return _as_json(200, self._status())

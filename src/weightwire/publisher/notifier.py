@@ -1,17 +1,18 @@
 """Wakes followers by HTTP after each version, so that they look before their next poll. Best effort.
 
-It sends the token in WEIGHTWIRE_TOKEN, if there is one, and follows no redirects: they could take the token elsewhere.
+A wake-up carries the commit as stored, and the token in WEIGHTWIRE_TOKEN, if there is one. Redirects are not followed:
+they could take the token elsewhere.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import urllib.request
-from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException, InvalidURL
 from typing import Any
 
+from weightwire.chain import Commit, Sealed
 from weightwire.errors import WeightwireError, first_line, public_url
 from weightwire.system import Runtime, read_token
 from weightwire.telemetry import Listener, warning
@@ -19,6 +20,7 @@ from weightwire.telemetry import Listener, warning
 __all__ = ["FollowerNotifier"]
 
 _TIMEOUT = 2.0  # seconds
+_KIND = "application/x-ndjson"  # a signed commit has two lines
 
 
 @dataclass(frozen=True)
@@ -27,18 +29,16 @@ class FollowerNotifier:
     runtime: Runtime
     emit: Listener
 
-    async def notify(self, version: int | None) -> None:
-        for url in self.urls:
-            try:
-                await self.runtime.run_in_thread(_post, url, {"version": version})
-            except (OSError, ValueError, HTTPException, WeightwireError) as problem:
-                self.emit(
-                    warning(
-                        f"{public_url(url)}: the follower could not be woken ({_reason(problem)})",
-                        version,
-                        at=self.runtime.time(),
-                    )
-                )
+    async def notify(self, commit: Sealed[Commit]) -> None:
+        """Wakes all followers at the same time: one that does not answer must not delay the others."""
+        await asyncio.gather(*(self._wake(url, commit) for url in self.urls))
+
+    async def _wake(self, url: str, commit: Sealed[Commit]) -> None:
+        try:
+            await self.runtime.run_in_thread(_post, url, commit.data)
+        except (OSError, ValueError, HTTPException, WeightwireError) as problem:
+            message = f"{public_url(url)}: the follower could not be woken ({_reason(problem)})"
+            self.emit(warning(message, commit.record.version, at=self.runtime.time()))
 
 
 def _reason(problem: Exception) -> str:
@@ -51,10 +51,10 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _post(url: str, body: Mapping[str, Any]) -> None:
-    headers = {"Content-Type": "application/json"}
+def _post(url: str, commit: bytes) -> None:
+    headers = {"Content-Type": _KIND}
     if token := read_token():
         headers["Authorization"] = f"Bearer {token}"
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")
+    request = urllib.request.Request(url, commit, headers, method="POST")
     with urllib.request.build_opener(_NoRedirects).open(request, timeout=_TIMEOUT):
         pass

@@ -328,9 +328,10 @@ class Publisher:
 
     def _on_event(self, event: Event) -> None:
         self._emit(event)
-        if event.stage == "commit" and self._notifier.urls:
-            tasks = self._context.background
-            self._background.call_soon(lambda: tasks.start(self._notifier.notify(event.version), "notify"))
+        if event.stage == "commit" and self._notifier.urls and (writer := self._process.writer) is not None:
+            tasks, commit = self._context.background, writer.head
+            if commit is not None:
+                self._background.call_soon(lambda: tasks.start(self._notifier.notify(commit), "notify"))
 
 
 def _signer(

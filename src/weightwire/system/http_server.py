@@ -36,7 +36,7 @@ __all__ = [
 
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%a-z]+)\]:|([^\s:\[\]/@]*):)?([0-9]{1,5})")  # optionally a host, and a port
 _HERE = "127.0.0.1"
-_MOST = 1 << 16  # bytes of a request body that are read and discarded
+_MOST = 1 << 16  # bytes of a request body that are read
 _MOST_HEAD = 1 << 15  # bytes of the request line and the headers
 _MOST_CONNECTIONS = 64
 
@@ -81,11 +81,12 @@ def cannot_listen(host: str, port: int, problem: OSError, *, options: str = "--"
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request. The path has no query. Bodies are ignored."""
+    """A request. The path has no query. `body` is empty if the server keeps none, or if it is too long."""
 
     method: str
     path: str
     headers: Message
+    body: bytes = b""
     is_trusted: bool = True  # False: it lacks the token, and asks for one of the public paths
 
 
@@ -109,6 +110,7 @@ class _Service:
     timeout: float
     guard: Guard
     public: frozenset[str] = frozenset()  # paths to GET without the token
+    most_body: int = 0  # bytes; a longer body is dropped
 
     def reply_to(self, request: HttpRequest) -> HttpReply:
         turned = self.guard.turned(lambda name: request.headers.get_all(name, []))
@@ -141,9 +143,12 @@ class HttpServer(Closeable):
         access: Access | None = None,
         browser: bool = False,
         public: Iterable[str] = (),
+        most_body: int = 0,
         options: str = "--",
     ) -> None:
         """`timeout` is for reading a request, and again for sending the reply. See `Guard` for `browser`.
+
+        A body of more than `most_body` bytes is dropped.
 
         The paths in `public` need no token. Their answers must not tell much: see `HttpRequest.is_trusted`.
         """
@@ -152,7 +157,7 @@ class HttpServer(Closeable):
         )
         place, self.port = str(self._server.server_address[0]), int(self._server.server_address[1])
         self.address = format_address(place, self.port)
-        self._server.service = _Service(answer, methods, headers or {}, timeout, guard, frozenset(public))
+        self._server.service = _Service(answer, methods, headers or {}, timeout, guard, frozenset(public), most_body)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name=name, daemon=True)
 
     def start(self) -> None:
@@ -259,17 +264,24 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command not in self.server.service.methods:
             self.send_error(501, f"Unsupported method ({self.command!r})")
             return
-        self._drain()
+        body = self._read_body()
         self.connection.settimeout(self.server.service.timeout)
-        self._send(self.server.service.reply_to(HttpRequest(self.command, self.path.partition("?")[0], self.headers)))
+        request = HttpRequest(self.command, self.path.partition("?")[0], self.headers, body)
+        self._send(self.server.service.reply_to(request))
 
     do_HEAD = do_POST = do_GET
 
-    def _drain(self) -> None:
-        """Reads some of the body: if the connection closes before, the client sees an error instead of the reply."""
-        length = self.headers.get("Content-Length", "")
+    def _read_body(self) -> bytes:
+        """The body, or nothing if it is too long or incomplete.
+
+        Reads some of it in any case: if the connection closes before, the client sees an error instead of the reply.
+        """
+        length, most = self.headers.get("Content-Length", ""), self.server.service.most_body
         with suppress(OSError, ValueError):  # Python rejects numbers with more than 4,300 digits
-            self.rfile.read(min(int(length), _MOST) if length.isascii() and length.isdecimal() else 0)
+            size = int(length) if length.isascii() and length.isdecimal() else 0
+            body = self.rfile.read(min(size, max(most, _MOST)))
+            return body if len(body) == size <= most else b""
+        return b""
 
     def _send(self, reply: HttpReply) -> None:
         self.send_response(reply.status)
