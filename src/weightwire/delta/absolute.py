@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weightwire import codec
-from weightwire.codec import BlockChanges, Digest, Layout, encode_coo
+from weightwire.codec import Digest, Layout
 from weightwire.delta.decoder import (
     BlockJob,
     changed_by,
@@ -162,6 +162,12 @@ def _coo_size(changed: int, layout: Layout) -> int:
     return _HEAD + changed * (_positions(layout).itemsize + layout.dtype.unit)
 
 
+def _encode_coo(found: Sequence[tuple[npt.NDArray[Any], Bits]], layout: Layout) -> bytes:
+    """The bytes of a coo entry, copied once."""
+    width = _positions(layout).itemsize.to_bytes(_HEAD, "little")
+    return b"".join([width, *(at.data for at, _ in found), *(units.data for _, units in found)])
+
+
 def _positions(layout: Layout) -> np.dtype[np.unsignedinteger[Any]]:
     return np.dtype("<u4" if layout.count <= 1 << 32 else "<u8")
 
@@ -212,8 +218,13 @@ def _find(weights: Weights, part: _Part, job: BlockJob) -> _Found:
         new = new[at]
     else:
         at = np.frombuffer(found.positions, "<u4")
-    positions = at.astype(_positions(_whole(entry))) + (part.first + begin)
+    positions = _moved(at, part.first + begin, _positions(_whole(entry)))
     return _Found(part, positions, new, end - begin if entry.fresh else len(at), added)
+
+
+def _moved(at: npt.NDArray[Any], by: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> npt.NDArray[Any]:
+    """Positions that count from `by` units earlier, in one pass."""
+    return at if not by and at.dtype == dtype else np.add(at, dtype.type(by), dtype=dtype, casting="unsafe")
 
 
 def _pack_found(name: str, parts: Sequence[_Part], found: Sequence[_Found], before: State) -> Packed | None:
@@ -228,13 +239,13 @@ def _pack_found(name: str, parts: Sequence[_Part], found: Sequence[_Found], befo
     if not sum(len(one.positions) for one in found):
         return None
     state = TensorState(parts[0].entry.dtype, parts[0].entry.shape, tensor)
-    return _pack_coo(name, state, [(0, one.positions, one.values) for one in found])
+    return _pack_coo(name, state, [(one.positions, one.values) for one in found])
 
 
-def _pack_coo(name: str, state: TensorState, found: list[BlockChanges]) -> Packed:
-    """All changes are passed as block 0: their positions already count from the start of the tensor."""
-    data = encode_coo(found, Layout.of(state.dtype, state.shape))
-    changed = sum(len(positions) for _, positions, _ in found)
+def _pack_coo(name: str, state: TensorState, found: Sequence[tuple[npt.NDArray[Any], Bits]]) -> Packed:
+    """`found` are positions in the whole tensor, and the units there."""
+    data = _encode_coo(found, Layout.of(state.dtype, state.shape))
+    changed = sum(len(positions) for positions, _ in found)
     entry = Entry(name, state.dtype, state.shape, None, True, False, changed, (len(data),), state.digest)
     return Packed(entry, [data])
 
@@ -289,12 +300,12 @@ def _merge_tensor(now: Tensor, name: str, patches: Sequence[Delta], state: Tenso
         for job in jobs_of(patch, {name: entry}):
             if job.patch is not None and job.patch.positions is not None:
                 marks.setdefault(job.index, []).append(job.patch.positions)
-    found: list[BlockChanges] = []
+    found: list[tuple[npt.NDArray[Any], Bits]] = []
     for index, several in sorted(marks.items()):
         begin, end = layout.span(index)
         at = _union(several, end - begin)
-        found.append((0, at.astype(_positions(layout)) + begin, now.bits[begin:end][at]))
-    if _coo_size(sum(len(at) for _, at, _ in found), layout) > now.nbytes:
+        found.append((_moved(at, begin, _positions(layout)), now.bits[begin:end][at]))
+    if _coo_size(sum(len(at) for at, _ in found), layout) > now.nbytes:
         return _pack_fresh(name, now, state.digest, threads=1)
     return _pack_coo(name, state, found)
 

@@ -7,8 +7,10 @@ added up from shards.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 from weightwire import codec
@@ -19,6 +21,7 @@ from weightwire.weights import Dtype, read_weights
 __all__ = ["State", "TensorState", "add_digests", "digest", "subtract_digests"]
 
 _PREFIX = b"weightwire state 1\n"
+_DIGEST = 16  # bytes
 
 
 def add_digests(a: Digest, b: Digest) -> Digest:
@@ -38,9 +41,15 @@ class TensorState:
     shape: tuple[int, ...]
     digest: Digest
 
-    def to_bytes(self) -> bytes:
-        dims = b"".join(map(uvarint, (len(self.shape), *self.shape)))
-        return bytes([self.dtype.code]) + dims + b"".join(one.to_bytes(8, "little") for one in self.digest)
+
+def _label(name: str, dtype: Dtype, shape: tuple[int, ...]) -> bytes:
+    raw = name.encode()
+    return uvarint(len(raw)) + raw + _kind(dtype, shape)
+
+
+@lru_cache(4096)  # thousands of tensors have a few shapes
+def _kind(dtype: Dtype, shape: tuple[int, ...]) -> bytes:
+    return bytes([dtype.code]) + b"".join(map(uvarint, (len(shape), *shape)))
 
 
 class State:
@@ -49,17 +58,23 @@ class State:
     def __init__(self, tensors: Mapping[str, TensorState]) -> None:
         self.tensors = dict(sorted(tensors.items(), key=lambda item: item[0].encode()))
 
-    @property
+    @cached_property
     def hex(self) -> str:
-        whole = hashlib.sha256(_PREFIX)
-        for name, tensor in self.tensors.items():
-            raw = name.encode()
-            whole.update(uvarint(len(raw)) + raw + tensor.to_bytes())
-        return whole.hexdigest()
+        """Computed in one go: there may be 100,000 tensors."""
+        words = [word for tensor in self.tensors.values() for word in tensor.digest]
+        digests = struct.pack(f"<{len(words)}Q", *words)
+        parts: list[bytes] = [_PREFIX]
+        for at, (name, tensor) in zip(range(0, len(digests), _DIGEST), self.tensors.items(), strict=True):
+            parts += (_label(name, tensor.dtype, tensor.shape), digests[at : at + _DIGEST])
+        return hashlib.sha256(b"".join(parts)).hexdigest()
 
     def replace(self, changed: Mapping[str, TensorState], removed: Iterable[str] = ()) -> State:
         """The state after some tensors were changed, added or removed."""
         gone = set(removed)
+        if not gone and changed.keys() <= self.tensors.keys():  # the order stays
+            after = State({})
+            after.tensors = {**self.tensors, **changed}
+            return after
         return State({name: t for name, t in (self.tensors | dict(changed)).items() if name not in gone})
 
     def __eq__(self, other: object) -> bool:

@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -147,7 +148,8 @@ def sync_directory(path: Path) -> None:
 
 def flush(memory: mmap.mmap, path: Path) -> None:
     """Syncs a file that was written through a memory map."""
-    memory.flush()
+    if sys.platform != "linux":  # there, fsync includes what was written through maps
+        memory.flush()  # no other thread runs meanwhile
     _sync(path)
 
 
