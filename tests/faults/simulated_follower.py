@@ -37,6 +37,8 @@ _MOMENTS = [
     ("thread", "advance"),
     ("thread", "finish"),
     ("thread", "make_current"),
+    ("thread", "make_beside"),
+    ("thread", "finish_refresh"),
 ]
 
 
@@ -160,16 +162,17 @@ class SimFollower:
             if away is not None and self.world.loop.time() - began > away:
                 break
             if not process.dead:
-                self._push(work, rng)
+                self._push(work)
                 engine = await self._take(work, engine, process)
         died.cancel()
         stopped.cancel()
         return away is not None and not self.stop.is_set()
 
-    def _push(self, work: FollowLoop, rng: random.Random) -> None:
+    def _push(self, work: FollowLoop) -> None:
         """Publishers push commits, also late and out of order. Strangers push commits that nobody published."""
+        rng = random.Random(f"{self.name} {self.world.now()}")
         commits, held = self.world.commits(), work.commit
-        if not commits or held is None or rng.random() < 0.3:
+        if not self.world.pushes or not commits or held is None or rng.random() < 0.3:
             return
         real = commits.get(held.record.version + 1) or commits[rng.choice([*commits])]
         stranger = forged_after(held, real.record.files) if rng.random() < 0.4 else None

@@ -68,6 +68,7 @@ class World:
     crashes: bool
     power: bool  # a crash may take unsynced writes with it
     model: int  # rows of the largest tensor
+    pushes: bool = False  # commits are pushed to followers, also by strangers
     calm: bool = False  # all faults are over
     truth: Truth = field(default_factory=Truth)
     store: Store = field(default_factory=Store)

@@ -48,6 +48,7 @@ from faults.simulated_trainer import SimTrainer, publisher_ambush
 from faults.simulated_world import Violation, World
 from faults.store_rules import are_all_revoked
 from faults.tampering import Tamperer
+from weightwire.follower import replica_updater
 from weightwire.upkeep.retention import Retention
 
 _CATCH_UP = 2 * 3600.0  # seconds that followers have after the faults end; damaged files are tried every 10 minutes
@@ -70,6 +71,8 @@ class Simulation:
             rotten=0.2 * chance() if chance() < 0.25 else 0.0,
             disk=0.3 * chance() if chance() < 0.25 else 0.0,
         )
+        # Large replicas renew `current` beside the next versions.
+        replica_updater._SMALL = random.Random(f"small {seed}").choice([0, 64 << 20])
         on_tmpfs = str(room).startswith("/dev/shm/")
         self.world = World(
             rng,
@@ -80,6 +83,7 @@ class Simulation:
             crashes=chance() < 0.6,
             power=on_tmpfs,
             model=rng.choice([8, 256, 256, 1024]),
+            pushes=random.Random(f"pushes {seed}").random() < 0.5,
         )
         if chance() < 0.4:
             self.world.keys = SimKeys(random.Random(rng.getrandbits(64)), has_ages=chance() < 0.5)

@@ -16,6 +16,7 @@ from support.follow_scene import (
     Play,
     Result,
     Scene,
+    eventually,
     lose,
     now,
 )
@@ -226,5 +227,96 @@ class TestCurrent:
                 made.append(int((scene.into / "current").resolve().name.split("-")[0]))
             assert 2 <= len({*made}) <= 6
             assert bits_of(scene.into / "current") == scene.bits[made[-1]]
+
+        play(act)
+
+    def test_versions_are_reached_while_current_of_a_large_replica_is_made(
+        self, play: Play, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(replica_updater, "_SMALL", 0)
+        made: list[int] = []
+
+        async def act(scene: Scene) -> None:
+            scene.every = 50
+            await scene.publish()
+            scene.start()
+            await eventually(lambda: scene.work.version == 1)
+            await scene.work.checkpoint()
+            runtime = scene.work._context.runtime
+            in_thread = runtime.run_in_thread
+
+            async def slowly(function: Any, *args: Any, **kwargs: Any) -> Any:
+                if function.__name__ != "make_beside":
+                    return await in_thread(function, *args, **kwargs)
+                await asyncio.sleep(500)
+                made.append(scene.work.version or 0)
+                return function(*args, **kwargs)
+
+            monkeypatch.setattr(runtime, "run_in_thread", slowly)
+            await scene.publish(40, pause=30)
+            await eventually(lambda: scene.work.version == 41)
+            assert made
+            assert made[0] > 10
+            shown = int((scene.into / "current").resolve().name.split("-")[0])
+            assert 1 < shown < 41
+            assert bits_of(scene.into / "current") == scene.bits[shown]
+            await scene.work.checkpoint()
+            assert bits_of(scene.into / "current") == scene.bits[41]
+            assert scene.warnings == []
+
+        play(act)
+
+    def test_follower_that_stops_while_current_is_made_leaves_nothing(
+        self, play: Play, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(replica_updater, "_SMALL", 0)
+
+        async def act(scene: Scene) -> None:
+            scene.every = 50
+            await scene.publish()
+            scene.start()
+            await eventually(lambda: scene.work.version == 1)
+            await scene.work.make_current()
+            runtime = scene.work._context.runtime
+            in_thread, begun = runtime.run_in_thread, []
+
+            async def never(function: Any, *args: Any, **kwargs: Any) -> Any:
+                if function.__name__ == "make_beside":
+                    begun.append(scene.work.version)
+                    await asyncio.sleep(1e9)
+                return await in_thread(function, *args, **kwargs)
+
+            monkeypatch.setattr(runtime, "run_in_thread", never)
+            await scene.publish(10, pause=30)
+            await eventually(lambda: begun)
+            await scene.stop()
+            await scene.work.make_current()
+            assert bits_of(scene.into / "current") == scene.bits[scene.work.version or 0]
+            assert len(list((scene.into / "checkpoints").iterdir())) == 1
+
+        play(act)
+
+    def test_damaged_current_is_reported_and_made_from_the_weights(
+        self, play: Play, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(replica_updater, "_SMALL", 0)
+
+        async def act(scene: Scene) -> None:
+            scene.every = 50
+            await scene.publish()
+            scene.start()
+            await eventually(lambda: scene.work.version == 1)
+            model = await scene.work.checkpoint() / "model.safetensors"
+            data = bytearray(model.read_bytes())
+            data[-5] ^= 1
+            model.write_bytes(data)
+            await scene.publish(20, pause=30)
+            await eventually(lambda: scene.work.version == 21)
+            assert len(scene.warnings) == 1
+            assert "`current` was not renewed" in scene.warnings[0]
+            assert "was damaged" in scene.warnings[0]
+            shown = int((scene.into / "current").resolve().name.split("-")[0])
+            assert shown > 1
+            assert bits_of(scene.into / "current") == scene.bits[shown]
 
         play(act)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutants.mutant import mutant
 
 _WORKDIR, _REPLICA, _FILES = "replica/workdir.py", "replica/replica.py", "system/durable_files.py"
-_STORE, _WRITER = "replica/checkpoint_store.py", "weights/checkpoint_writer.py"
+_REFRESH, _STORE, _WRITER = "replica/current_refresh.py", "replica/checkpoint_store.py", "weights/checkpoint_writer.py"
 _TESTS = "replica system/test_durable_files.py"
 
 REPLICA_MUTANTS = [
@@ -45,7 +45,7 @@ REPLICA_MUTANTS = [
         "model not flushed",
         "the model is on disk before the journal is emptied",
         _TESTS,
-        (_WORKDIR, "durable_files.flush(self._memory, self.path / MODEL_FILE)", "pass"),
+        (_WORKDIR, "durable_files.flush(self.memory, self.model)", "pass"),
     ),
     mutant(
         "state written before the model",
@@ -53,9 +53,9 @@ REPLICA_MUTANTS = [
         _TESTS,
         (
             _WORKDIR,
-            "        try:\n            durable_files.flush(",
-            "        durable_files.write_file(self.path / _STATE, _describe(self.position, self.state))\n"
-            "        try:\n            durable_files.flush(",
+            "            saved.flush()\n",
+            "            durable_files.write_file(self.path / _STATE, _describe(saved.position, saved.state))\n"
+            "            saved.flush()\n",
         ),
     ),
     mutant(
@@ -64,11 +64,47 @@ REPLICA_MUTANTS = [
         _TESTS,
         (
             _WORKDIR,
-            "        durable_files.write_file(self.path / _STATE, _describe(self.position, self.state))\n"
-            "        for record in self.journal:\n            durable_files.remove(record)\n",
-            "        for record in self.journal:\n            durable_files.remove(record)\n"
-            "        durable_files.write_file(self.path / _STATE, _describe(self.position, self.state))\n",
+            "        durable_files.write_file(self.path / _STATE, _describe(saved.position, saved.state))\n"
+            "        for record in saved.records:\n            durable_files.remove(record)\n",
+            "        for record in saved.records:\n            durable_files.remove(record)\n"
+            "        durable_files.write_file(self.path / _STATE, _describe(saved.position, saved.state))\n"
+            "        for record in saved.records:\n",
         ),
+    ),
+    mutant(
+        "journal emptied of later versions",
+        "records of versions after the one that was written to disk stay in the journal",
+        _TESTS,
+        (
+            _WORKDIR,
+            "        for record in saved.records:\n            durable_files.remove(record)\n",
+            "        for record in tuple(self.journal):\n            durable_files.remove(record)\n",
+        ),
+    ),
+    mutant(
+        "an older version written over a newer sync",
+        "state.json never goes back",
+        _TESTS,
+        (_WORKDIR, "        if saved.position.version < self.synced:\n            return\n", ""),
+    ),
+    mutant(
+        "renewed checkpoint not verified",
+        "a `current` that is made from the last one is verified",
+        _TESTS,
+        (_REFRESH, "if name := different(digest(weights, threads=_THREADS), self.saved.state):", "if name := '':"),
+    ),
+    mutant(
+        "renewed checkpoint not synced",
+        "a `current` that is made from the last one is on disk before the link",
+        _TESTS,
+        (_REFRESH, "        durable_files.flush(memory, model)\n", ""),
+        (_REFRESH, "        durable_files.sync_tree(self.made)\n", ""),
+    ),
+    mutant(
+        "renewed checkpoint of another history",
+        "a `current` is renewed only from one that the journal leads on from",
+        _TESTS,
+        (_STORE, " or about.version < work.synced:", ":"),
     ),
     mutant(
         "replayed backwards",
@@ -180,7 +216,7 @@ REPLICA_MUTANTS = [
         _TESTS,
         (
             _STORE,
-            "self._current.tidy({*self._lent} | ({self._handed_out} if self._handed_out else set()))",
+            "self._current.tidy({*self._lent, *filter(None, (self._handed_out, self._making))})",
             "self._current.tidy()",
         ),
     ),
@@ -200,7 +236,7 @@ REPLICA_MUTANTS = [
         _TESTS,
         (
             _WORKDIR,
-            '            self._lose(f"its changes could not be written to disk ({problem.strerror})", problem)\n',
+            '            self._lose(f"its changes could not be written to disk ({saved.failure.strerror})", saved.failure)\n',
             "            return\n",
         ),
     ),

@@ -23,9 +23,10 @@ from support.disk import Disk, at_every_step, copied
 from support.small_run import FILES, Story, bits_of
 from weightwire import diff
 from weightwire.errors import WeightwireError
+from weightwire.replica.current_refresh import CurrentRefresh
 from weightwire.replica.replica import Replica
 
-STORY = Story(last=8)
+STORY = Story(last=10)
 OTHER = Story(run="other", seed=7)
 STORIES = {story.run: story for story in (STORY, OTHER)}
 
@@ -47,6 +48,19 @@ def acts() -> list[Act]:
     def to(version: int) -> Action:
         return lambda replica: STORY.advance(replica, version)
 
+    refreshes: list[CurrentRefresh | None] = []
+
+    def begin(replica: Replica) -> None:
+        refreshes.append(replica.begin_refresh())
+
+    def make(replica: Replica) -> None:
+        assert refreshes[-1]
+        refreshes[-1].make_beside()
+
+    def finish(replica: Replica) -> None:
+        assert refreshes[-1]
+        replica.finish_refresh(refreshes[-1])
+
     return [
         Act(to(2), ("run", 2), None),
         Act(to(3), ("run", 3), None),
@@ -56,8 +70,13 @@ def acts() -> list[Act]:
         Act(to(5), ("run", 5), ("run", 3)),
         Act(Replica.checkpoint, ("run", 5), ("run", 5)),
         Act(to(6), ("run", 6), ("run", 5)),
-        Act(lambda replica: OTHER.build(replica, 2), ("other", 2), ("run", 5)),
-        Act(lambda replica: OTHER.advance(replica, 3), ("other", 3), ("run", 5)),
+        Act(begin, ("run", 6), ("run", 5)),
+        Act(to(7), ("run", 7), ("run", 5)),
+        Act(make, ("run", 7), ("run", 5)),
+        Act(to(8), ("run", 8), ("run", 5)),
+        Act(finish, ("run", 8), ("run", 6)),
+        Act(lambda replica: OTHER.build(replica, 2), ("other", 2), ("run", 6)),
+        Act(lambda replica: OTHER.advance(replica, 3), ("other", 3), ("run", 6)),
         Act(Replica.checkpoint, ("other", 3), ("other", 3)),
     ]
 
@@ -307,12 +326,31 @@ def failure(replica: Replica, act: Act, k: int) -> WeightwireError | None:
     return None
 
 
-@pytest.mark.parametrize("number", range(len(acts())))
+def without_refreshes() -> list[Act]:
+    """All but those that belong to one refresh, and the whole refresh as one."""
+    several = acts()
+    return [*several[:8], Act(refreshed, ("run", 7), ("run", 6)), *several[13:]]
+
+
+def refreshed(replica: Replica) -> None:
+    """Advances while `current` is renewed."""
+    refresh = replica.begin_refresh()
+    assert refresh
+    is_made = False
+    try:
+        STORY.advance(replica, 7)
+        refresh.make_beside()
+        is_made = True
+    finally:
+        replica.finish_refresh(refresh, is_made=is_made)
+
+
+@pytest.mark.parametrize("number", range(len(without_refreshes())))
 def test_a_replica_survives_a_full_disk_at_any_step(begun: Path, place: Path, number: int) -> None:
     """The error names the cause, nothing is lost, and work continues once there is space."""
-    act = acts()[number]
+    act = without_refreshes()[number]
     with Replica.open(begun, threads=1) as replica:
-        for earlier in acts()[:number]:
+        for earlier in without_refreshes()[:number]:
             earlier.do(replica)
     for k in range(1000):
         copied(begun, place / "copy")

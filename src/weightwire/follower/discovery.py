@@ -44,7 +44,7 @@ class Discovery:
         """Discovers new versions and applies them. Returns whether there were any.
 
         If a version cannot be rebuilt, goes as far as possible and raises the reason. With `retries_later`, files that
-        were damaged before are not fetched again at every look.
+        were damaged before are not fetched again at every look, and `current` may be renewed while later looks go on.
         """
         try:
             chain = await self._position.open()
@@ -57,22 +57,22 @@ class Discovery:
                 if await self._apply_all(chain, retries_later):
                     self._freshness.check_reached(self._position.head, chain.bucket.url)
             except WeightwireError:
-                await self._refresh(held)
+                await self._refresh(held, beside=retries_later)
                 raise
         except WeightwireError as problem:
             is_open = self._position.commit is not None
             if isinstance(problem, BrokenChain | ForeignRun) or (not is_open and _is_refusal(problem)):
                 self._position.close()  # run.json may be another one by now, or was damaged when it was read
             raise
-        return await self._refresh(held)
+        return await self._refresh(held, beside=retries_later)
 
-    async def _refresh(self, before: Sealed[Commit] | None) -> bool:
+    async def _refresh(self, before: Sealed[Commit] | None, *, beside: bool) -> bool:
         moved = self._position.commit not in (None, before)
         if self._position.version is not None:
             await self._position.seen.hold(self._position.version)
         self._is_refreshed = self._is_refreshed and not moved
         if not self._is_refreshed:
-            await self._updater.refresh_current()
+            await self._updater.refresh_current(beside=beside)
             self._is_refreshed = True
         return moved
 

@@ -83,6 +83,7 @@ class FollowLoop:
         finally:
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
+            await self._updater.stop()
 
     async def _look_once(self) -> bool:
         """Returns whether it succeeded."""

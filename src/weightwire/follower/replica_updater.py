@@ -8,10 +8,11 @@ from typing import Any
 
 from weightwire.catchup import ChainPath, Fetched, Fetcher, fetch_side_files, restore_weights
 from weightwire.chain import Commit, Run, Sealed
+from weightwire.errors import WeightwireError
 from weightwire.follower.follow_context import FollowContext
 from weightwire.follower.patch_queue import PatchQueue
 from weightwire.follower.run_position import RunPosition
-from weightwire.replica import Position
+from weightwire.replica import CurrentRefresh, Position
 from weightwire.weights import nbytes_of
 
 __all__ = ["Reached", "ReplicaUpdater"]
@@ -40,6 +41,7 @@ class ReplicaUpdater:
         self._position = position
         self._patches = patches
         self._reached = reached
+        self._refreshing: asyncio.Task[None] | None = None
 
     async def apply(self, commits: Sequence[Sealed[Commit]]) -> None:
         """Applies consecutive versions, starting from the one held."""
@@ -110,9 +112,40 @@ class ReplicaUpdater:
         finally:
             await self._runtime.run_in_thread(rebuild.__exit__, None, None, None)
 
-    async def refresh_current(self) -> None:
-        """Makes a new `current` if that is cheap or overdue. Called when the replica has caught up."""
+    async def refresh_current(self, *, beside: bool) -> None:
+        """Makes a new `current` if that is cheap or overdue. Called when the replica has caught up.
+
+        With `beside`, a large one is made while the replica advances: see `stop`.
+        """
         nbytes = nbytes_of(self._replica.weights)
-        if nbytes <= _SMALL or self._replica.journal_bytes > nbytes // 4:
-            async with self.using:
+        is_small, is_busy = nbytes <= _SMALL, self._refreshing is not None and not self._refreshing.done()
+        if not is_small and (is_busy or self._replica.journal_bytes <= nbytes // 4):
+            return
+        async with self.using:
+            refresh = None
+            if beside and not is_small:
+                refresh = await self._runtime.run_in_thread(self._replica.begin_refresh)
+            if refresh is None:
                 await self._runtime.run_in_thread(self._replica.make_current)
+            else:
+                self._refreshing = asyncio.create_task(self._refresh(refresh))
+
+    async def _refresh(self, refresh: CurrentRefresh) -> None:
+        is_made = False
+        try:
+            await self._runtime.run_in_thread(refresh.make_beside)
+            is_made = True
+        except (WeightwireError, MemoryError) as problem:
+            reason = problem.message if isinstance(problem, WeightwireError) else "out of memory"
+            self._context.warn(f"`current` was not renewed: {reason}", self._position.version)
+        async with self.using:
+            try:
+                await self._runtime.run_in_thread(self._replica.finish_refresh, refresh, is_made=is_made)
+            except WeightwireError as problem:
+                self._context.warn(problem.message, self._position.version)
+
+    async def stop(self) -> None:
+        """Stops making a new `current`."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)

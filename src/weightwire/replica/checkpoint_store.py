@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weightwire.replica.checkpoint_about import CheckpointAbout
+from weightwire.replica.current_refresh import CurrentRefresh
 from weightwire.replica.linked_folder import LinkedFolder
 from weightwire.replica.workdir import Workdir
 from weightwire.system import durable_files
@@ -30,6 +31,7 @@ class CheckpointStore:
         self._current = LinkedFolder(directory / "current", "checkpoints")
         self._handed_out: str | None = None  # the name of the last one handed out
         self._lent: Counter[str] = Counter()  # borrowers by name
+        self._making: str | None = None  # the name of the one that is made beside the next versions
 
     def recover(self) -> None:
         """Removes all but `current`: other checkpoints belong to a process that has ended."""
@@ -45,9 +47,8 @@ class CheckpointStore:
 
     def make(self, work: Workdir) -> Path:
         """Makes `current` a checkpoint of the synced work directory, and returns its path."""
-        folder = self._current.folder
-        made = folder / f"{work.position.version}-{secrets.token_hex(4)}"
-        durable_files.make_directory(folder)
+        made = self._name_new(work.position.version)
+        self._making = None  # it is older
         try:
             shutil.copytree(work.path / FILES, made)
             shares_blocks = durable_files.clone_file(work.path / MODEL_FILE, made / weights_file_name(work.weights))
@@ -57,6 +58,32 @@ class CheckpointStore:
         finally:
             self._tidy()
         return self.path
+
+    def _name_new(self, version: int) -> Path:
+        durable_files.make_directory(self._current.folder)
+        return self._current.folder / f"{version}-{secrets.token_hex(4)}"
+
+    def begin_beside(self, work: Workdir) -> CurrentRefresh | None:
+        """What is needed to make the next `current` from this one. None if it can only be made from the weights."""
+        about, saved = self._read(), work.save()
+        if about is None or about.run != work.position.run or about.version < work.synced:
+            return None
+        made = self._name_new(work.position.version)
+        self._making = made.name
+        return CurrentRefresh(self.path, about, made, saved)
+
+    def is_making(self, refresh: CurrentRefresh) -> bool:
+        """False once another `current` was made instead."""
+        return refresh.made.name == self._making
+
+    def end_beside(self, refresh: CurrentRefresh, *, adopt: bool) -> None:
+        """Makes it `current`, or drops it."""
+        self._making = None
+        try:
+            if adopt:
+                self._current.point(refresh.made)
+        finally:
+            self._tidy()
 
     @property
     def path(self) -> Path:
@@ -96,7 +123,7 @@ class CheckpointStore:
         self._tidy()
 
     def _tidy(self) -> None:
-        self._current.tidy({*self._lent} | ({self._handed_out} if self._handed_out else set()))
+        self._current.tidy({*self._lent, *filter(None, (self._handed_out, self._making))})
 
 
 def _describe(work: Workdir) -> CheckpointAbout:

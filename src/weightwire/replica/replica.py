@@ -22,6 +22,7 @@ from typing import Self
 from weightwire.delta import Delta, State, make_absolute, merge_absolute
 from weightwire.errors import ForeignRun, ReplicaError, WeightwireError
 from weightwire.replica.checkpoint_store import CheckpointStore
+from weightwire.replica.current_refresh import CurrentRefresh
 from weightwire.replica.disk_errors import check_room, explained
 from weightwire.replica.linked_folder import LinkedFolder
 from weightwire.replica.rebuild import Rebuild, SideFiles
@@ -154,6 +155,28 @@ class Replica(Closeable):
                 return self._checkpoints.make(work)
         finally:
             self._shares_blocks = self._checkpoints.shares_blocks
+
+    def begin_refresh(self) -> CurrentRefresh | None:
+        """Begins to make `current` this version while the replica advances. None if `make_current` must do it.
+
+        Call `make_beside` of the result in another thread, then `finish_refresh`.
+        """
+        work = self._held()
+        with explained(self.directory):
+            return self._checkpoints.begin_beside(work)
+
+    def finish_refresh(self, refresh: CurrentRefresh, *, is_made: bool = True) -> None:
+        """Replaces `current` with what was made, unless it has been replaced meanwhile. Shortens the journal."""
+        work = self._good()
+        if not self._checkpoints.is_making(refresh):
+            durable_files.remove(refresh.made)
+            return
+        with explained(self.directory):
+            is_same = work is not None and work.memory is refresh.saved.memory
+            self._checkpoints.end_beside(refresh, adopt=is_made and is_same)
+            self._shares_blocks = self._checkpoints.shares_blocks
+            if work is not None and is_same:
+                work.finish(refresh.saved)
 
     def checkpoint(self) -> Path:
         """Makes `current` this version and returns its directory, which stays until the next `checkpoint`."""

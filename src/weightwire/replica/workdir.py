@@ -26,7 +26,7 @@ from weightwire.errors import ReplicaError
 from weightwire.system import durable_files, open_regular, read_regular
 from weightwire.weights import MODEL_FILE, Tensor, Weights, read_header
 
-__all__ = ["Position", "Workdir", "different", "to_json"]
+__all__ = ["Position", "Saved", "Workdir", "different", "tensors_of", "to_json", "version_of"]
 
 _STATE, _JOURNAL = "state.json", "journal"
 _RECORD = re.compile(r"([0-9]{20})-([0-9a-f]{64})\.safetensors")
@@ -52,6 +52,25 @@ class Position:
         return f"{self.version:020}-{self.commit}.safetensors"
 
 
+@dataclass
+class Saved:
+    """A version that is being written to disk. Call `flush`, in any thread, then `Workdir.finish`."""
+
+    position: Position
+    state: State
+    records: tuple[Path, ...]  # the journal records up to this version
+    memory: mmap.mmap
+    model: Path
+    failure: OSError | None = None
+
+    def flush(self) -> None:
+        """Writes the model to disk. Changes of later versions may get there, too: the journal still has them."""
+        try:
+            durable_files.flush(self.memory, self.model)
+        except OSError as problem:
+            self.failure = problem
+
+
 class Workdir:
     """A mapped directory. `weights` are read-only. `lost` is the reason why the memory can no longer be trusted."""
 
@@ -60,16 +79,17 @@ class Workdir:
         self.path = path
         self.position = position
         self.state = state
+        self.synced = position.version  # the version at the last sync: the journal has all later ones
         self.lost: str | None = None
         self.journal: dict[Path, int] = {}  # records since the last sync, and their sizes
-        self._memory = memory
+        self.memory = memory
         self._threads = threads
-        self._weights = _tensors(memory, str(path / MODEL_FILE))
+        self._weights = tensors_of(memory, str(path / MODEL_FILE))
         self.weights: Weights = {name: _read_only(tensor) for name, tensor in self._weights.items()}
 
     @property
     def nbytes(self) -> int:
-        return len(self._memory)
+        return len(self.memory)
 
     # --- begin ---------------------------------------------------------------------------------------------------
 
@@ -98,7 +118,7 @@ class Workdir:
         """Maps a directory that was just completed and needs no repair."""
         with open(open_regular(path / MODEL_FILE, os.O_RDWR), "r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
-        position, state = _read_state(path / _STATE, _tensors(memory, str(path / MODEL_FILE)))
+        position, state = _read_state(path / _STATE, tensors_of(memory, str(path / MODEL_FILE)))
         return cls(path, position, state, memory, threads)
 
     def _replay(self) -> None:
@@ -140,17 +160,27 @@ class Workdir:
 
     def sync(self) -> None:
         """Writes all changes to disk and empties the journal."""
-        if not self.journal:
-            return
-        try:
-            durable_files.flush(self._memory, self.path / MODEL_FILE)
-        except OSError as problem:
+        if self.journal:
+            saved = self.save()
+            saved.flush()
+            self.finish(saved)
+
+    def save(self) -> Saved:
+        """The version held, to be written to disk. It may advance before `finish`."""
+        return Saved(self.position, self.state, tuple(self.journal), self.memory, self.path / MODEL_FILE)
+
+    def finish(self, saved: Saved) -> None:
+        """Removes the journal records up to a version that was written to disk. Does nothing if a later one was."""
+        if saved.failure is not None:
             # The system may have dropped the dirty pages, and reports that only once.
-            self._lose(f"its changes could not be written to disk ({problem.strerror})", problem)
-        durable_files.write_file(self.path / _STATE, _describe(self.position, self.state))
-        for record in self.journal:
+            self._lose(f"its changes could not be written to disk ({saved.failure.strerror})", saved.failure)
+        if saved.position.version < self.synced:
+            return
+        durable_files.write_file(self.path / _STATE, _describe(saved.position, saved.state))
+        for record in saved.records:
             durable_files.remove(record)
-        self.journal = {}
+            del self.journal[record]
+        self.synced = saved.position.version
 
     def verify(self) -> None:
         """Reads and checks all weights."""
@@ -171,6 +201,11 @@ def _check_links(path: Path) -> None:
                 raise ReplicaError(f"{one}: a symbolic link", hint="rebuild the replica")
 
 
+def version_of(record: Path) -> int:
+    """The version of a journal record."""
+    return int(record.name.partition("-")[0])
+
+
 def different(found: State, wanted: State) -> str | None:
     """The name of the first tensor that differs, or None."""
     names = sorted({**found.tensors, **wanted.tensors})
@@ -180,7 +215,7 @@ def different(found: State, wanted: State) -> str | None:
 # --- the files ---------------------------------------------------------------------------------------------------
 
 
-def _tensors(memory: mmap.mmap, where: str) -> dict[str, Tensor]:
+def tensors_of(memory: mmap.mmap, where: str) -> dict[str, Tensor]:
     header = read_header(memoryview(memory), where)
     return {slot.name: Tensor.at(memory, header.size + slot.start, slot.dtype, slot.shape) for slot in header.slots}
 

@@ -11,7 +11,7 @@ import mmap
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from weightwire.system.regular_files import open_regular
 
 __all__ = [
     "clone_file",
+    "copy_tree",
     "flush",
     "lock_file",
     "make_directory",
@@ -129,6 +130,13 @@ def _copy(old: int, new: int) -> None:
     while done < size and (data := os.pread(old, _CHUNK, done)):
         _write(new, data)
         done += len(data)
+
+
+def copy_tree(path: Path, copy: Path, *, without: Collection[str]) -> None:
+    """Copies a directory without some of its files. `sync_tree` writes the copy to disk."""
+    shutil.copytree(
+        path, copy, ignore=lambda folder, names: set(without) & set(names) if Path(folder) == path else set()
+    )
 
 
 def sync_tree(path: Path) -> None:
