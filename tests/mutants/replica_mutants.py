@@ -236,7 +236,8 @@ REPLICA_MUTANTS = [
         _TESTS,
         (
             _WORKDIR,
-            '            self._lose(f"its changes could not be written to disk ({saved.failure.strerror})", saved.failure)\n',
+            '            self._lose(f"its changes could not be written to disk ({saved.failure.strerror})", '
+            "saved.failure)\n",
             "            return\n",
         ),
     ),

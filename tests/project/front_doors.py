@@ -270,6 +270,7 @@ FRONT_DOORS: dict[str, list[str]] = {
     ],
     "replica": [
         "CheckpointAbout",
+        "CurrentRefresh",
         "Position",
         "Replica",
         "SeenRun",

@@ -165,14 +165,25 @@ class Fetcher:
         clock, fetching = self._runtime.clock, 0.0
         began = clock()
         whole = hashlib.sha256()
-        buffer = memoryview(bytearray(min(_PIECE, file.size)))
-        for begin in range(0, file.size, _PIECE):
-            piece = buffer[: min(_PIECE, file.size - begin)]
-            asked = clock()
-            await self._read(file, piece, begin)
-            fetching += clock() - asked
-            await self._runtime.run_in_thread(_keep, spool, piece, whole, where)
-        await self._runtime.run_in_thread(_check_hash, whole, file, where)
+        buffers = [memoryview(bytearray(min(_PIECE, file.size))) for _ in range(min(2, -(-file.size // _PIECE)))]
+        keeping: asyncio.Task[None] | None = None  # of one piece, while the next is read
+        try:
+            for index, begin in enumerate(range(0, file.size, _PIECE)):
+                piece = buffers[index % 2][: min(_PIECE, file.size - begin)]
+                asked = clock()
+                await self._read(file, piece, begin)
+                fetching += clock() - asked
+                if keeping is not None:
+                    await keeping
+                keeping = asyncio.create_task(self._runtime.run_in_thread(_keep, spool, piece, whole, where))
+            if keeping is not None:
+                await keeping
+            await self._runtime.run_in_thread(_check_hash, whole, file, where)
+        except BaseException:
+            if keeping is not None:  # it still writes
+                await asyncio.gather(keeping, return_exceptions=True)
+            spool.close()
+            raise
         self._on_stage("fetch", file.version, file.size, fetching)
         self._on_stage("verify", file.version, file.size, clock() - began - fetching)
         return spool

@@ -10,7 +10,6 @@ from weightwire.delta import Delta
 from weightwire.follower.update import Update
 from weightwire.replica import Replica
 from weightwire.system import Runtime
-from weightwire.weights import nbytes_of
 
 __all__ = ["PatchQueue"]
 
@@ -37,7 +36,7 @@ class PatchQueue:
         if self._patches is None:
             return
         self._patches.append(patch)
-        most = max(nbytes_of(self._replica.weights) // 4, _FEW)
+        most = max(self._replica.nbytes // 4, _FEW)
         if self.nbytes > most:
             merged = await self._merge(self._patches)
             self._patches = [merged] if merged.nbytes <= most else None

@@ -13,7 +13,6 @@ from weightwire.follower.follow_context import FollowContext
 from weightwire.follower.patch_queue import PatchQueue
 from weightwire.follower.run_position import RunPosition
 from weightwire.replica import CurrentRefresh, Position
-from weightwire.weights import nbytes_of
 
 __all__ = ["Reached", "ReplicaUpdater"]
 
@@ -117,7 +116,7 @@ class ReplicaUpdater:
 
         With `beside`, a large one is made while the replica advances: see `stop`.
         """
-        nbytes = nbytes_of(self._replica.weights)
+        nbytes = self._replica.nbytes
         is_small, is_busy = nbytes <= _SMALL, self._refreshing is not None and not self._refreshing.done()
         if not is_small and (is_busy or self._replica.journal_bytes <= nbytes // 4):
             return

@@ -92,6 +92,12 @@ class Replica(Closeable):
         return work.weights if work else {}
 
     @property
+    def nbytes(self) -> int:
+        """The size of all weights."""
+        work = self._good()
+        return work.weights_nbytes if work else 0
+
+    @property
     def trouble(self) -> str | None:
         return self._work.lost if self._work and self._work.lost else self._trouble
 

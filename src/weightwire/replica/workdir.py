@@ -13,25 +13,25 @@ import json
 import mmap
 import os
 import re
+import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import msgspec
 
 from weightwire.delta import Delta, State, TensorState, add_digests, digest, write_absolute
 from weightwire.errors import ReplicaError
 from weightwire.system import durable_files, open_regular, read_regular
-from weightwire.weights import MODEL_FILE, Tensor, Weights, read_header
+from weightwire.weights import MODEL_FILE, Tensor, Weights, nbytes_of, read_header
 
 __all__ = ["Position", "Saved", "Workdir", "different", "tensors_of", "to_json", "version_of"]
 
 _STATE, _JOURNAL = "state.json", "journal"
 _RECORD = re.compile(r"([0-9]{20})-([0-9a-f]{64})\.safetensors")
-
-_Sum = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]  # half of a digest
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,15 @@ class Saved:
 class Workdir:
     """A mapped directory. `weights` are read-only. `lost` is the reason why the memory can no longer be trusted."""
 
-    def __init__(self, path: Path, position: Position, state: State, memory: mmap.mmap, threads: int | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        position: Position,
+        state: State,
+        memory: mmap.mmap,
+        weights: dict[str, Tensor],
+        threads: int | None,
+    ) -> None:
         """Use `open` or `map`."""
         self.path = path
         self.position = position
@@ -84,12 +92,16 @@ class Workdir:
         self.journal: dict[Path, int] = {}  # records since the last sync, and their sizes
         self.memory = memory
         self._threads = threads
-        self._weights = tensors_of(memory, str(path / MODEL_FILE))
+        self._weights = weights
         self.weights: Weights = {name: _read_only(tensor) for name, tensor in self._weights.items()}
 
     @property
     def nbytes(self) -> int:
         return len(self.memory)
+
+    @cached_property
+    def weights_nbytes(self) -> int:
+        return nbytes_of(self.weights)
 
     # --- begin ---------------------------------------------------------------------------------------------------
 
@@ -118,8 +130,9 @@ class Workdir:
         """Maps a directory that was just completed and needs no repair."""
         with open(open_regular(path / MODEL_FILE, os.O_RDWR), "r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
-        position, state = _read_state(path / _STATE, tensors_of(memory, str(path / MODEL_FILE)))
-        return cls(path, position, state, memory, threads)
+        weights = tensors_of(memory, str(path / MODEL_FILE))
+        position, state = _read_state(path / _STATE, weights)
+        return cls(path, position, state, memory, weights, threads)
 
     def _replay(self) -> None:
         for record in sorted((self.path / _JOURNAL).iterdir()):
@@ -231,33 +244,36 @@ def to_json(value: Mapping[str, Any]) -> bytes:
 
 
 def _describe(position: Position, state: State) -> bytes:
-    digests = {name: [f"{one:016x}" for one in tensor.digest] for name, tensor in state.tensors.items()}
-    return to_json(asdict(position) | {"state": state.hex, "tensors": digests})
+    words = [word for tensor in state.tensors.values() for word in tensor.digest]
+    digests = struct.pack(f"<{len(words)}Q", *words).hex()
+    return to_json(asdict(position) | {"state": state.hex, "digests": digests})
 
 
 class _StateFile(msgspec.Struct, frozen=True):
-    """state.json: a position, and the digests of all tensors."""
+    """state.json: a position, and the digests of all tensors in the order of a state, as little-endian words."""
 
     run: str
     version: int
     commit: str
     state: str
-    tensors: dict[str, tuple[_Sum, _Sum]]
+    digests: str
 
 
 def _read_state(path: Path, weights: Weights) -> tuple[Position, State]:
     try:
         found = msgspec.json.decode(read_regular(path), type=_StateFile)
-        if found.tensors.keys() != weights.keys():
+        digests = bytes.fromhex(found.digests)
+        if len(digests) != 16 * len(weights):
             raise ValueError(f"it does not match {MODEL_FILE}")
+        words = iter(struct.iter_unpack("<QQ", digests))
         state = State(
             {
-                name: TensorState(weights[name].dtype, weights[name].shape, (int(a, 16), int(b, 16)))
-                for name, (a, b) in found.tensors.items()
+                name: TensorState(weights[name].dtype, weights[name].shape, next(words))
+                for name in sorted(weights, key=str.encode)
             }
         )
         if state.hex != found.state:
-            raise ValueError("its state does not match its tensors")
+            raise ValueError(f"its state does not match its digests and {MODEL_FILE}")
         return Position(found.run, found.version, found.commit), state
     except (msgspec.MsgspecError, ValueError, RecursionError) as problem:  # a UnicodeDecodeError is a ValueError
         raise ReplicaError(f"{path}: cannot be read ({problem!s:.200})", hint="rebuild the replica") from problem

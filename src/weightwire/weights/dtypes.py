@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 __all__ = ["BY_ARRAY_NAME", "BY_CODE", "DTYPES", "Dtype"]
 
@@ -28,7 +29,7 @@ class Dtype:
     mantissa: int = 0
     array_name: str = ""
 
-    @property
+    @cached_property
     def unit(self) -> int:
         """Bytes of one unit."""
         return max(1, self.bits // 8)

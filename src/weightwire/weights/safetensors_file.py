@@ -6,10 +6,12 @@ Parses headers and builds them. Rejects every file that does not follow the form
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
 
 from weightwire.errors import CheckpointError, OutputError, WeightwireError
 from weightwire.weights.dtypes import DTYPES, Dtype
@@ -102,7 +104,7 @@ def read_header(
     if size > len(buffer):
         raise error(f"{where}: header needs {size:,} bytes, got {len(buffer):,}", hint=INCOMPLETE)
     reader = _Reader(where, error)
-    entries = reader.parse(bytes(buffer[LENGTH_SIZE:size]))
+    entries = reader.read_plain(raw := bytes(buffer[LENGTH_SIZE:size])) or reader.parse(raw)
     metadata = reader.metadata(entries.pop(METADATA, {}))
     slots = sorted(
         (reader.slot(name, entry) for name, entry in entries.items()),
@@ -146,6 +148,29 @@ def build_header(slots: Sequence[Slot], metadata: Mapping[str, str]) -> bytes:
     return len(text).to_bytes(LENGTH_SIZE, "little") + text
 
 
+_BEGIN = f'{{"{METADATA}":'
+_NUMBER = r"(?:0|[1-9][0-9]{0,17})"  # below MAX_INT
+_PLAIN = re.compile(
+    rf'"((?!{METADATA}")[^"\\\x00-\x1f]*)":\{{"dtype":"(\w+)",'
+    rf'"shape":\[((?:{_NUMBER},){{0,{MAX_DIMS - 1}}}{_NUMBER}|)\],'
+    rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}}(?=[,}}])',
+    re.ASCII,
+)
+"""An entry of a header without escapes or spaces."""
+
+
+class _PlainEntry(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@lru_cache(4096)  # thousands of tensors have a few shapes
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(","))) if text else ()
+
+
 @dataclass(frozen=True)
 class _Reader:
     """Checks the parts of one header. Every error names the file."""
@@ -169,6 +194,30 @@ class _Reader:
             self.fail(f"the header is not valid JSON ({problem})")
         return entries
 
+    def read_plain(self, raw: bytes) -> dict[str, Any] | None:
+        """What `parse` returns for a header as libraries write it, but fast: there may be 100,000 tensors.
+
+        None for any other header, valid or not. Its entries are `_PlainEntry`s.
+        """
+        entries: dict[str, Any] = {}
+        try:
+            text = raw.decode()
+            at, count = 1, 0
+            if text.startswith(_BEGIN):
+                decoder = json.JSONDecoder(object_pairs_hook=self.unique)
+                entries[METADATA], at = decoder.raw_decode(text, len(_BEGIN))
+                at, count = at + 1, 1
+        except (ValueError, RecursionError):
+            return None
+        for found in _PLAIN.finditer(text, at):
+            if found.start() != at or (count and text[at - 1] != ","):
+                return None
+            name, dtype, shape, start, end = found.groups()
+            entries[name] = _PlainEntry(dtype, _numbers(shape), int(start), int(end))
+            at, count = found.end() + 1, count + 1
+        # `at` is behind a comma, or behind the last brace.
+        return entries if text.startswith("{") and text[at - 1 :].rstrip(" ") == "}" and len(entries) == count else None
+
     def unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         entries = dict(pairs)
         if len(entries) < len(pairs):
@@ -184,6 +233,9 @@ class _Reader:
         return value
 
     def slot(self, name: str, entry: Any) -> Slot:
+        if type(entry) is _PlainEntry:
+            dtype = DTYPES.get(entry.dtype) or self.dtype(name, entry.dtype)
+            return self.checked(name, dtype, entry.shape, entry.start, entry.end)
         if not is_unicode(name):
             self.fail("the name is not valid Unicode", tensor=name)
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
@@ -193,7 +245,9 @@ class _Reader:
         offsets = self.sizes(name, "data_offsets", entry["data_offsets"])
         if len(offsets) != 2:
             self.fail(f"has {len(offsets)} data_offsets, not 2", tensor=name)
-        start, end = offsets
+        return self.checked(name, dtype, shape, *offsets)
+
+    def checked(self, name: str, dtype: Dtype, shape: tuple[int, ...], start: int, end: int) -> Slot:
         if end - start != dtype.nbytes(shape):
             self.fail(f"{dtype.name} {list(shape)} does not fit bytes {start} to {end}", tensor=name)
         return Slot(name, dtype, shape, start, end)

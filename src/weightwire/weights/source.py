@@ -65,6 +65,8 @@ def check_name(name: Any) -> str:
 
 def _read_tensor(name: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
+        if _is_plain(value):
+            return value
         return _read_shard(name, value) if value.rows else _view(name, value.dtype, value.shape, value.bits)
     if isinstance(value, np.ndarray):
         return _view(name, _known_dtype(name, value.dtype.name), value.shape, value)
@@ -76,6 +78,21 @@ def _read_tensor(name: str, value: Any) -> Tensor:
         name,
         f"has type {type(value).__name__}",
         "pass NumPy arrays, torch tensors or (dtype name, shape, buffer) tuples",
+    )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is as `_view` would return it. Quick, because there may be 100,000."""
+    bits, dtype = tensor.bits, tensor.dtype
+    return (
+        type(bits) is np.ndarray
+        and bits.dtype == unit_dtype(dtype)
+        and bits.ndim == 1
+        and tensor.rows is None
+        and bits.flags.c_contiguous
+        and len(tensor.shape) <= MAX_DIMS
+        and min(tensor.shape, default=0) >= 0
+        and bits.nbytes == dtype.nbytes(tensor.shape)
     )
 
 

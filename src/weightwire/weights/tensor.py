@@ -19,8 +19,11 @@ Rows = tuple[int, int]
 """First row, and last row + 1."""
 
 
+_UNITS: dict[int, np.dtype[np.unsignedinteger]] = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+
+
 def unit_dtype(dtype: Dtype) -> np.dtype[np.unsignedinteger]:
-    return np.dtype(f"<u{dtype.unit}")
+    return _UNITS[dtype.unit]
 
 
 @dataclass(frozen=True, eq=False)
