@@ -39,7 +39,7 @@ PUBLISHER_MUTANTS = [
         "undo restores nothing",
         "an update that failed is undone in the copy",
         _TESTS,
-        ("publisher/copy_advance.py", "        to_the_end(lambda stop: _undo(self._blocks))\n", ""),
+        ("publisher/copy_advance.py", "        to_the_end(lambda stop: _undo(self._steps))\n", ""),
     ),
     mutant(
         "state before the fence kept",

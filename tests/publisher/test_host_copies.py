@@ -23,26 +23,27 @@ from support.captures import (
     interrupt_waiting_capture,
     marks,
 )
-from weightwire import State, Tensor, diff, digest, patch
-from weightwire.codec.block_layout import BLOCK, Layout
+from weightwire import State, Tensor, digest
+from weightwire.codec.block_layout import BLOCK
 from weightwire.errors import SchemaChanged
+from weightwire.publisher.copy_advance import advance_copy
 from weightwire.publisher.host_copies import HostCopies
+from weightwire.publisher.weight_arena import WeightArena
 from weightwire.weights.schema import Schema
 from weightwire.weights.tensor import Weights
 
-BLOCKS = [("embed", 0), ("embed", 1), ("embed", 2), ("norm", 0), ("head", 0), ("scale", 0)]
+# Three blocks of `embed`, then `head`, then `norm` and `scale` together.
+BATCHES = [0, 1, 2, 3, 4]
 
 
-def part(weights: Weights, block: tuple[str, int]) -> set[int]:
-    """The marks in one block."""
-    tensor = weights[block[0]]
-    begin, end = Layout.of(tensor.dtype, tensor.shape).span(block[1])
-    return {int(mark) for mark in np.unique(tensor.bits[begin:end])}
+def part(weights: WeightArena, batch: int) -> set[int]:
+    """The marks in one batch."""
+    return {int(mark) for mark in np.unique(weights.units(weights.batches[batch]))}
 
 
 @contextmanager
 def released(copies: HostCopies[int]) -> Iterator[None]:
-    """Releases all blocks after a test, so that a failed test does not leave a waiting thread."""
+    """Releases all batches after a test, so that a failed test does not leave a waiting thread."""
     try:
         yield
     finally:
@@ -52,6 +53,7 @@ def released(copies: HostCopies[int]) -> Iterator[None]:
 def test_copies_have_the_schema_and_its_order() -> None:
     copies = HostCopies[int](SCHEMA)
     for weights in (copies.published, copies.latest):
+        assert [*weights.values()] == [weights[name] for name in weights]
         assert [(name, (t.dtype, t.shape)) for name, t in weights.items()] == list(SCHEMA.items())
         assert marks(weights) == {0}
         assert all(tensor.bits.flags.writeable for tensor in weights.values())
@@ -64,7 +66,6 @@ def test_no_two_tensors_share_memory() -> None:
         tensor.bits[:] = mark
     for mark, tensor in enumerate(tensors):
         assert (tensor.bits == mark).all()
-        assert tensor.bits.ctypes.data % 64 == 0
 
 
 def test_buffers_are_reused() -> None:
@@ -161,33 +162,33 @@ def test_a_changed_schema_is_refused_before_anything_is_copied(weights: Weights,
     assert (marks(copies.latest), dropped) == ({1}, [])
 
 
-def test_a_capture_follows_the_diff_block_by_block(pool: ThreadPoolExecutor) -> None:
+def test_a_capture_follows_the_diff_batch_by_batch(pool: ThreadPoolExecutor) -> None:
     copies = HostCopies[int](SCHEMA, threads=1)
     copies.capture(filled(1), 1)
     copies.take()
     capturing = pool.submit(copies.capture, filled(2), 2)
     with released(copies):
-        for at, block in enumerate(BLOCKS):
+        for at, batch in enumerate(BATCHES):
             assert not capturing.done()
-            assert all(part(copies.latest, later) == {1} for later in BLOCKS[at:])
-            copies.release(*block)
-            assert eventually(lambda block=block: part(copies.latest, block) == {2})  # type: ignore[misc]
+            assert all(part(copies.latest, later) == {1} for later in BATCHES[at:])
+            copies.release(batch)
+            assert eventually(lambda batch=batch: part(copies.latest, batch) == {2})  # type: ignore[misc]
         capturing.result(60)
     assert copies.take() == 2
 
 
-def test_a_capture_waits_for_a_block_that_is_still_read(pool: ThreadPoolExecutor) -> None:
+def test_a_capture_waits_for_a_batch_that_is_still_read(pool: ThreadPoolExecutor) -> None:
     copies = HostCopies[int](SCHEMA, threads=2)
     copies.capture(filled(1), 1)
     copies.take()
     capturing = pool.submit(copies.capture, filled(2), 2)
     with released(copies):
-        for block in BLOCKS[1:]:
-            copies.release(*block)
+        for batch in BATCHES[1:]:
+            copies.release(batch)
         time.sleep(0.1)
         assert not capturing.done()
-        assert part(copies.latest, BLOCKS[0]) == {1}
-        copies.release(*BLOCKS[0])
+        assert part(copies.latest, BATCHES[0]) == {1}
+        copies.release(BATCHES[0])
         capturing.result(60)
     assert marks(copies.latest) == {2}
 
@@ -217,7 +218,8 @@ def test_a_diff_releases_its_blocks() -> None:
     copies = HostCopies[int](SCHEMA)
     copies.capture(filled(1), 1)
     copies.take()
-    made = diff(copies.published, copies.latest, done=copies.release)
+    before = digest(copies.published)
+    made = advance_copy(copies.published, copies.latest, done=copies.release).diff(before)
     assert made.after == digest(filled(1)).hex
     copies.capture(filled(2), 2)  # would otherwise wait forever
 
@@ -227,7 +229,7 @@ def test_take_waits_for_a_capture_in_progress(pool: ThreadPoolExecutor, gate: Co
     copies.capture(filled(1), 1)
     gate.open.clear()
     capturing = pool.submit(copies.capture, filled(2), 2)
-    assert eventually(lambda: gate.copies > len(BLOCKS))
+    assert eventually(lambda: gate.copies > len(BATCHES))
     taking = pool.submit(copies.take)
     time.sleep(0.02)
     assert not taking.done()
@@ -256,7 +258,7 @@ def test_a_waiting_diff_goes_before_the_next_capture(pool: ThreadPoolExecutor, g
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_diff_never_sees_parts_of_two_captures(pool: ThreadPoolExecutor, threads: int) -> None:
-    """Three trainers that capture constantly, and a slow reader that releases block by block."""
+    """Three trainers that capture constantly, and a slow reader that releases batch by batch."""
     dropped: list[int] = []
     copies = HostCopies[int](SCHEMA, threads=threads, dropped=lambda ticket, by: dropped.append(ticket))
     finished = threading.Event()
@@ -275,9 +277,9 @@ def test_a_diff_never_sees_parts_of_two_captures(pool: ThreadPoolExecutor, threa
             ticket = copies.take()
             if ticket is not None:
                 taken.append((ticket, set()))
-                for block in BLOCKS:
-                    taken[-1][1].update(part(copies.latest, block))
-                    copies.release(*block)
+                for batch in BATCHES:
+                    taken[-1][1].update(part(copies.latest, batch))
+                    copies.release(batch)
         return taken
 
     following = pool.submit(follow)
@@ -291,7 +293,7 @@ def test_a_diff_never_sees_parts_of_two_captures(pool: ThreadPoolExecutor, threa
 
 
 def test_every_delta_under_constant_captures_is_one_capture(pool: ThreadPoolExecutor) -> None:
-    """With the real diff and patch, every version is one complete capture."""
+    """With the real diff, every version is one complete capture."""
     schema: Schema = {"a": (BF16, (300, 128)), "b": (F32, (77,)), "c": (U8, (BLOCK + 500,))}
     copies = HostCopies[int](schema)
     finished = threading.Event()
@@ -303,8 +305,7 @@ def test_every_delta_under_constant_captures_is_one_capture(pool: ThreadPoolExec
             copies.capture(filled(mark, schema), mark)
 
     def publish(ticket: int, state: State) -> State:
-        made = diff(copies.published, copies.latest, before=state, done=copies.release)
-        patch(copies.published, made, before=state)
+        made = advance_copy(copies.published, copies.latest, done=copies.release).diff(state)
         assert made.after == digest(filled(ticket, schema)).hex
         assert marks(copies.published) == {ticket}
         return made.advance(state)
@@ -328,7 +329,7 @@ def test_a_capture_that_fails_halfway_drops_the_pending_one(gate: CopyGate) -> N
     copies.capture(filled(1), 1)
 
     def fail(count: int) -> None:
-        if count == len(BLOCKS) + 2:
+        if count == len(BATCHES) + 2:
             raise MemoryError
 
     gate.before = fail
@@ -348,11 +349,11 @@ def test_an_interrupt_halfway_drops_the_pending_capture(gate: CopyGate) -> None:
     dropped: list[tuple[int, int | None]] = []
     copies = HostCopies[int](SCHEMA, threads=1, dropped=lambda ticket, by: dropped.append((ticket, by)))
     copies.capture(filled(1), 1)
-    gate.before = lambda count: interrupt_own_work() if count == len(BLOCKS) + 1 else None
+    gate.before = lambda count: interrupt_own_work() if count == len(BATCHES) + 1 else None
     with pytest.raises(KeyboardInterrupt):
         copies.capture(filled(2), 2)
     assert marks(copies.latest) == {1, 2}
-    assert gate.copies == len(BLOCKS) + 2  # it stopped at once
+    assert gate.copies == len(BATCHES) + 2  # it stopped at once
     assert dropped == [(1, None)]
     assert copies.take() is None
 
@@ -362,7 +363,7 @@ def test_a_late_interrupt_changes_nothing(gate: CopyGate) -> None:
     dropped: list[tuple[int, int | None]] = []
     copies = HostCopies[int](SCHEMA, threads=1, dropped=lambda ticket, by: dropped.append((ticket, by)))
     copies.capture(filled(1), 1)
-    gate.before = lambda count: interrupt_own_work() if count == 2 * len(BLOCKS) - 1 else None
+    gate.before = lambda count: interrupt_own_work() if count == 2 * len(BATCHES) - 1 else None
     with pytest.raises(KeyboardInterrupt):
         copies.capture(filled(2), 2)
     assert dropped == [(1, 2)]

@@ -16,9 +16,10 @@ import pytest
 from weightwire import Tensor
 from weightwire.codec.block_layout import BLOCK, Layout
 from weightwire.publisher.capture_gate import CaptureGate
+from weightwire.publisher.weight_arena import Batch
 from weightwire.weights.dtypes import DTYPES
 from weightwire.weights.schema import Schema
-from weightwire.weights.tensor import Weights
+from weightwire.weights.tensor import Bits, Weights
 
 BF16, F32, U8 = (DTYPES[name] for name in ("BF16", "F32", "U8"))
 
@@ -51,21 +52,22 @@ def eventually(what: Callable[[], bool]) -> bool:
 
 
 class CopyGate:
-    """Replaces numpy.copyto. Copies wait until the gate is open, or run a callback first."""
+    """Replaces `Batch.read`. Copies wait until the gate is open, or run a callback first."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = threading.Event()
         self.open.set()
         self.copies = 0
         self.before: Callable[[int], None] = lambda count: None
-        self._copyto = np.copyto
-        monkeypatch.setattr(np, "copyto", self)
+        read = Batch.read
 
-    def __call__(self, target: Any, source: Any) -> None:
-        self.before(self.copies)
-        self.copies += 1
-        assert self.open.wait(60)
-        self._copyto(target, source)
+        def copy(batch: Batch, weights: Weights, out: Bits) -> None:
+            self.before(self.copies)
+            self.copies += 1
+            assert self.open.wait(60)
+            read(batch, weights, out)
+
+        monkeypatch.setattr(Batch, "read", copy)
 
 
 def interrupt_own_work() -> None:

@@ -320,6 +320,15 @@ static PyObject *py_vectors(PyObject *self, PyObject *args) {
     return PyLong_FromLong(vectors);
 }
 
+static PyObject *py_trim(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    Py_BEGIN_ALLOW_THREADS;
+    scratch_trim();
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"encode_block", py_encode_block, METH_VARARGS,
      "encode_block(old|None, new, unit, exponent, mantissa, line, word, start) -> bytes, changed, digest change"},
@@ -336,6 +345,7 @@ static PyMethodDef methods[] = {
      "digest_change(old, positions|None, values, unit, word, start) -> digest change; what a swap would do, unwritten"},
     {"digest", py_digest, METH_VARARGS, "digest(data, word, start) -> digest"},
     {"vectors", py_vectors, METH_VARARGS, "vectors(most) -> how wide the vectors in use are from now on: 512, 256 or 0 bits"},
+    {"trim", py_trim, METH_NOARGS, "trim(): frees the scratch memory that is kept for the next block"},
     {NULL, NULL, 0, NULL}};
 
 static int kernel_exec(PyObject *module) {

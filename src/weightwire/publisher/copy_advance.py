@@ -1,14 +1,14 @@
-"""Updates a copy of the weights in place and keeps the old values, so that the update can be undone.
+"""Updates a copy of the weights in place, by the delta that followers will apply, and keeps the old values for an undo.
 
-One scan makes the copy equal to the latest weights, which may then be overwritten. The delta is encoded
-afterwards, from the copy and its old values.
+One pass encodes the difference to the latest weights, decodes it into the copy, and compares: a delta is proven while
+its block is in the cache. A batch of the latest weights may be overwritten once it was compared.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import IO, NoReturn
 
@@ -17,63 +17,60 @@ import numpy.typing as npt
 
 from weightwire import codec
 from weightwire.codec import EncodedBlock, Layout, Patch
-from weightwire.delta import BlockDone, Delta, State, diff_of_blocks
+from weightwire.delta import Delta, State, diff_of_blocks
 from weightwire.errors import CorruptDelta
 from weightwire.publisher.aligned_memory import aligned_memory
+from weightwire.publisher.weight_arena import Batch, Piece, WeightArena
 from weightwire.system import Stopped, in_order, to_the_end
-from weightwire.weights import Bits, Tensor, Weights
+from weightwire.weights import Bits, Weights
 
 __all__ = ["CopyAdvance", "advance_copy"]
 
+BatchDone = Callable[[int], None]
+"""Called with the index of a batch that will not be read again. Runs in any thread."""
+
 
 def advance_copy(
-    copy: Weights,
+    copy: WeightArena,
     latest: Weights,
     *,
     threads: int | None = None,
-    done: BlockDone | None = None,
+    done: BatchDone | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> CopyAdvance:
     """Makes a copy equal to the latest weights, completely or not at all. Both must have the same schema and rows.
 
-    Blocks are read in the order of `latest`. `done` is called for each block that may be overwritten, possibly also
-    before a failure. The result keeps the old values, of changed units only.
+    `done` is called for each batch of the copy whose latest weights may be overwritten, possibly also before a failure.
+    The result keeps the encoded blocks, and the old values of changed units.
     """
-    blocks = [
-        _Block(name, copy[name].bits, layout, index)
-        for name in latest
-        for layout in [Layout.of(copy[name].dtype, copy[name].shape, copy[name].rows)]
-        for index in range(layout.blocks)
-    ]
+    scratch = _Scratch(max((batch.nbytes for batch in copy.batches), default=0))
+    steps = [_BatchAdvance(batch, copy.units(batch)) for batch in copy.batches]
 
-    scratch = _Scratch(max((block.nbytes for block in blocks), default=0))
-
-    def advance(block: _Block, stop: threading.Event) -> None:
+    def advance(step: _BatchAdvance, stop: threading.Event) -> None:
         if stop.is_set():
             raise Stopped
-        block.advance(latest[block.name], scratch)
+        step.advance(_units(latest, step.batch, scratch))
         if done:
-            done(block.name, block.index)
-        block.count()
+            done(step.batch.index)
         if progress:
-            progress(block.nbytes)
+            progress(step.batch.nbytes)
 
     def work(stop: threading.Event) -> None:
         try:
-            for _ in in_order(partial(advance, stop=stop), blocks, threads):
+            for _ in in_order(partial(advance, stop=stop), steps, threads):
                 pass
             if stop.is_set():
                 raise Stopped
         except BaseException:
-            _undo(blocks)
+            _undo(steps)
             raise
 
     try:
         to_the_end(work)
-        return CopyAdvance(copy, [block for block in blocks if block.changed])
+        return CopyAdvance(copy, steps)
     except BaseException:
         # After a success too: an interrupt may come at the last moment.
-        to_the_end(lambda stop: _undo(blocks))
+        to_the_end(lambda stop: _undo(steps))
         raise
 
 
@@ -82,98 +79,94 @@ class CopyAdvance:
 
     changed: int
 
-    def __init__(self, copy: Weights, blocks: list[_Block]) -> None:
-        self.changed = sum(block.changed for block in blocks)
+    def __init__(self, copy: WeightArena, steps: list[_BatchAdvance]) -> None:
+        self.changed = sum(block.changed for step in steps for _, block in step.encoded)
         self._copy = copy
-        self._blocks = blocks
+        self._steps = steps
         self._undone = False
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the blocks that changed."""
-        return sum(block.nbytes for block in self._blocks)
 
     def undo(self) -> None:
         """Restores the old values. May be called twice."""
         self._undone = True
-        to_the_end(lambda stop: _undo(self._blocks))
+        to_the_end(lambda stop: _undo(self._steps))
 
-    def diff(
-        self,
-        before: State,
-        *,
-        threads: int | None = None,
-        spool: IO[bytes] | None = None,
-        part: bool = False,
-        progress: Callable[[int], None] | None = None,
-    ) -> Delta:
+    def diff(self, before: State, *, spool: IO[bytes] | None = None, part: bool = False) -> Delta:
         """The delta from the old values, with the state `before`, to the new ones: the same bytes as `delta.diff`.
 
-        Every block is decoded again and compared, so a returned delta is proven to lead to these weights. With `part`,
-        the delta names no state.
+        It was applied to the copy, so it is proven to lead to these weights. With `part`, the delta names no state.
         """
         if self._undone:
             raise ValueError("undo() was called, so nothing is left to encode")
-        scratch = _Scratch(max((block.nbytes for block in self._blocks), default=0))
-
-        def encode(block: _Block) -> EncodedBlock:
-            made = _encode(block, scratch)
-            if progress:
-                progress(block.nbytes)
-            return made
-
-        encoded = in_order(encode, self._blocks, threads)
-        changed = ((block.name, block.index, made) for block, made in zip(self._blocks, encoded, strict=True))
+        changed = ((piece.name, piece.index, block) for step in self._steps for piece, block in step.encoded)
         return diff_of_blocks(self._copy, changed, before=before, spool=spool, part=part)
 
 
-# --- blocks ------------------------------------------------------------------------------------------------------
+# --- batches -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class _Block:
-    """One block of the copy. After `advance`, its patch holds the old values."""
+class _BatchAdvance:
+    """One batch of the copy. After `advance` it has the encoded blocks, and what was overwritten."""
 
-    name: str
-    bits: Bits
-    layout: Layout
-    index: int
-    patch: Patch | None = None
-    changed: int = 0
+    batch: Batch
+    units: Bits
+    encoded: list[tuple[Piece, EncodedBlock]] = field(default_factory=list)
+    replaced: list[tuple[int, int, Patch]] = field(default_factory=list)  # first unit, last + 1, old values
 
-    @property
-    def units(self) -> Bits:
-        begin, end = self.layout.span(self.index)
-        return self.bits[begin:end]
+    def advance(self, latest: Bits) -> None:
+        for piece in self.batch.pieces:
+            old, new = self.units[piece.begin : piece.end], latest[piece.begin : piece.end]
+            block = codec.encode(old, new, piece.layout, 0)
+            if block.data:
+                self._apply(piece, block, old)
+                self.encoded.append((piece, block))
+        # Independent of the encoder: it may have missed a change.
+        rest = codec.replace(self.units, latest, Layout.of(self.batch.dtype, (self.batch.count,)), 0)
+        if rest.values:
+            self.replaced.append((0, self.batch.count, rest))
+            self._fail(rest, latest)
 
-    @property
-    def nbytes(self) -> int:
-        return self.units.nbytes
+    def _apply(self, piece: Piece, block: EncodedBlock, old: Bits) -> None:
+        try:
+            patch, added = codec.apply(block.data, old, piece.layout, 0, fresh=False)
+        except ValueError as problem:
+            _fail(piece, str(problem))
+        self.replaced.append((piece.begin, piece.end, patch))
+        if added != block.digest:
+            _fail(piece, _OTHER)
 
-    def advance(self, latest: Tensor, scratch: _Scratch) -> None:
-        units = self.units
-        source = latest.part(*self.layout.span(self.index), partial(scratch.like, units))
-        self.patch = codec.replace(units, source, self.layout.alone(self.index), 0)
-
-    def count(self) -> None:
-        """Counts the changed units. Separate from `advance`, because it takes time if all old values were kept."""
-        assert self.patch is not None
-        old = np.frombuffer(self.patch.values, self.bits.dtype)
-        self.changed = len(old) if self.patch.positions is not None else int(np.count_nonzero(old != self.units))
+    def _fail(self, rest: Patch, latest: Bits) -> NoReturn:
+        at = 0
+        if rest.positions is None:
+            at = int(np.flatnonzero(np.frombuffer(rest.values, latest.dtype) != latest)[0])
+        else:
+            at = int.from_bytes(rest.positions[:4], "little")
+        _fail(next(piece for piece in self.batch.pieces if at < piece.end), _OTHER)
 
     def undo(self) -> None:
-        if self.patch is not None:
-            codec.swap(self.bits, self.patch, self.layout, self.index)
-            self.patch = None
+        unit = self.batch.dtype.unit
+        while self.replaced:
+            begin, end, patch = self.replaced[-1]
+            codec.swap_units(self.units[begin:end], patch, unit, 0)
+            self.replaced.pop()
 
 
-def _undo(blocks: Iterable[_Block]) -> None:
-    for block in blocks:
-        block.undo()
+def _undo(steps: Iterable[_BatchAdvance]) -> None:
+    for step in steps:
+        step.undo()
+
+
+def _units(latest: Weights, batch: Batch, scratch: _Scratch) -> Bits:
+    """The latest units of a batch. Copied if the trainer might still change them: the encoder reads them twice."""
+    if isinstance(latest, WeightArena):
+        return latest.units(batch)
+    units = scratch.units(batch)
+    batch.read(latest, units)
+    return units
 
 
 class _Scratch(threading.local):
-    """A reusable buffer per thread, for one block: touching fresh pages costs more than the work itself."""
+    """A reusable buffer per thread, for one batch: touching fresh pages costs more than the work itself."""
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = nbytes
@@ -182,39 +175,16 @@ class _Scratch(threading.local):
     def _memory(self) -> npt.NDArray[np.uint8]:
         return aligned_memory(self._nbytes)
 
-    def like(self, units: Bits) -> Bits:
-        return self._memory[: units.nbytes].view(units.dtype)
+    def units(self, batch: Batch) -> Bits:
+        units: Bits = self._memory[: batch.nbytes].view(f"<u{batch.dtype.unit}")
+        return units
 
 
-def _encode(block: _Block, scratch: _Scratch) -> EncodedBlock:
-    """Encodes the change of a block, and proves that it decodes to the new values."""
-    assert block.patch is not None
-    new, alone = block.units, block.layout.alone(block.index)
-    old = scratch.like(new)
-    _put_old(old, new, block.patch, alone)
-    encoded = codec.encode(old, new, alone, 0)
-    added = 0, 0
-    if encoded.data:  # empty if `latest` changed during the scan and then changed back
-        try:
-            _, added = codec.apply(encoded.data, old, alone, 0, fresh=False)
-        except ValueError as problem:
-            _fail(block, str(problem))
-    if added != encoded.digest or codec.replace(old, new, alone, 0).values:
-        _fail(block, "it decodes to other weights")
-    return encoded
+_OTHER = "it decodes to other weights"
 
 
-def _put_old(room: Bits, new: Bits, patch: Patch, alone: Layout) -> None:
-    """Writes the old values of a block into `room`. The patch stays unchanged, for `undo`."""
-    if patch.positions is None:
-        np.copyto(room, np.frombuffer(patch.values, new.dtype))
-    else:
-        np.copyto(room, new)
-        codec.swap(room, Patch(patch.positions, bytearray(patch.values)), alone, 0)
-
-
-def _fail(block: _Block, why: str) -> NoReturn:
+def _fail(piece: Piece, why: str) -> NoReturn:
     raise CorruptDelta(
-        f"tensor {block.name!r}: block {block.index} was encoded wrongly: {why}",
+        f"tensor {piece.name!r}: block {piece.index} was encoded wrongly: {why}",
         hint="publish again; if it fails again, this is a bug or the machine's memory is faulty",
     )

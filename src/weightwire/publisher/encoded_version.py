@@ -13,7 +13,7 @@ from weightwire.delta import Delta, State, anchor
 from weightwire.publisher.copy_advance import CopyAdvance, advance_copy
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_process import Taken
-from weightwire.weights import copy_weights, nbytes_of
+from weightwire.weights import nbytes_of
 
 __all__ = ["FIRST_EPOCH", "FIRST_VERSION", "EncodedVersion", "encode_version", "upload_version"]
 
@@ -61,7 +61,7 @@ async def encode_version(
 async def _encode_anchor(context: PublishContext, taken: Taken, spool: BinaryIO, part: bool) -> Delta:
     published, settings, runtime = taken.copies.published, context.settings, context.runtime
     total = nbytes_of(published)
-    await runtime.run_in_thread(copy_weights, taken.weights, published, settings.progress("read", total))
+    await runtime.run_in_thread(published.copy_from, taken.weights, settings.progress("read", total))
     taken.copies.release_all()
     taken.publication.check()
     progress = settings.progress("encode", total)
@@ -73,18 +73,19 @@ async def _encode_anchor(context: PublishContext, taken: Taken, spool: BinaryIO,
 async def _encode_delta(
     context: PublishContext, taken: Taken, before: State, part: bool, advances: list[CopyAdvance]
 ) -> Delta:
-    copies, settings, threads = taken.copies, context.settings, context.settings.threads
-    read = settings.progress("read", nbytes_of(copies.published))
+    copies, settings = taken.copies, context.settings
+    progress = settings.progress("encode", nbytes_of(copies.published))
 
     def advance() -> None:  # runs to its end even if this is cancelled, so the result is kept for undo
         advances.append(
-            advance_copy(copies.published, taken.weights, threads=threads, done=copies.release, progress=read)
+            advance_copy(
+                copies.published, taken.weights, threads=settings.threads, done=copies.release, progress=progress
+            )
         )
 
     await context.runtime.run_in_thread(advance)
     taken.publication.check()
-    encode = settings.progress("encode", advances[0].nbytes)
-    return await context.runtime.run_in_thread(advances[0].diff, before, threads=threads, part=part, progress=encode)
+    return await context.runtime.run_in_thread(advances[0].diff, before, part=part)
 
 
 async def upload_version(

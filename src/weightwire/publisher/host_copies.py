@@ -6,25 +6,17 @@ Synchronizes captures and diffs, so that a diff sees one complete capture and th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from weightwire.codec import Layout
-from weightwire.publisher.aligned_memory import CACHE_LINE, aligned_memory
 from weightwire.publisher.capture_gate import CaptureGate
+from weightwire.publisher.weight_arena import Batch, WeightArena
 from weightwire.system import Stopped, in_order, to_the_end
 from weightwire.weights import Dtype, Rows, Schema, Tensor, Weights, check_schema
 
 __all__ = ["HostCopies"]
 
 T = TypeVar("T")
-BlockKey = tuple[str, int]
-"""A tensor's name and a block index: captures and diffs use the same blocks."""
-
-_BATCH = 4 << 20  # bytes; small tensors are copied together
 
 
 class HostCopies(Generic[T]):
@@ -40,8 +32,8 @@ class HostCopies(Generic[T]):
     when a capture may begin.
     """
 
-    published: dict[str, Tensor]
-    latest: dict[str, Tensor]
+    published: WeightArena
+    latest: WeightArena
 
     def __init__(
         self,
@@ -55,14 +47,13 @@ class HostCopies(Generic[T]):
     ) -> None:
         self._threads = threads
         self._dropped = dropped
-        self.published = _allocate(schema, rows or {}, threads)
-        self.latest = {} if single else _allocate(schema, rows or {}, threads)
-        self._layouts = {name: _layout(tensor) for name, tensor in self.published.items()}
-        self._batches = [*_batches(self.latest)]
+        self.published = WeightArena(schema, rows, threads)
+        self.latest = WeightArena({} if single else schema, rows, threads)
+        self._kinds = _kinds(self.published)
         self.gate = gate or CaptureGate()
         # Guarded by the gate's condition, like everything that captures and diffs share.
         self._pending: T | None = None
-        self._reading: set[BlockKey] = set()
+        self._reading: set[int] = set()  # batches
 
     @property
     def busy(self) -> bool:
@@ -81,13 +72,13 @@ class HostCopies(Generic[T]):
 
     def check(self, weights: Weights) -> dict[str, Tensor]:
         """The weights in the order of the schema. Raises SchemaChanged if they do not fit it."""
-        check_schema(_kinds(weights), _kinds(self.published))
-        return {name: weights[name] for name in self.published}
+        check_schema(_kinds(weights), self._kinds)
+        return {name: weights[name] for name in self._kinds}
 
     def capture(self, weights: Weights, ticket: T, turn: int = 0) -> None:
         """Copies weights into `latest` and makes this the pending ticket.
 
-        Waits only for captures by other threads, for blocks that a running diff still reads, and, if it has a turn,
+        Waits only for captures by other threads, for batches that a running diff still reads, and, if it has a turn,
         while captures are held. If it raises, either nothing has changed or nothing is pending, unless an interrupt
         came too late to stop it.
         """
@@ -108,17 +99,17 @@ class HostCopies(Generic[T]):
             with self.gate.between_captures():
                 ticket, self._pending = self._pending, None
                 if ticket is not None:
-                    self._reading.update(block for batch in self._batches for block in batch)
+                    self._reading.update(range(len(self.latest.batches)))
                 return ticket
 
-    def release(self, name: str, block: int) -> None:
-        """Frees a block of `latest` that the diff no longer needs. Used as `done` of `advance_copy`."""
+    def release(self, batch: int) -> None:
+        """Frees a batch of `latest` that the diff no longer needs. Used as `done` of `advance_copy`."""
         with self.gate.changed:
-            self._reading.discard((name, block))
+            self._reading.discard(batch)
             self.gate.changed.notify_all()
 
     def release_all(self) -> None:
-        """Frees all blocks: the diff has ended, successfully or not."""
+        """Frees all batches: the diff has ended, successfully or not."""
         with self.gate.changed:
             self._reading.clear()
             self.gate.changed.notify_all()
@@ -139,67 +130,19 @@ class HostCopies(Generic[T]):
                 self._dropped(replaced, captured)
 
     def _copy(self, weights: Weights, stop: threading.Event) -> None:
-        def work(batch: list[BlockKey]) -> None:
-            for block in batch:
-                self._wait_for(block, stop)
-                name, index = block
-                begin, end = self._layouts[name].span(index)
-                weights[name].copy_to(begin, end, self.latest[name].bits[begin:end])
+        def work(batch: Batch) -> None:
+            self._wait_for(batch.index, stop)
+            batch.read(weights, self.latest.units(batch))
 
-        for _ in in_order(work, self._batches, self._threads):
+        for _ in in_order(work, self.latest.batches, self._threads):
             pass
 
-    def _wait_for(self, block: BlockKey, stop: threading.Event) -> None:
+    def _wait_for(self, batch: int, stop: threading.Event) -> None:
         if stop.is_set():
             raise Stopped
-        if block in self._reading:  # the set only shrinks during a capture, so no lock is needed here
+        if batch in self._reading:  # the set only shrinks during a capture, so no lock is needed here
             with self.gate.changed:
-                self.gate.wait_until(lambda: block not in self._reading, stop)
-
-
-def _allocate(schema: Schema, rows: Mapping[str, Rows], threads: int | None) -> dict[str, Tensor]:
-    """Zero tensors in one contiguous allocation, which suits large pages."""
-    places: dict[str, int] = {}
-    size = 0
-    for name, (dtype, shape) in schema.items():
-        places[name] = size
-        nbytes = Layout.of(dtype, shape, rows.get(name)).count * dtype.unit
-        size += -(-nbytes // CACHE_LINE) * CACHE_LINE  # tensors do not share cache lines
-    memory = aligned_memory(size)
-    _touch(memory, threads)
-    return {name: _place(memory, places[name], dtype, shape, rows.get(name)) for name, (dtype, shape) in schema.items()}
-
-
-def _touch(memory: npt.NDArray[np.uint8], threads: int | None) -> None:
-    """Touches every page now: the first write to a page takes longer than a copy, and a trainer would wait for it."""
-    for _ in in_order(lambda at: memory[at : at + _BATCH].fill(0), range(0, len(memory), _BATCH), threads):
-        pass
-
-
-def _place(memory: npt.NDArray[np.uint8], at: int, dtype: Dtype, shape: tuple[int, ...], rows: Rows | None) -> Tensor:
-    count = Layout.of(dtype, shape, rows).count
-    return Tensor(dtype, shape, np.frombuffer(memory, f"<u{dtype.unit}", count, at), rows)
-
-
-def _batches(weights: Weights) -> Iterator[list[BlockKey]]:
-    """All blocks in order, in batches that are large enough for a thread."""
-    batch: list[BlockKey] = []
-    nbytes = 0
-    for name, tensor in weights.items():
-        layout = _layout(tensor)
-        for index in range(layout.blocks):
-            begin, end = layout.span(index)
-            batch.append((name, index))
-            nbytes += (end - begin) * tensor.dtype.unit
-            if nbytes >= _BATCH:
-                yield batch
-                batch, nbytes = [], 0
-    if batch:
-        yield batch
-
-
-def _layout(tensor: Tensor) -> Layout:
-    return Layout.of(tensor.dtype, tensor.shape, tensor.rows)
+                self.gate.wait_until(lambda: batch not in self._reading, stop)
 
 
 def _kinds(weights: Weights) -> dict[str, tuple[Dtype, tuple[int, ...], Rows | None]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
@@ -64,10 +64,6 @@ class Tensor:
     def copy_to(self, begin: int, end: int, out: Bits) -> None:
         """Copies the units from `begin` to before `end`."""
         np.copyto(out, self.bits[begin:end])
-
-    def part(self, begin: int, end: int, room: Callable[[], Bits]) -> Bits:
-        """The units from `begin` to before `end`: a view, or a copy in `room()` if the source has no memory to view."""
-        return self.bits[begin:end]
 
 
 Weights = Mapping[str, Tensor]

@@ -6,7 +6,7 @@ Never imports torch: a caller that passes a torch tensor has imported it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -141,11 +141,6 @@ class LiveTensor(Tensor):
         for first in range(begin, end, _PIECE):
             last = min(end, first + _PIECE)
             self._copy_piece(first, last, out[first - begin : last - begin])
-
-    def part(self, begin: int, end: int, room: Callable[[], Bits]) -> Bits:
-        units = room()
-        self.copy_to(begin, end, units)
-        return units
 
     def _copy_piece(self, begin: int, end: int, out: Bits) -> None:
         torch = sys.modules["torch"]

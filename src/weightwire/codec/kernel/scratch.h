@@ -14,6 +14,7 @@
 #define scratch_new malloc
 #define scratch_grow realloc
 #define scratch_free free
+#define scratch_trim() ((void)0)
 
 #else
 
@@ -80,6 +81,22 @@ static void scratch_free(void *data) {
         scratch_unlock();
     }
     if (!kept) free(piece);
+}
+
+/* Frees what is kept. */
+static void scratch_trim(void) {
+    Piece *kept[LARGEST + 1] = {NULL};
+    if (!scratch_lock()) return;
+    memcpy(kept, scratch.kept, sizeof kept);
+    memset(scratch.kept, 0, sizeof scratch.kept);
+    scratch.bytes = 0;
+    scratch_unlock();
+    for (unsigned power = 0; power <= LARGEST; power++) {
+        for (Piece *piece = kept[power], *next; piece; piece = next) {
+            next = piece->is.next;
+            free(piece);
+        }
+    }
 }
 
 static void *scratch_grow(void *data, size_t size) {
