@@ -6,11 +6,10 @@ import re
 import sys
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from math import isfinite, prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -33,12 +32,13 @@ fits: Check = lambda name, shape: prod(shape) * int(re.sub("_.*|[A-Z]", "", name
 pair: Check = lambda v: isinstance(v, list) and len(v) == 2 and dtype(v[0]) and list_of(natural, 64)(v[1])
 side_name = match(r"(?!.*\.safetensors(\.index\.json)?$)[^./\\][^/\\]*(/[^./\\][^/\\]*)*")  # no part begins with a dot
 RECORD = {"format*": match("weightwire/1"), "run*": hex32, "time": number}  # a star marks a required field
+HEAD, STATES = {"size*": natural, "sha256*": hex64}, {"before": state, "after": state}
 FILE, STAGE = {"path*": text, "size*": natural, "sha256*": hex64}, {"seconds*": number, "bytes": natural, "at": number}
 RUN = RECORD | {"time*": number, "mode*": match("strict|single-writer"), "aliases": map_of(text), "keys": key_list}
 RUN |= {"tensors*": map_of(lambda v: pair(v) and fits(*v)), "files": list_of(fields(FILE | {"name*": side_name}))}
 COMMIT = RECORD | {"version*": natural, "epoch*": natural, "write_id*": hex32, "parent*": hex64, "back": list_of(hex64)}
-COMMIT |= {"kind*": match("fence|base|anchor|delta"), "before": state, "after": state, "keys": key_list}
-COMMIT |= {"files": list_of(fields(FILE | {"rank": natural})), "keys_from": maybe(natural), "changed": natural}
+COMMIT |= STATES | {"kind*": match("fence|base|anchor|delta"), "keys": key_list, "keys_from": maybe(natural)}
+COMMIT |= {"files": list_of(fields(FILE | {"rank": natural, "head": maybe(fields(HEAD))})), "changed": natural}
 COMMIT |= {"source": text, "step": maybe(integer), "metrics": map_of(maybe(number)), "stages": map_of(fields(STAGE))}
 EMPTY: Any = {"aliases": {}, "keys": [], "files": [], "back": [], "before": "", "after": "", "keys_from": None}
 
@@ -46,8 +46,7 @@ EMPTY: Any = {"aliases": {}, "keys": [], "files": [], "back": [], "before": "", 
 class Refused(ValueError): ...
 
 
-@dataclass(frozen=True)
-class Verified:
+class Verified(NamedTuple):
     run: str
     version: int
     commit: str  # hash of the newest commit
@@ -93,6 +92,7 @@ def check_commit(commit: dict[str, Any], previous: dict[str, Any], version: int,
     demand(rules[kind] and (kind == "fence" or not commit["keys"]), f"before, after, files or keys of kind {kind}")
     ranked = {f.get("rank", 0): f["sha256"][:16] for f in files}
     paths = [f"{kind}s/{version}/e{epoch}-r{rank}-{digest}.safetensors" for rank, digest in ranked.items()]
+    demand(all(0 < f["head"]["size"] <= f["size"] for f in files if f.get("head")), "size of a head")
     demand(paths == [f["path"] for f in files], "path of data, or two files of one rank")
 
 

@@ -244,7 +244,7 @@ class TestStatus:
         assert facts["weights"] == "2 tensors, 552 parameters, 2.1 kB"
         assert re.search(f", epoch 1, claimed {AGO}$", facts["publisher"])
         assert re.fullmatch(f"version 7, step 6, {AGO}", facts["newest"])
-        assert facts["deltas"].startswith("354 B on average of the last 6, 6.0x smaller")
+        assert facts["deltas"].startswith("402 B on average of the last 6, 5.3x smaller")
         assert facts["anchor"].startswith("version 7, ")
         assert facts["replicas"] == "none"
         assert "mode" not in facts
@@ -295,7 +295,7 @@ class TestStatus:
         assert (figures["run"], figures["mode"], figures["newest"]["version"]) == (run_id(url), "strict", 7)
         assert (figures["tensors"], figures["weights"], figures["weights_bytes"]) == (2, 552, 2128)
         deltas = figures["deltas"]
-        assert (deltas["count"], round(deltas["average_bytes"])) == (6, 354)
+        assert (deltas["count"], round(deltas["average_bytes"])) == (6, 402)
         assert deltas["ratio"] == pytest.approx(2128 / deltas["average_bytes"])
         assert figures["replicas"][0]["behind"] == 5
         assert figures["replicas"][0]["stages"]["apply"] == {"seconds": 0.01, "bytes": 0, "time": None}

@@ -23,8 +23,13 @@ def test_few_symbols_use_one_lane() -> None:
 
 
 def test_many_symbols_use_four_lanes() -> None:
-    block = entropy_coded(FULL, [(zeros_and_ones(1024), HALVES)])
-    assert (block[0], block[1], len(block)) == (FULL | 4, 64, 2 + 16 + 64 * 2)
+    block = entropy_coded(FULL, [(zeros_and_ones(4096), HALVES)])
+    assert (block[0], block[1:3], len(block)) == (FULL | 4, b"\x80\x02", 3 + 16 + 256 * 2)
+
+
+def test_a_large_block_uses_sixteen_lanes() -> None:
+    block = entropy_coded(FULL, [(zeros_and_ones(32768), HALVES)])
+    assert (block[0], block[1:3], len(block)) == (FULL | 8, b"\x80\x10", 3 + 64 + 2048 * 2)
 
 
 def test_the_rest_of_the_block_is_returned() -> None:

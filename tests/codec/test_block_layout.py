@@ -141,3 +141,35 @@ def test_blocks_of_rows_cover_exactly_these_rows() -> None:
     assert layout.blocks_of_rows(9999, 10_000) == range(2, 3)
     assert len(layout.blocks_of_rows(5, 5)) == 0
     assert len(Layout.of(F32, (10, 0)).blocks_of_rows(0, 10)) == 0
+
+
+def test_the_blocks_of_a_stack_hold_whole_members() -> None:
+    one, layout = Layout.of(BF16, (1000, 1024)), Layout.stack(BF16, (1000, 1024), 8, 3)
+    assert [layout.span(index) for index in range(layout.blocks)] == [
+        (first * one.count, last * one.count) for first, last in ((0, 3), (3, 6), (6, 8))
+    ]
+    assert (layout.line, layout.word, layout.segment, layout.count) == (one.line, one.word, one.count, 8 * one.count)
+    assert [layout.word_index(unit) for unit in (0, 1024, one.count, 4 * one.count)] == [0, 256, 0, 0]
+
+
+def test_a_block_of_a_stack_stands_alone() -> None:
+    layout = Layout.stack(F32, (1000,), 7, 3)
+    alone = [layout.alone(index) for index in range(layout.blocks)]
+    assert [one.members for one in alone] == [3, 3, 1]
+    assert [(one.blocks, one.segment, one.word_index(0)) for one in alone] == [(1, 1000, 0)] * 3
+
+
+def test_a_stack_of_scalars_is_one_block() -> None:
+    layout = Layout.stack(BF16, (), 70_000, 70_000)
+    assert (layout.blocks, layout.segment, layout.word) == (1, 1, 2)
+
+
+def test_a_stack_of_one_is_the_tensor() -> None:
+    assert Layout.stack(BF16, (3, 64), 1, 1) == Layout.of(BF16, (3, 64))
+    assert Layout.stack(BF16, (1 << 20, 64), 1, 1) == Layout.of(BF16, (1 << 20, 64))
+
+
+@pytest.mark.parametrize(("shape", "per"), [((0,), 1), ((BLOCK + 1,), 1), ((BLOCK // 2,), 3)])
+def test_empty_and_large_tensors_are_not_stacked(shape: tuple[int, ...], per: int) -> None:
+    with pytest.raises(ValueError, match="block of a stack"):
+        Layout.stack(BF16, shape, 5, per)

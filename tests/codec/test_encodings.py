@@ -70,7 +70,7 @@ def test_the_shortest_encoding_is_used(how: str) -> None:
     assert chosen == min(tried)
 
 
-@pytest.mark.parametrize("tag", [0, 4, 8, 16, 0x1B, 0xFF, 2 | 8, 3 | 8])
+@pytest.mark.parametrize("tag", [0, 4, 8, 16, 12 | 1, 12 | 2, 12 | 3, 32 | 1, 0xFF, 2 | 16, 3 | 16])
 def test_unknown_tags_are_rejected(tag: int) -> None:
     with pytest.raises(ValueError, match="unknown encoding"):
         decode_block(memoryview(bytes([tag]) + bytes(30)), base(BF16, 10), 10, BF16, 0)

@@ -1,4 +1,4 @@
-"""Exponent classes, windows, and the ordered integer line."""
+"""Exponent classes, how they are chosen, and the ordered integer line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from support.samples import LAYOUTS, base, change, special, units_of
-from weightwire.codec.exponent_classes import ZERO_CLASS, Window, choose_window, classes_of, order, unorder
+from support.samples import LAYOUTS, base, special, units_of
+from weightwire.codec.exponent_classes import ZERO_CLASS, Bounds, choose_bounds, classes_of, order, unorder
 from weightwire.weights.dtypes import DTYPES, Dtype
 
 BF16 = DTYPES["BF16"]
@@ -50,62 +50,73 @@ def test_integers_keep_their_order() -> None:
     assert order(units, DTYPES["I8"]) is units
 
 
-def test_classes_go_down_from_the_top_of_the_window() -> None:
-    exponents = [0, 1, 100, 118, 119, 120, 121, 255]
+def test_a_class_is_the_number_of_bounds_above_the_exponent() -> None:
+    exponents = [0, 1, 99, 100, 119, 120, 121, 255]
     units = np.array([e << 7 | 5 for e in exponents], np.uint16)
-    assert classes_of(units, BF16, Window(120, 3)).tolist() == [ZERO_CLASS, 2, 2, 2, 1, 0, 0, 0]
+    assert classes_of(units, BF16, (120, 100)).tolist() == [ZERO_CLASS, 2, 2, 1, 1, 0, 0, 0]
 
 
 def test_classes_ignore_the_sign() -> None:
     units = base(BF16, 1000)
-    window = Window(124, 15)
-    assert (classes_of(units, BF16, window) == classes_of(units | np.uint16(0x8000), BF16, window)).all()
+    bounds = tuple(range(126, 112, -1))
+    assert (classes_of(units, BF16, bounds) == classes_of(units | np.uint16(0x8000), BF16, bounds)).all()
 
 
 def test_integers_have_one_class() -> None:
     units = base(DTYPES["I32"], 100, "bits")
-    window = choose_window(units, ~units, DTYPES["I32"])
-    assert window == Window(0, 1)
-    assert (classes_of(units, DTYPES["I32"], window) == ZERO_CLASS).all()
+    bounds = choose_bounds(units, ~units, DTYPES["I32"])
+    assert bounds == ()
+    assert (classes_of(units, DTYPES["I32"], bounds) == ZERO_CLASS).all()
 
 
-def window_of(counts: dict[int, int], length: int = 10_000) -> Window:
-    """The window for a block with these counts of changes per exponent."""
-    old = np.zeros(length, np.uint16)
-    at = 0
-    for exponent, count in counts.items():
-        old[at : at + count] = exponent << 7
-        at += count
+def bounds_of(rates: dict[int, float], each: int = 4000, copies: int = 1) -> Bounds:
+    """The classes of a block in which each exponent changes at this rate."""
+    old = np.tile(np.repeat(np.array(list(rates), np.uint16) << 7, each), copies)
+    at = np.arange(len(old)) * 7919 % each
+    changed = at < np.tile(np.repeat(np.array(list(rates.values())) * each, each), copies)
+    return choose_bounds(old, np.where(changed, old + np.uint16(1), old).astype(np.uint16), BF16)
+
+
+def test_exponents_that_change_alike_share_a_class() -> None:
+    assert bounds_of({120: 0.3, 119: 0.3, 118: 0.3}) == ()
+    assert bounds_of({120: 0.01, 119: 0.01, 118: 0.4, 117: 0.4}) == (119,)
+
+
+def test_exponents_that_change_at_different_rates_are_classes() -> None:
+    assert bounds_of({120: 0.01, 119: 0.1, 118: 0.4, 117: 0.9}) == (120, 119, 118)
+
+
+def test_exponents_with_other_steps_are_classes() -> None:
+    old = np.repeat(np.array([120, 118], np.uint16) << 7, 4000)
+    steps = np.where(np.arange(8000) % 4, 0, np.where(np.arange(8000) < 4000, 1, 2)).astype(np.uint16)
+    assert choose_bounds(old, old + steps, BF16) == (119,)
+
+
+def test_there_are_at_most_15_classes() -> None:
+    assert 10 < len(bounds_of({130 - i: 0.9 * 0.8**i for i in range(30)})) <= 14
+
+
+def test_missing_exponents_are_in_the_class_above() -> None:
+    assert bounds_of({200: 0.01, 118: 0.5}) == (119,)
+
+
+def test_a_class_must_pay_for_its_head() -> None:
+    assert bounds_of({120: 0.1, 118: 0.2}, each=40) == ()
+    assert bounds_of({120: 0.1, 118: 0.2}, each=4000) == (119,)
+
+
+def test_blocks_may_hold_only_the_top_exponent_or_only_denormals() -> None:
+    assert bounds_of({255: 0.5}) == ()
+    assert bounds_of({0: 0.5}) == ()
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.4, 0.01), (0.0004, 0.002)])
+def test_a_large_block_is_sampled_unless_it_has_few_changes(low: float, high: float) -> None:
+    assert bounds_of({120: low, 118: high}, copies=25) == (119,)
+
+
+def test_changes_outside_the_sample_count_if_they_are_few() -> None:
+    old = np.repeat(np.array([120, 118], np.uint16) << 7, 150_000)
     new = old.copy()
-    new[:at] += 1
-    return choose_window(old, new, BF16)
-
-
-def test_a_window_is_one_above_the_exponents_that_change() -> None:
-    assert window_of({118: 900, 117: 900, 116: 900}) == Window(119, 4)
-
-
-def test_a_window_has_at_most_15_classes() -> None:
-    assert window_of(dict.fromkeys(range(100, 130), 200)) == Window(130, 15)
-
-
-def test_a_few_outliers_do_not_move_the_window() -> None:
-    assert window_of({200: 3, 118: 900, 117: 900}) == Window(119, 3)
-
-
-def test_rare_small_exponents_share_the_bottom_class() -> None:
-    assert window_of({118: 2000, 117: 2000, 100: 50, 90: 50}).top == 119
-    assert window_of({118: 2000, 117: 2000, 100: 50, 90: 50}).width == 3
-
-
-def test_windows_may_hold_only_the_top_exponent_or_only_denormals() -> None:
-    assert window_of({255: 1000}) == Window(255, 1)
-    assert window_of({0: 1000}) == Window(0, 1)
-
-
-def test_a_large_block_is_sampled_unless_it_has_few_changes() -> None:
-    old = np.full(300_000, 118 << 7, np.uint16)
-    quiet = old.copy()
-    quiet[150_001] += 1  # in none of the 64 stretches
-    assert choose_window(old, quiet, BF16) == Window(119, 2)
-    assert choose_window(old, change(old, BF16, "half"), BF16) == Window(119, 2)
+    new[1030:2000] += 1  # between the first two stretches
+    assert choose_bounds(old, new, BF16) == (119,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from support.samples import (
     units_of,
     vector_widths,
     vectors_of,
+    whole_digest,
     words,
     words_of,
 )
@@ -36,16 +38,17 @@ def check(
 ) -> bytes:
     """Encodes and decodes a block with both kernels, all vector widths and all word widths. Returns its bytes."""
     floats, words = (dtype.unit, dtype.exponent, dtype.mantissa), words or (dtype.unit,)
-    data, changed, *added = numpy_kernel.encode_block(old, new, *floats, line, words[0], start)
+    count = len(new)
+    data, changed, added = numpy_kernel.encode_block(old, new, *floats, line, count, words[0], start)
     decoded = numpy_kernel.decode_block(data, old, len(new), *floats, line) if data else None
     for word in words:
         if old is not None:
-            before, after = (numpy_kernel.digest(units, word, start) for units in (old, new))
+            before, after = (whole_digest(numpy_kernel, units, word, start) for units in (old, new))
             assert word != words[0] or added == gained(before, after)
             added = gained(before, after)
         for width in vector_widths():
             with vectors_of(width):
-                assert _kernel.encode_block(old, new, *floats, line, word, start) == (data, changed, *added)
+                assert _kernel.encode_block(old, new, *floats, line, count, word, start) == (data, changed, added)
                 if decoded:
                     assert _kernel.decode_block(data, old, len(new), *floats, line) == decoded
                     check_patch(data, old, new, dtype, line, word, start)
@@ -57,9 +60,9 @@ def check(
     return data
 
 
-def gained(before: tuple[int, int], after: tuple[int, int]) -> list[int]:
+def gained(before: tuple[int, int], after: tuple[int, int]) -> bytes:
     """The difference of two digests."""
-    return [(b - a) % 2**64 for a, b in zip(before, after, strict=True)]
+    return b"".join(((b - a) % 2**64).to_bytes(8, "little") for a, b in zip(before, after, strict=True))
 
 
 def check_patch(data: bytes, old: Units | None, new: Units, dtype: Dtype, line: int, word: int, start: int) -> None:
@@ -67,12 +70,12 @@ def check_patch(data: bytes, old: Units | None, new: Units, dtype: Dtype, line: 
     fresh = old is None
     target = np.zeros_like(new) if old is None else old.copy()
     before = target.copy()
-    positions, values, *added = _kernel.patch_block(
-        data, target, fresh, dtype.unit, dtype.exponent, dtype.mantissa, line, word, start
+    positions, values, added = _kernel.patch_block(
+        data, target, fresh, dtype.unit, dtype.exponent, dtype.mantissa, line, len(new), word, start
     )
     assert target.tobytes() == new.tobytes()
     assert landed(target, positions, values, dtype).tobytes() == before.tobytes()
-    assert added == gained(_kernel.digest(before, word, start), _kernel.digest(new, word, start))
+    assert added == gained(*(whole_digest(_kernel, units, word, start) for units in (before, new)))
 
 
 def landed(old: Units | None, positions: bytes | None, values: bytearray, dtype: Dtype) -> Units:
@@ -154,13 +157,13 @@ def test_both_kernels_agree_on_blocks_of_tens_of_thousands_of_units(dtype: Dtype
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["BF16", "F32", "F64", "U8"])
-def test_both_kernels_agree_if_the_window_is_chosen_from_a_sample(name: str) -> None:
-    """From 65,537 units on. With few changes, all of them count."""
+def test_both_kernels_agree_if_the_classes_are_chosen_from_a_sample(name: str) -> None:
+    """From 131,073 units on. With few changes, all of them count."""
     dtype = DTYPES[name]
-    for count in (65_536, 65_544, 80_000):
+    for count in (131_072, 131_080, 160_000):
         for how in ("one", "few", "likely", "most", "rows"):
             old = base(dtype, count, "weights", seed=count)
-            check(old, change(old, dtype, how, line=80), dtype, line=80 if count == 80_000 else 0)
+            check(old, change(old, dtype, how, line=80), dtype, line=80 if count == 160_000 else 0)
 
 
 def test_an_unchanged_block_is_empty() -> None:
@@ -196,7 +199,7 @@ def test_both_kernels_agree_on_every_size_of_step(dtype: Dtype) -> None:
 
 @each_layout
 def test_both_kernels_agree_on_each_exponent_alone(dtype: Dtype) -> None:
-    """The window must fit any exponents, including the largest and denormals."""
+    """The classes must fit any exponents, including the largest and denormals."""
     exponents = range(0, 1 << dtype.exponent, max(1, (1 << dtype.exponent) // 16))
     for exponent in (*exponents, (1 << dtype.exponent) - 1):
         old = units_of(words(exponent, 96) % np.uint64(1 << dtype.mantissa), dtype) + units_of(
@@ -247,18 +250,18 @@ def test_both_kernels_agree_at_odd_addresses() -> None:
     for dtype in LAYOUTS:
         old, new = base(dtype, 600), change(base(dtype, 600), dtype, "half")
         floats = dtype.unit, dtype.exponent, dtype.mantissa
-        expected = numpy_kernel.encode_block(old, new, *floats, 0, dtype.unit, 7)
+        expected = numpy_kernel.encode_block(old, new, *floats, 0, 600, dtype.unit, 7)
         for offset in (1, 3, 7):
             was, now = (memoryview(bytearray(offset) + one.tobytes())[offset:] for one in (old, new))
             data = memoryview(bytearray(offset) + expected[0])[offset:]
             for width in vector_widths():
                 with vectors_of(width):
-                    assert _kernel.encode_block(was, now, *floats, 0, dtype.unit, 7) == expected
+                    assert _kernel.encode_block(was, now, *floats, 0, 600, dtype.unit, 7) == expected
                     positions, values = _kernel.decode_block(data, was, 600, *floats, 0)
                     assert landed(old, positions, values, dtype).tobytes() == new.tobytes()
-                    assert _kernel.digest(was, dtype.unit, 5) == numpy_kernel.digest(old, dtype.unit, 5)
+                    assert whole_digest(_kernel, was, dtype.unit, 5) == whole_digest(numpy_kernel, old, dtype.unit, 5)
                     target = bytearray(offset) + old.tobytes()
-                    _kernel.swap_block(memoryview(target)[offset:], positions, values, dtype.unit, dtype.unit, 0)
+                    _kernel.swap_block(memoryview(target)[offset:], positions, values, dtype.unit, 600, dtype.unit, 0)
                     assert target[offset:] == new.tobytes()
 
 
@@ -267,7 +270,7 @@ def test_both_kernels_agree_at_odd_addresses() -> None:
 def test_a_failed_patch_leaves_its_target_unchanged(dtype: Dtype, steps: int) -> None:
     """One step too few or too many: detected only after all others were written."""
     old = base(dtype, 9000, "equal")
-    block = parse_ulp(encode_ulp(old, change(old, dtype, "most"), dtype, 0), dtype.unit)
+    block = parse_ulp(encode_ulp(old, change(old, dtype, "most"), dtype, 0), dtype)
     ((marks, told),) = block.classes
     assert marks.complement
     told.symbols = told.symbols[:-1] if steps < 0 else [*told.symbols, told.symbols[0]]
@@ -276,6 +279,95 @@ def test_a_failed_patch_leaves_its_target_unchanged(dtype: Dtype, steps: int) ->
             target = old.copy()
             with pytest.raises(ValueError, match="the number of steps differs from the number of changes"):
                 _kernel.patch_block(
-                    block.build(), target, False, dtype.unit, dtype.exponent, dtype.mantissa, 0, dtype.unit, 0
+                    block.build(), target, False, dtype.unit, dtype.exponent, dtype.mantissa, 0, 9000, dtype.unit, 0
                 )
             assert target.tobytes() == old.tobytes()
+
+
+# Segments
+
+
+@each_layout
+@pytest.mark.parametrize(("segment", "line"), [(1, 0), (3, 0), (8, 0), (72, 0), (72, 72), (5000, 0), (4160, 2080)])
+def test_each_segment_has_its_own_counts_and_digests(dtype: Dtype, segment: int, line: int) -> None:
+    """A block of several segments has the bytes of one segment of all units. Only counts and digests are apart."""
+    count = segment * max(2, 600 // segment)
+    for seed, how in enumerate(("few", "most", "all", "rows")):
+        old = base(dtype, count, "weights", seed)
+        new = change(old, dtype, how, seed, line)
+        for word in words_of(dtype, segment):
+            check_segments(old, new, dtype, line, segment, word)
+
+
+def check_segments(old: Units, new: Units, dtype: Dtype, line: int, segment: int, word: int) -> None:
+    floats, where = (dtype.unit, dtype.exponent, dtype.mantissa, line), (segment, word, 3)
+    data = numpy_kernel.encode_block(old, new, *floats, len(new), word, 3)[0]
+    pieces = [slice(begin, begin + segment) for begin in range(0, len(old), segment)]
+    before, after = ([whole_digest(numpy_kernel, units[one], word, 3) for one in pieces] for units in (old, new))
+    added = b"".join(gained(*both) for both in zip(before, after, strict=True))
+    counts = np.array([(old[one] != new[one]).sum() for one in pieces], "<u4").tobytes()
+    for kernel, width in [(numpy_kernel, 0), *((_kernel, width) for width in vector_widths())]:
+        with vectors_of(width):
+            for apart in (False, True):
+                was, now = (in_pieces(units, segment) if apart else units.copy() for units in (old, new))
+                assert kernel.encode_block(was, now, *floats, *where) == (data, counts, added)
+                assert kernel.digest(was, dtype.unit, *where) == b"".join(gained((0, 0), one) for one in before)
+                if data:
+                    check_patched_segments(kernel, data, was, old, new, floats, where, added)
+
+
+def check_patched_segments(
+    kernel: Any,
+    data: bytes,
+    was: Units | tuple[Units, ...],
+    old: Units,
+    new: Units,
+    floats: tuple[int, int, int, int],
+    where: tuple[int, int, int],
+    added: bytes,
+) -> None:
+    """Patching, undoing it, replacing and undoing that: `was` holds the old units before and after."""
+    unit = floats[0]
+    positions, values, patched = kernel.patch_block(data, was, False, *floats, *where)
+    assert (joined(was), patched) == (new.tobytes(), added)
+    undone = kernel.swap_block(was, positions, values, unit, *where)
+    assert joined(was) == old.tobytes()
+    assert not (np.frombuffer(undone, "<u8") + np.frombuffer(added, "<u8")).any()
+    positions, values = kernel.decode_block(data, was, len(old), *floats)
+    assert kernel.digest_change(was, positions, values, unit, *where) == added
+    given = kernel.replace_block(was, in_pieces(new, where[0]) if isinstance(was, tuple) else new, unit, where[0])
+    assert given == numpy_kernel.replace_block(old.copy(), new, unit, len(old))
+    assert joined(was) == new.tobytes()
+    kernel.swap_block(was, *given, unit, *where)
+    assert joined(was) == old.tobytes()
+
+
+def in_pieces(units: Units, segment: int) -> tuple[Units, ...]:
+    """Each segment in memory of its own."""
+    return tuple(units[begin : begin + segment].copy() for begin in range(0, len(units), segment))
+
+
+def joined(units: Units | tuple[Units, ...]) -> bytes:
+    return b"".join(one.tobytes() for one in units) if isinstance(units, tuple) else units.tobytes()
+
+
+@each_layout
+def test_segments_may_lie_apart_in_a_block_without_a_base(dtype: Dtype) -> None:
+    new = base(dtype, 640, "weights")
+    data = numpy_kernel.encode_block(None, new, dtype.unit, dtype.exponent, dtype.mantissa, 0, 640, dtype.unit, 0)[0]
+    for kernel in (numpy_kernel, _kernel):
+        floats, where = (dtype.unit, dtype.exponent, dtype.mantissa, 0), (80, dtype.unit, 0)
+        assert kernel.encode_block(None, in_pieces(new, 80), *floats, *where)[0] == data
+        target = in_pieces(np.zeros_like(new), 80)
+        positions, values, _ = kernel.patch_block(data, target, True, *floats, *where)
+        assert joined(target) == new.tobytes()
+        kernel.swap_block(target, positions, values, dtype.unit, *where)
+        assert not any(joined(target))
+
+
+def test_a_sample_crosses_segments_that_lie_apart() -> None:
+    """From 131,073 units on, the classes are chosen from a sample of stretches."""
+    old = base(BF16, 160_000)
+    new = change(old, BF16, "likely")
+    data = numpy_kernel.encode_block(old, new, 2, 8, 7, 0, 160_000, 2, 0)[0]
+    assert _kernel.encode_block(in_pieces(old, 1000), in_pieces(new, 1000), 2, 8, 7, 0, 1000, 2, 0)[0] == data

@@ -5,7 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.samples import CHANGES, LAYOUTS, Units, base, below, change, vector_widths, vectors_of, words, words_of
+from support.samples import (
+    CHANGES,
+    LAYOUTS,
+    Units,
+    base,
+    below,
+    change,
+    pair,
+    vector_widths,
+    vectors_of,
+    whole_digest,
+    words,
+    words_of,
+)
 from weightwire.codec import _kernel, numpy_kernel
 from weightwire.weights.dtypes import Dtype
 
@@ -22,11 +35,12 @@ def test_both_kernels_give_the_same_digest(dtype: Dtype) -> None:
             for start in (0, 1, 2**32 - 3, 2**63 - 5):
                 for width in vector_widths():
                     with vectors_of(width):
-                        assert _kernel.digest(units, word, start) == numpy_kernel.digest(units, word, start)
+                        expected = whole_digest(numpy_kernel, units, word, start)
+                        assert whole_digest(_kernel, units, word, start) == expected
 
 
-def test_the_digest_of_no_bytes_is_zero() -> None:
-    assert _kernel.digest(b"", 8, 5) == numpy_kernel.digest(b"", 8, 5) == (0, 0)
+def test_no_bytes_have_no_digest() -> None:
+    assert _kernel.digest(b"", 8, 1, 8, 5) == numpy_kernel.digest(b"", 8, 1, 8, 5) == b""
 
 
 @each_layout
@@ -35,8 +49,9 @@ def test_encoding_returns_the_change_of_the_digest(dtype: Dtype) -> None:
     for how in CHANGES:
         new = change(old, dtype, how)
         for word in words_of(dtype, 640):
-            added = _kernel.encode_block(old, new, dtype.unit, dtype.exponent, dtype.mantissa, 0, word, 99)[2:]
-            before, after = (_kernel.digest(one, word, 99) for one in (old, new))
+            floats = dtype.unit, dtype.exponent, dtype.mantissa
+            added = pair(_kernel.encode_block(old, new, *floats, 0, 640, word, 99)[2])
+            before, after = (whole_digest(_kernel, one, word, 99) for one in (old, new))
             assert tuple((b + x) % 2**64 for b, x in zip(before, added, strict=True)) == after
 
 
@@ -52,7 +67,7 @@ def test_a_swap_writes_the_values_and_a_second_one_undoes_it(dtype: Dtype, how: 
         targets, values = [old.copy(), old.copy()], [bytearray(incoming), bytearray(incoming)]
         for expected in (new, old):
             added = [
-                one.swap_block(target, at, value, dtype.unit, word, 11)
+                one.swap_block(target, at, value, dtype.unit, count, word, 11)
                 for one, target, value in zip((numpy_kernel, _kernel), targets, values, strict=True)
             ]
             assert added[0] == added[1]
@@ -67,15 +82,15 @@ CHANGE_COUNTS = (8, 4096 + 8)
 
 def check_digest_change(old: Units, new: Units, word: int, start: int) -> None:
     """Both kernels return what a swap into a copy would add, for listed units and for all."""
-    unit = old.dtype.itemsize
+    unit, count = old.dtype.itemsize, len(old)
     at = np.flatnonzero(old != new)
     before = old.copy()
     for positions, values in ((at.astype("<u4").tobytes(), new[at]), (None, new)):
-        expected = numpy_kernel.swap_block(old.copy(), positions, bytearray(values.tobytes()), unit, word, start)
-        assert numpy_kernel.digest_change(old, positions, values, unit, word, start) == expected
+        expected = numpy_kernel.swap_block(old.copy(), positions, bytearray(values.tobytes()), unit, count, word, start)
+        assert numpy_kernel.digest_change(old, positions, values, unit, count, word, start) == expected
         for width in vector_widths():
             with vectors_of(width):
-                assert _kernel.digest_change(old, positions, values, unit, word, start) == expected
+                assert _kernel.digest_change(old, positions, values, unit, count, word, start) == expected
     assert old.tobytes() == before.tobytes()
 
 
@@ -114,9 +129,9 @@ def test_digest_change_is_correct_for_units_that_do_not_fill_words(unit: int, co
 def test_digest_change_of_equal_values_is_zero() -> None:
     old = words(1, 100)
     for kernel in (numpy_kernel, _kernel):
-        assert kernel.digest_change(old, np.arange(100, dtype="<u4"), old, 8, 8, 0) == (0, 0)
-        assert kernel.digest_change(old, None, old, 8, 8, 0) == (0, 0)
-        assert kernel.digest_change(old, b"", b"", 8, 8, 0) == (0, 0)
+        assert kernel.digest_change(old, np.arange(100, dtype="<u4"), old, 8, 100, 8, 0) == bytes(16)
+        assert kernel.digest_change(old, None, old, 8, 100, 8, 0) == bytes(16)
+        assert kernel.digest_change(old, b"", b"", 8, 100, 8, 0) == bytes(16)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -126,8 +141,8 @@ def test_digest_change_is_correct_at_odd_addresses(unit: int, offset: int) -> No
     new = some_changed(old, 0.3, offset)
     at = np.flatnonzero(old != new).astype("<u4").tobytes()
     moved = [memoryview(bytes(offset) + data)[offset:] for data in (old.tobytes(), new[old != new].tobytes())]
-    expected = numpy_kernel.digest_change(old, at, new[old != new], unit, 8, 5)
-    assert _kernel.digest_change(moved[0], at, moved[1], unit, 8, 5) == expected
+    expected = numpy_kernel.digest_change(old, at, new[old != new], unit, len(old), 8, 5)
+    assert _kernel.digest_change(moved[0], at, moved[1], unit, len(old), 8, 5) == expected
 
 
 # Replacements
@@ -139,17 +154,17 @@ def check_replace(old: Units, new: Units, offset: int = 0) -> tuple[bytes | None
     """Both kernels give the same result with all vector widths, write nothing else, and the result can be undone."""
     unit, nbytes = old.dtype.itemsize, old.nbytes
     target = old.copy()
-    expected = numpy_kernel.replace_block(target, new, unit)
+    expected = numpy_kernel.replace_block(target, new, unit, max(1, len(old)))
     assert target.tobytes() == new.tobytes()
     for width in vector_widths():
         with vectors_of(width):
             around = bytearray(offset) + old.tobytes() + b"?" * 64
             source = memoryview(bytes(offset) + new.tobytes())[offset:]
             place = memoryview(around)[offset : offset + nbytes]
-            assert _kernel.replace_block(place, source, unit) == expected
+            assert _kernel.replace_block(place, source, unit, max(1, len(old))) == expected
             assert around == bytearray(offset) + new.tobytes() + b"?" * 64
-            assert _kernel.replace_block(place, source, unit) == (b"", bytearray())
-            _kernel.swap_block(place, expected[0], bytearray(expected[1]), unit, unit, 0)
+            assert _kernel.replace_block(place, source, unit, max(1, len(old))) == (b"", bytearray())
+            _kernel.swap_block(place, expected[0], bytearray(expected[1]), unit, max(1, len(old)), unit, 0)
             assert place.tobytes() == old.tobytes()
     return expected
 

@@ -127,7 +127,7 @@ def words_that_are_not_there(block: Planes) -> None:
 
 
 def lines(block: Planes) -> None:
-    block.tag |= 8
+    block.tag |= 16
 
 
 LIES: list[Callable[[Planes], None]] = [

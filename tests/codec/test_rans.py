@@ -25,7 +25,7 @@ def decoder_of(sections: list[Section], lanes: int) -> rans.Decoder:
     return rans.Decoder(states, np.array(words, np.uint16))
 
 
-@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("lanes", [1, 4, 16])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 1000])
 def test_sections_round_trip_in_order(lanes: int, count: int) -> None:
     sections = [section(1, count), section(2, 7, 250), section(3, count + 1, 2)]
@@ -44,7 +44,7 @@ def test_a_symbol_that_is_certain_costs_nothing() -> None:
     assert (states, words) == ([1 << 16] * 4, [])
 
 
-@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("lanes", [1, 4, 16])
 def test_the_cost_matches_the_table(lanes: int) -> None:
     symbols, table = section(5, 20_000)
     _, words = rans.encode([(symbols, table)], lanes)
@@ -52,8 +52,8 @@ def test_the_cost_matches_the_table(lanes: int) -> None:
     assert ideal - 16 * lanes <= 16 * len(words) <= 1.001 * ideal + 16 * lanes
 
 
-def test_four_lanes_are_used_from_1024_symbols_on() -> None:
-    assert [rans.lanes_for(n) for n in (0, 1023, 1024)] == [1, 1, 4]
+def test_more_symbols_use_more_lanes() -> None:
+    assert [rans.lanes_for(n) for n in (0, 4095, 4096, 32767, 32768)] == [1, 1, 4, 4, 16]
 
 
 def test_missing_words_are_rejected() -> None:

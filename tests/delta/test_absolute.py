@@ -13,9 +13,9 @@ import pytest
 from support.samples import CHANGES, base, below, change, words
 from weightwire import CorruptDelta, Delta, State, Tensor, WrongBase, anchor, diff, digest, patch
 from weightwire.codec.block_layout import BLOCK
-from weightwire.delta.absolute import make_absolute, merge_absolute, write_absolute
+from weightwire.delta.absolute import DecodedBlocks, make_absolute, merge_absolute, write_absolute
 from weightwire.delta.decoder import changes
-from weightwire.delta.file import Entry
+from weightwire.delta.encoded_stack import Entry
 from weightwire.delta.state import add_digests
 from weightwire.errors import SchemaChanged
 from weightwire.weights.dtypes import DTYPES, Dtype
@@ -40,15 +40,21 @@ def check(old: Weights, new: Weights, deltas: list[Delta], threads: int = 1) -> 
     before, state = bits_of(old), digest(old)
     for tensor in old.values():
         tensor.bits.flags.writeable = False
-    made = make_absolute(old, deltas, state, digest(new).hex, threads=threads)
+    decoded: DecodedBlocks = []
+    made = make_absolute(old, deltas, state, digest(new).hex, threads=threads, decoded=decoded)
     made = Delta.from_bytes(made.to_bytes())
     assert bits_of(old) == before
     assert (made.before, made.after) == (state.hex, digest(new).hex)
     assert made.advance(state) == digest(new)
     assert all(entry.coo or entry.fresh for entry in made.entries.values())
 
+    quick = copied(old)
+    changes_of_digests = write_absolute(quick, made, threads=threads, decoded=decoded)
+    assert bits_of(quick) == bits_of(new)
+
     held = copied(old)
     added = write_absolute(held, made, threads=threads)
+    assert added == changes_of_digests
     assert bits_of(held) == bits_of(new)
     assert {name: add_digests(state.tensors[name].digest, change) for name, change in added.items()} == {
         name: made.entries[name].digest for name in added

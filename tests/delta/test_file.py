@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,24 +12,22 @@ import pytest
 import safetensors
 
 import weightwire
-from support.delta_files import make_delta, new_weights
+from support.delta_files import make_delta
 from support.patch_checks import U8, U16, Arrays
 from support.samples import base
 from weightwire import CorruptDelta, Delta, Tensor, WeightwireError
 from weightwire.codec.block_layout import BLOCK, Layout
-from weightwire.delta import Entry
+from weightwire.delta import EncodedStack, Entry
+from weightwire.delta.spool import Spool
 
 
 def test_stock_safetensors_opens_and_lists_a_delta(tmp_path: Path) -> None:
     make_delta().write(tmp_path / "d.safetensors")
     with safetensors.safe_open(tmp_path / "d.safetensors", "numpy") as file:
-        assert set(file.keys()) == {"a", "fresh", "ünï"}
+        assert set(file.keys()) == {"index", "blocks"}
         assert file.metadata()["format"] == "weightwire/1"
         assert json.loads(file.metadata()["removed"]) == ["gone"]
-        for name, entry in make_delta().entries.items():
-            array = file.get_tensor(name)
-            assert array.dtype == np.uint8
-            assert array.tobytes() == bytes(make_delta().fetch(*entry.span(range(len(entry.blocks)))))
+        assert file.get_tensor("blocks").tobytes() == make_delta().to_bytes()[len(make_delta().head) :]
 
 
 def test_the_file_holds_the_same_bytes_as_in_memory(tmp_path: Path) -> None:
@@ -60,14 +60,10 @@ def test_a_file_round_trips(tmp_path: Path) -> None:
     delta = make_delta()
     delta.write(tmp_path / "d")
     for read in (Delta.open(tmp_path / "d"), Delta.from_bytes(delta.to_bytes())):
-        assert read.entries == delta.entries
+        assert (read.stacks, read.entries) == (delta.stacks, delta.entries)
         assert (read.kind, read.before, read.after, read.removed) == ("delta", delta.before, delta.after, ("gone",))
         assert (read.head, read.nbytes, read.changed) == (delta.head, delta.nbytes, delta.changed)
         assert read.to_bytes() == delta.to_bytes()
-
-
-def test_the_data_begins_at_a_multiple_of_eight() -> None:
-    assert len(make_delta().head) % 8 == 0
 
 
 def test_entries_are_in_the_order_of_their_names_bytes() -> None:
@@ -76,12 +72,13 @@ def test_entries_are_in_the_order_of_their_names_bytes() -> None:
     assert list(delta.entries) == sorted(names, key=str.encode)
 
 
-def test_metadata_stays_small() -> None:
-    """Six hundred tensors with hex digests in JSON would be larger than many deltas."""
-    old = {f"model.layers.{i}.weight": np.zeros((8, 64), np.uint16) for i in range(600)}
+def test_thousands_of_names_take_little_space() -> None:
+    """Written out in JSON, they would be larger than many deltas."""
+    old = {f"model.layers.{i}.experts.{k}.weight": np.zeros((8, 8), np.uint16) for i in range(60) for k in range(64)}
     new = {name: array + np.uint16(1) for name, array in old.items()}
-    metadata = json.loads(weightwire.diff(old, new).head[8:])["__metadata__"]
-    assert len(metadata["index"]) <= 600 * 30
+    delta = weightwire.diff(old, new)
+    assert len(delta.entries) == 60 * 64
+    assert len(delta.head) < 2000
 
 
 def test_an_existing_file_is_replaced_atomically(tmp_path: Path) -> None:
@@ -106,7 +103,7 @@ class Far:
 @pytest.fixture(scope="module")
 def three_blocks() -> tuple[Arrays, Arrays, bytes]:
     """A tensor of 12,000 lines in three blocks of 4,000, with a change in each; and two small ones."""
-    old = {"x": np.zeros((12_000, 1000), np.uint8), "a": np.zeros(9, np.uint8), "z": np.zeros(9, np.uint8)}
+    old = {"x": np.zeros((12_000, 1000), np.uint8), "a": np.zeros(9, np.uint8), "z": np.zeros(8, np.uint8)}
     new = {name: array.copy() for name, array in old.items()}
     for row in (5, 3999, 4000, 11_999):
         new["x"][row, row % 1000] = 1
@@ -114,10 +111,11 @@ def three_blocks() -> tuple[Arrays, Arrays, bytes]:
     return old, new, weightwire.diff(old, new).to_bytes()
 
 
-def test_opening_reads_the_header_only(three_blocks: tuple[Arrays, Arrays, bytes]) -> None:
+def test_opening_reads_the_head_only(three_blocks: tuple[Arrays, Arrays, bytes]) -> None:
     far = Far(three_blocks[2])
     delta = Delta.remote(far.read, len(far.data), "far")
-    assert far.asked == [(0, 8), (0, len(delta.head))]
+    header = 8 + int.from_bytes(far.data[:8], "little")
+    assert far.asked == [(0, 8), (0, header), (0, len(delta.head))]
 
 
 def test_rows_are_read_by_the_blocks_that_hold_them(three_blocks: tuple[Arrays, Arrays, bytes]) -> None:
@@ -156,7 +154,7 @@ def test_a_remote_delta_can_be_applied(three_blocks: tuple[Arrays, Arrays, bytes
     far = Far(data)
     patched = weightwire.patch(old, Delta.remote(far.read, len(data), "far"), copy=True)
     assert all((patched[name] == new[name]).all() for name in new)
-    read = sorted(far.asked[2:])
+    read = sorted(far.asked[3:])
     assert [begin for begin, _ in read[1:]] == [end for _, end in read[:-1]]  # everything once
 
 
@@ -211,13 +209,79 @@ def test_a_file_of_rows_names_no_state() -> None:
     assert delta.entries["x"].layout == Layout.of(U16, (100, 64), (10, 20))
 
 
-def test_an_entry_names_the_state_of_its_tensor() -> None:
-    entry = make_delta().entries["a"]
-    assert entry.state == weightwire.digest(new_weights()).tensors["a"]
+def test_a_stack_knows_the_bytes_of_its_blocks() -> None:
+    entry = Entry("x", U8, (3 * BLOCK,), None, False, False, 3)
+    stack = EncodedStack((entry,), 1, (5, 0, 7), (bytes(16), b"", bytes(16)), start=100)
+    assert stack.nbytes == 12
+    assert [stack.span(range(i, i + 1)) for i in range(3)] == [(100, 105), (105, 105), (105, 112)]
+    assert stack.span(range(3)) == (100, 112)
 
 
-def test_an_entry_knows_the_bytes_of_its_blocks() -> None:
-    entry = Entry("x", U8, (3 * BLOCK,), None, False, False, 3, (5, 0, 7), (0, 0), start=100)
-    assert entry.nbytes == 12
-    assert [entry.span(range(i, i + 1)) for i in range(3)] == [(100, 105), (105, 105), (105, 112)]
-    assert entry.span(range(3)) == (100, 112)
+# Stacks
+
+
+def small_tensors(count: int) -> Arrays:
+    return {f"layer.{i}": base(U16, 600, seed=i).reshape(20, 30) for i in range(count)}
+
+
+def test_tensors_of_one_shape_are_encoded_together() -> None:
+    old = {**small_tensors(50), "other": np.zeros((30, 20), np.uint16)}
+    new = {name: array + np.uint16(1) for name, array in old.items()}
+    delta = Delta.from_bytes(weightwire.diff(old, new).to_bytes())
+    assert [len(stack.entries) for stack in delta.stacks] == [50, 1]
+    assert [len(stack.blocks) for stack in delta.stacks] == [1, 1]
+    patched = weightwire.patch(old, delta, copy=True)
+    assert all((patched[name] == new[name]).all() for name in new)
+
+
+def test_members_of_a_stack_count_their_own_changes() -> None:
+    old = small_tensors(5)
+    new = {name: array.copy() for name, array in old.items()}
+    new["layer.1"][0, :3] ^= 1
+    new["layer.4"][19, 29] ^= 1
+    delta = Delta.from_bytes(weightwire.diff(old, new).to_bytes())
+    assert [entry.changed for entry in delta.entries.values()] == [0, 3, 0, 0, 1]
+
+
+def test_blocks_of_a_stack_that_did_not_change_are_left_out() -> None:
+    """Six tensors of which two fit into a block."""
+    old = {f"t{i}": np.zeros((2048, 1000), np.uint8) for i in range(6)}
+    new = {name: array.copy() for name, array in old.items()}
+    new["t5"][1, 2] = 7
+    delta = Delta.from_bytes(weightwire.diff(old, new).to_bytes())
+    assert list(delta.entries) == ["t4", "t5"]
+    patched = weightwire.patch(old, delta, copy=True)
+    assert all((patched[name] == new[name]).all() for name in new)
+
+
+def test_changes_of_a_member_are_read_from_its_block() -> None:
+    old = {f"t{i}": np.zeros((2048, 1000), np.uint8) for i in range(6)}
+    new = {name: array.copy() for name, array in old.items()}
+    new["t2"][0, 5] = new["t3"][1, 6] = new["t3"][2047, 999] = 1
+    new["t0"][0, 0] = 1
+    far = Far(weightwire.diff(old, new).to_bytes())
+    delta = Delta.remote(far.read, len(far.data), "far")
+    far.asked.clear()
+    assert weightwire.delta.changes(old, delta, "t3")[0].tolist() == [1006, 2_047_999]
+    assert far.asked == [delta.byte_range("t3")] == [delta.byte_range("t2")]
+    assert weightwire.delta.changes(old, delta, "t3", (2, 2048))[0].tolist() == [2_047_999]
+
+
+def test_a_damaged_block_is_found_by_its_hash(three_blocks: tuple[Arrays, Arrays, bytes]) -> None:
+    """Also by a reader of some rows, who cannot compare states. Other blocks stay readable."""
+    old, _, data = three_blocks
+    begin, end = Delta.from_bytes(data).byte_range("x", (4000, 4001))
+    for at in range(begin, end):
+        lie = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        delta = Delta.from_bytes(lie)
+        with pytest.raises(CorruptDelta, match="tensor 'x': block 1: its hash does not match the index"):
+            weightwire.delta.changes(old, delta, "x", (4000, 4001))
+        assert len(weightwire.delta.changes(old, delta, "x", (0, 10))[0]) == 1
+
+
+def test_threads_can_spool_at_the_same_time() -> None:
+    blocks = [bytes([index]) * (1000 + index) for index in range(200)]
+    with tempfile.TemporaryFile() as file, ThreadPoolExecutor(8) as pool:
+        spool = Spool(file)
+        kept = list(pool.map(spool.keep, blocks))
+        assert [one.read(0, len(one)) for one in kept] == blocks

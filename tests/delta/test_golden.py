@@ -18,6 +18,8 @@ from weightwire.weights import DTYPES
 
 STATES: dict[str, dict[str, str]] = json.loads((HERE / "states.json").read_text())
 
+LANES = ("", " four", " sixteen")
+
 each_case = pytest.mark.parametrize("name", CASES)
 
 
@@ -62,17 +64,18 @@ def test_every_way_to_encode_is_pinned() -> None:
         delta = golden(name)
         found.add(delta.kind)
         found |= {"removed"} if delta.removed else set()
-        for entry in delta.entries.values():
-            found |= {what for what in ("coo", "fresh", "rows") if getattr(entry, what)}
-            found.add(entry.dtype.name)
-            for index, size in enumerate(entry.blocks):
-                block = delta.block(entry, index)
+        for stack in delta.stacks:
+            found |= {what for what in ("coo", "fresh", "rows") if getattr(stack.first, what)}
+            found |= {stack.first.dtype.name, "stack" if len(stack.entries) > 1 else "single"}
+            for index, size in enumerate(stack.blocks):
+                block = delta.block(stack, index)
                 if not size:
                     found.add("empty")
-                elif not entry.coo:
-                    found.add(f"{encoding(block)}{' four' * (block[0] >> 2 & 1)}{' lines' * (block[0] >> 3 & 1)}")
-    assert found >= {"delta", "anchor", "removed", "coo", "fresh", "rows", "empty", *DTYPES}
-    assert found >= {"ulp", "ulp four", "ulp lines", "ulp four lines", "dense", "dense four", "full", "full four"}
+                elif not stack.coo:
+                    found.add(f"{encoding(block)}{LANES[block[0] >> 2 & 3]}{' lines' * (block[0] >> 4)}")
+    assert found >= {"delta", "anchor", "removed", "coo", "fresh", "rows", "empty", "stack", "single", *DTYPES}
+    assert found >= {"ulp", "ulp four", "ulp sixteen", "ulp lines", "ulp four lines"}
+    assert found >= {"dense", "dense four", "full", "full four", "full sixteen"}
 
 
 # The script that makes them

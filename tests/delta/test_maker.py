@@ -20,7 +20,7 @@ import weightwire
 from support.samples import base, change, words
 from weightwire import CheckpointError, OutputError, State, Tensor, anchor, diff, digest
 from weightwire.codec import block_codec, numpy_kernel
-from weightwire.codec.block_layout import BLOCK, Layout
+from weightwire.codec.block_layout import BLOCK
 from weightwire.weights.dtypes import DTYPES
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -71,7 +71,8 @@ def test_an_entry_counts_the_changes() -> None:
     assert (entry.dtype, entry.shape, entry.rows) == (BF16, (300, 128), None)
     assert (entry.coo, entry.fresh) == (False, False)
     assert entry.changed == int((old["embed"].view(np.uint16) != new["embed"].view(np.uint16)).sum())
-    assert entry.digest == digest(new).tensors["embed"].digest
+    assert entry.digest is None
+    assert anchor(new).entries["embed"].digest == digest(new).tensors["embed"].digest
 
 
 def test_equal_weights_give_an_empty_delta() -> None:
@@ -163,7 +164,7 @@ def test_coo_lists_positions_and_values() -> None:
     assert list(delta.entries) == ["x", "z"]
     assert (delta.entries["x"].coo, delta.entries["x"].changed) == (True, 2)
     assert delta.entries["z"].fresh
-    positions = np.frombuffer(delta.block(delta.entries["x"], 0), "<u4", 2, 8)
+    positions = np.frombuffer(delta.block(delta.stack_of["x"], 0), "<u4", 2, 8)
     assert positions.tolist() == [304, 999]
     assert delta.after == diff(old, new).after
 
@@ -177,13 +178,12 @@ def test_digests_of_two_ranks_add_up_to_that_of_one() -> None:
     def shard(array: npt.NDArray[Any], first: int, last: int) -> dict[str, Tensor]:
         return {"x": Tensor(U16, (100, 64), array[first:last].reshape(-1), (first, last))}
 
-    whole = diff({"x": old}, {"x": new})
     parts = [diff(shard(old, *rows), shard(new, *rows)) for rows in ((0, 50), (50, 100))]
     assert [part.entries["x"].rows for part in parts] == [(0, 50), (50, 100)]
     assert [part.changed for part in parts] == [1, 2]
     assert {text for part in parts for text in (part.before, part.after)} == {""}
     lanes = zip(*(part.entries["x"].digest for part in parts), strict=True)
-    assert tuple(sum(lane) % 2**64 for lane in lanes) == whole.entries["x"].digest
+    assert tuple(sum(lane) % 2**64 for lane in lanes) == digest({"x": new}).tensors["x"].digest
 
 
 def test_a_part_does_not_name_the_state() -> None:
@@ -199,7 +199,7 @@ def test_blocks_that_did_not_change_are_empty() -> None:
     old = {"x": np.zeros(3 * BLOCK, np.uint8)}
     new = {"x": np.zeros(3 * BLOCK, np.uint8)}
     new["x"][2 * BLOCK + 7] = 1
-    sizes = diff(old, new).entries["x"].blocks
+    sizes = diff(old, new).stack_of["x"].blocks
     assert sizes[:2] == (0, 0)
     assert 0 < sizes[2] < 30
 
@@ -358,52 +358,7 @@ def test_a_full_disk_is_reported() -> None:
     assert caught.value.hint
 
 
-# Blocks that are done
-
-
-def heard_of(old: Arrays, new: Arrays, threads: int, **more: Any) -> list[tuple[str, int]]:
-    heard: list[tuple[str, int]] = []
-    diff(old, new, threads=threads, done=lambda name, block: heard.append((name, block)), **more)
-    return heard
-
-
-def blocks_of(new: Arrays) -> list[tuple[str, int]]:
-    tensors = weightwire.weights.read_weights(new)
-    return [(name, block) for name, t in tensors.items() for block in range(Layout.of(t.dtype, t.shape).blocks)]
-
-
-@pytest.mark.parametrize("coo", [False, True])
-def test_blocks_are_done_in_the_order_of_the_new_mapping(large: tuple[Arrays, Arrays], coo: bool) -> None:
-    old, new = large
-    more = {"first": np.zeros(3, np.float32), **dict(reversed(new.items())), "small.3": np.zeros(5, np.float32)}
-    more["none"] = np.zeros(0, np.float32)
-    assert heard_of(old | {"gone": old["small.1"]}, more, threads=1, coo=coo) == blocks_of(more)
-
-
-def test_all_blocks_are_done_with_any_number_of_threads(large: tuple[Arrays, Arrays]) -> None:
-    old, new = large
-    assert sorted(heard_of(old, new, threads=3)) == sorted(blocks_of(new))
-    heard: list[tuple[str, int]] = []
-    anchor(new, threads=1, done=lambda name, block: heard.append((name, block)))
-    assert heard == blocks_of(new)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("coo", [False, True])
-def test_done_blocks_may_be_overwritten(large: tuple[Arrays, Arrays], threads: int, coo: bool) -> None:
-    """A capture overwrites blocks right behind the diff, and the delta is still correct."""
-    old, new = large
-    scratch = {name: array.copy() for name, array in new.items()}
-    tensors = weightwire.weights.read_weights(scratch)
-
-    def overwrite(name: str, block: int) -> None:
-        tensor = tensors[name]
-        begin, end = Layout.of(tensor.dtype, tensor.shape).span(block)
-        tensor.bits[begin:end] = 0xDEAD
-
-    made = diff(old, scratch, threads=threads, coo=coo, done=overwrite).to_bytes()
-    assert made == diff(old, new, coo=coo).to_bytes()
-    assert all((tensor.bits == 0xDEAD).all() for tensor in tensors.values())
+# Failures
 
 
 def test_nothing_is_read_after_a_failure(large: tuple[Arrays, Arrays]) -> None:
@@ -411,12 +366,11 @@ def test_nothing_is_read_after_a_failure(large: tuple[Arrays, Arrays]) -> None:
     old, new = large
     before = {*threading.enumerate()}
 
-    def fail(name: str, block: int) -> None:
-        if name == "small.2":
-            raise ValueError("mine")
+    def fail(nbytes: int) -> None:
+        raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        diff(old, new, threads=3, done=fail)
+        diff(old, new, threads=3, progress=fail)
     assert {thread for thread in threading.enumerate() if thread.name.startswith("weightwire")} <= before
 
 

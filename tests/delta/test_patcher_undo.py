@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import weightwire
-from support.patch_checks import F32, bytes_of, three_tensors
+from support.patch_checks import F32, Arrays, bytes_of, three_tensors
 from support.samples import base
 from weightwire import (
     CorruptDelta,
@@ -114,8 +114,9 @@ def test_an_interrupt_while_blocks_are_read_changes_nothing(threads: int) -> Non
 def test_an_interrupt_while_blocks_are_written_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, threads: int, block: int
 ) -> None:
-    old = {f"t{i}": np.arange(6400, dtype=np.uint16).reshape(100, 64) for i in range(6)}
-    new = {name: array + np.uint16(1) for name, array in old.items()}
+    old: Arrays = {f"t{i}": np.arange(6400, dtype=np.uint16).reshape(100 * 2**i, -1) for i in range(3)}
+    old |= {f"u{i}": np.arange(6400, dtype=np.uint32).reshape(100 * 2**i, -1) for i in range(3)}
+    new = {name: array + array.dtype.type(1) for name, array in old.items()}
     delta = diff(old, new)
     base = {name: array.copy() for name, array in old.items()}
     calls = iter(range(6))

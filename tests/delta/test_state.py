@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 import weightwire
-from support.samples import base, words
+from support.samples import base, whole_digest, words
 from weightwire import Tensor
 from weightwire.codec import numpy_kernel
 from weightwire.delta.state import State, TensorState, add_digests, digest, subtract_digests
@@ -47,7 +47,7 @@ def test_digests_are_pinned(implementation: str) -> None:
 
 def test_the_state_is_a_hash_of_names_dtypes_shapes_and_lanes() -> None:
     array = np.array([[1, 2, 3, 4]] * 2, np.uint16)
-    a, b = numpy_kernel.digest(array, 8, 0)
+    a, b = whole_digest(numpy_kernel, array, 8, 0)
     expected = hashlib.sha256(b"weightwire state 1\n")
     expected.update(b"\x02" + "ü".encode() + bytes([DTYPES["U16"].code, 2, 2, 4]))
     expected.update(a.to_bytes(8, "little") + b.to_bytes(8, "little"))
@@ -69,7 +69,9 @@ def test_the_order_of_the_mapping_does_not_matter() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_state_does_not_depend_on_the_number_of_threads(threads: int) -> None:
     large = {"x": np.arange(9_000_000, dtype=np.uint16).reshape(9000, 1000)}
-    assert digest(large, threads=threads).tensors["x"].digest == numpy_kernel.digest(large["x"].reshape(-1), 8, 0)
+    assert digest(large, threads=threads).tensors["x"].digest == whole_digest(
+        numpy_kernel, large["x"].reshape(-1), 8, 0
+    )
 
 
 def test_files_and_memory_have_the_same_state(tmp_path: Path) -> None:

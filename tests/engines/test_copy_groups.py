@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.crafted_files import with_block
 from support.fused_model import Arrays, changed, holding, save, weights_of
 from support.packed_model import Packed, everything, packed_arrays, processed, started
 from weightwire import diff
+from weightwire.delta import BlockJob
 from weightwire.delta.absolute import make_absolute
 from weightwire.delta.file import Delta
 from weightwire.delta.state import digest
@@ -81,10 +83,11 @@ def test_a_damaged_expert_is_named_and_nothing_is_written(tmp_path: Path) -> Non
     model, live = live_model(bits, 3, tmp_path)
     after = changed(bits, 2, chance=0.5)
     patch = diff(weights_of(bits), weights_of(after), coo=True)
-    damaged = bytearray(patch.to_bytes())
-    begin, _ = patch.byte_range("1.experts.2.gate")
-    positions = np.frombuffer(damaged, "<u4", 2, begin + 8)
+    job = BlockJob(patch.stack_of["1.experts.2.gate"], 0)
+    block = bytearray(patch.block(job.stack, 0))
+    positions = np.frombuffer(block, "<u4", 2, 8)
     positions[:] = positions[::-1].copy()
+    damaged = with_block(patch, job, bytes(block))
     with pytest.raises(CorruptDelta, match=r"'1\.experts\.2\.gate': its positions are not ascending"):
-        live.stage(Delta.from_bytes(bytes(damaged)), holding(after, 2))
+        live.stage(Delta.from_bytes(damaged), holding(after, 2))
     assert everything(model) == processed(bits)

@@ -47,11 +47,6 @@ def follower_ambush(rng: random.Random) -> Ambush:
     return Ambush(operation, prefix, rng.random() < 0.5, rng.choice([0, 1, 3, 8]), rng.choice([None, 50, 58, 61, 300]))
 
 
-def slow_reader_ambush(rng: random.Random) -> Ambush:
-    """Every heartbeat takes most of a lease: what it holds back stays needed until just before its lease ends."""
-    return Ambush("put", "replicas/", True, rng.choice([0, 2]), rng.uniform(32, 58), stays=True)
-
-
 def forged_after(held: Sealed[Commit], files: tuple[DataFile, ...]) -> Sealed[Commit] | None:
     """A commit that follows another by all rules, but that nobody published. None if the files do not fit."""
     record, version = held.record, held.record.version + 1
@@ -62,6 +57,11 @@ def forged_after(held: Sealed[Commit], files: tuple[DataFile, ...]) -> Sealed[Co
         return seal(msgspec.structs.replace(record, **fields, back=back))
     except ValueError:
         return None
+
+
+def slow_reader_ambush(rng: random.Random) -> Ambush:
+    """Every heartbeat takes most of a lease: what it holds back stays needed until just before its lease ends."""
+    return Ambush("put", "replicas/", True, rng.choice([0, 2]), rng.uniform(32, 58), stays=True)
 
 
 class SimFollower:

@@ -112,7 +112,9 @@ def made_for_other_weights(bucket: Troubled) -> None:
     [file] = commit_in(bucket, BAD).files
     sha256 = hashlib.sha256(data).hexdigest()
     write(bucket, data_path("delta", BAD, 2, 0, sha256), data)
-    other = msgspec.structs.replace(file, path=data_path("delta", BAD, 2, 0, sha256), size=len(data), sha256=sha256)
+    other = msgspec.structs.replace(
+        file, path=data_path("delta", BAD, 2, 0, sha256), size=len(data), sha256=sha256, head=None
+    )
     rewritten(files=(other,))(bucket)
 
 

@@ -21,6 +21,8 @@ import numpy as np
 from golden.make import CASES, HERE
 from support.samples import LAYOUTS
 from weightwire import Delta
+from weightwire.delta.decoder import BlockJob, jobs_of, units_of
+from weightwire.weights import Weights
 from weightwire.weights.dtypes import DTYPES, Dtype
 from weightwire.weights.source import read_weights
 
@@ -121,14 +123,20 @@ def golden_blocks(most: int) -> list[Block]:
     blocks = []
     for name, case in CASES.items():
         delta, old = Delta.open(HERE / f"{name}.safetensors"), read_weights(case()[0])
-        for entry in delta.entries.values():
-            for index in range(0 if entry.coo else len(entry.blocks)):
-                begin, end = entry.layout.span(index)
-                if entry.blocks[index] and end - begin <= most:
-                    base = None if entry.fresh else old[entry.name].bits[begin:end].tobytes()
-                    data = bytes(delta.block(entry, index))
-                    blocks.append(Block(name, data, base, end - begin, entry.dtype.name, entry.layout.line))
+        for job in jobs_of(delta, [stack for stack in delta.stacks if not stack.coo]):
+            if job.stack.layout.alone(job.index).count <= most:
+                blocks.append(block_of(name, delta, job, old))
     return blocks
+
+
+def block_of(name: str, delta: Delta, job: BlockJob, old: Weights) -> Block:
+    """A block of a file, with the units of its base: those of all its members, one behind the other."""
+    layout, units = job.stack.layout.alone(job.index), None if job.stack.fresh else units_of(old, job)
+    base = (
+        None if units is None else b"".join(one.tobytes() for one in (units if isinstance(units, tuple) else [units]))
+    )
+    data = bytes(delta.fetch(*job.stack.span(range(job.index, job.index + 1))))
+    return Block(name, data, base, layout.count, layout.dtype.name, layout.line)
 
 
 def golden_files() -> list[File]:

@@ -6,9 +6,9 @@ import atexit
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,31 @@ from fuzz.mutations import damage, damage_file
 from fuzz.target import ACCEPTED, Target, demand, verdict_of, with_both
 from fuzz.verdicts import judge_file
 from support.samples import base, change
-from weightwire import Delta, Tensor, WeightwireError, diff, digest
+from weightwire import Delta, Tensor, WeightwireError, anchor, diff, digest
 from weightwire.delta.absolute import make_absolute
-from weightwire.delta.file import Packed, pack
+from weightwire.delta.encoded_stack import EncodedStack
+from weightwire.delta.file import Packed, block_hash, pack
 from weightwire.replica.workdir import Position, Workdir
 from weightwire.weights.checkpoint_writer import CheckpointWriter
 from weightwire.weights.dtypes import DTYPES
 from weightwire.weights.safetensors_file import Slot, build_header, lay_out, read_header
 
-SHAPES = {"a": ("BF16", (4, 64)), "b": ("F32", (20,)), "c": ("I64", ()), "é": ("F4", (2, 4)), "none": ("U8", (0, 3))}
+Shapes = dict[str, tuple[str, tuple[int, ...]]]
+
+SHAPES: Shapes = {
+    "a": ("BF16", (4, 64)),
+    "b": ("F32", (20,)),
+    "c": ("I64", ()),
+    "é": ("F4", (2, 4)),
+    "none": ("U8", (0, 3)),
+}
+STACKED: Shapes = {f"s.{k}": ("BF16", (4, 64)) for k in range(2)} | {f"t.{k}": ("U8", (3,)) for k in range(2)}
 MEMORY = Path("/dev/shm")
 
 
-def weights(seed: int = 0) -> dict[str, Tensor]:
+def weights(seed: int = 0, shapes: Shapes = SHAPES) -> dict[str, Tensor]:
     made = {}
-    for index, (name, (dtype, shape)) in enumerate(SHAPES.items()):
+    for index, (name, (dtype, shape)) in enumerate(shapes.items()):
         count = (DTYPES[dtype].nbytes(shape) or 0) // DTYPES[dtype].unit
         made[name] = Tensor(DTYPES[dtype], shape, base(DTYPES[dtype], count, seed=seed * 100 + index))
     return made
@@ -50,7 +60,8 @@ def changed(old: dict[str, Tensor], how: str, seed: int) -> dict[str, Tensor]:
 
 @cache
 def delta_base() -> dict[str, Tensor]:
-    return weights()
+    """Tensors of their own kind, and two stacks."""
+    return weights(0, SHAPES | STACKED)
 
 
 def check_delta(data: bytes) -> str:
@@ -63,10 +74,10 @@ def pack_again(data: bytes) -> None:
     """Whatever can be opened can be packed again."""
     delta = Delta.from_bytes(data)
     demand(delta.to_bytes() == data, "a delta does not give its own bytes")
-    packed = [Packed(one, [bytes(delta.fetch(*one.span(range(len(one.blocks)))))]) for one in delta.entries.values()]
+    packed = [Packed(one, [bytes(delta.fetch(*one.span(range(len(one.blocks)))))]) for one in delta.stacks]
     again = pack(packed, kind=delta.kind, before=delta.before, after=delta.after, removed=delta.removed)
     again = Delta.from_bytes(again.to_bytes())
-    unplaced = [{name: replace(one, start=0) for name, one in each.entries.items()} for each in (delta, again)]
+    unplaced = [{one.first.name: replace(one, start=0) for one in each.stacks} for each in (delta, again)]
     demand(unplaced[0] == unplaced[1] and sorted(again.removed) == sorted(delta.removed), "a delta does not round-trip")
 
 
@@ -75,13 +86,31 @@ def delta_seeds() -> Iterator[bytes]:
     for seed, how in enumerate(("few", "half", "all", "one")):
         yield diff(old, changed(old, how, seed)).to_bytes()
     yield diff({}, {name: old[name] for name in ("a", "c")}).to_bytes()
+    yield diff({}, {name: old[name] for name in STACKED}).to_bytes()
+    yield diff(old, old | {"s.1": changed(old, "few", 6)["s.1"]}).to_bytes()
+    yield diff(old, changed(old, "few", 7), coo=True).to_bytes()
+    yield anchor(old).to_bytes()
+    yield anchor({"a": old["a"]}, part=True).to_bytes()
     yield diff(old, {name: old[name] for name in ("a", "b")} | {"new": old["c"]}).to_bytes()
     yield make_absolute(old, [diff(old, changed(old, "few", 9))], digest(old)).to_bytes()
+    yield one_member_per_block(old, changed(old, "few", 8)).to_bytes()
 
 
-def mutate_delta(data: bytes, rng: random.Random) -> bytes:
+def one_member_per_block(old: dict[str, Tensor], new: dict[str, Tensor]) -> Delta:
+    """A stack of small tensors in several blocks. weightwire itself fills blocks."""
+    names = ("a", "s.0", "s.1")
+    single = [diff({name: old[name]}, {name: new[name]}) for name in names]
+    alone = [delta.stacks[0] for delta in single]
+    parts = [bytes(delta.block(delta.stacks[0], 0)) for delta in single]
+    entries = tuple(stack.first for stack in alone)
+    stack = EncodedStack(entries, 1, tuple(map(len, parts)), tuple(map(block_hash, parts)))
+    after = old | {name: new[name] for name in names}
+    return pack([Packed(stack, parts)], before=digest(old).hex, after=digest(after).hex)
+
+
+def mutate_delta(old: Callable[[], dict[str, Tensor]], data: bytes, rng: random.Random) -> bytes:
+    file = File("delta", data, old())
     try:
-        file = File("delta", data, {})
         return damage_file(file, rng, file)
     except (WeightwireError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return mutate_header(data, rng)
@@ -95,6 +124,7 @@ DELTA_WORDS = (
     "before",
     "after",
     "index",
+    "blocks",
     "removed",
     "anchor",
     "delta",
@@ -222,8 +252,14 @@ def mutate_state(data: bytes, rng: random.Random) -> bytes:
 
 
 TARGETS = [
-    Target("delta", check_delta, mutate_delta, delta_seeds, (*DELTA_WORDS, *HEADER_WORDS)),
+    Target("delta", check_delta, partial(mutate_delta, delta_base), delta_seeds, (*DELTA_WORDS, *HEADER_WORDS)),
     Target("header", check_header, mutate_header, header_seeds, HEADER_WORDS),
-    Target("journal", check_journal, mutate_delta, journal_seeds, (*DELTA_WORDS, *HEADER_WORDS)),
+    Target(
+        "journal",
+        check_journal,
+        partial(mutate_delta, lambda: story().old),
+        journal_seeds,
+        (*DELTA_WORDS, *HEADER_WORDS),
+    ),
     Target("state", check_state_file, mutate_state, lambda: [story().state], STATE_WORDS),
 ]

@@ -33,7 +33,11 @@ static const Classing LAYOUTS[] = {
 };
 
 static int kind = ULP, telling;
-static const Indexing WHERE = {0};
+static Pieces pieces(const uint8_t *units, const Block *b) {
+    return (Pieces){(uint8_t *)(uintptr_t)units, NULL, b->count * b->k.unit};
+}
+
+static Indexing indexing(const Block *b) { return (Indexing){b->k.unit, 0, b->count}; }
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     const char *wanted = getenv("WEIGHTWIRE_FUZZ_KIND");
@@ -82,18 +86,18 @@ static Decoded decode(const uint8_t *data, size_t size, const Block *b, const ui
     Classing k = b->k;
     Reading g;
     Landed landed = {0};
+    Pieces base = pieces(old, b), into = pieces(target, b);
     memset(&g, 0, sizeof g);
-    found.why = decode_start(data, size, old, b->count, b->line, &k, &g, &found.changes);
+    found.why = decode_start(data, size, old ? &base : NULL, b->count, b->line, &k, &g, &found.changes);
     found.started = !found.why;
     if (!found.why) {
         demand(found.changes <= b->count, "more changes than units");
         landed.position = found.position = is_ulp(data) ? (uint32_t *)(void *)exactly(NULL, 4 * found.changes) : NULL;
         landed.value = found.value = exactly(NULL, found.changes * k.unit);
-        landed.target = target;
-        landed.where = WHERE;
-        landed.where.word = k.unit;
-        found.why = decode_finish(data, size, old, b->count, b->line, &k, &g, &landed);
-        found.digest = landed.digest;
+        landed.target = target ? &into : NULL;
+        landed.where = indexing(b);
+        landed.digests = &found.digest;
+        found.why = decode_finish(data, size, old ? &base : NULL, b->count, b->line, &k, &g, &landed);
     }
     reading_free(&g);
     return found;
@@ -117,10 +121,9 @@ static void encode_again(const Block *b, const uint8_t *before, const uint8_t *a
     Classing k = b->k;
     Bytes out = {0};
     Digest digest = {{0, 0}};
-    size_t changed;
-    Indexing where = WHERE;
-    where.word = k.unit;
-    demand(encode_block(before, after, b->count, b->line, &k, where, &out, &changed, &digest), "out of memory");
+    uint32_t changed = 0;
+    Pieces old = pieces(before, b), new = pieces(after, b);
+    demand(encode_block(&old, &new, b->count, b->line, &k, indexing(b), &out, &changed, &digest), "out of memory");
     if (out.size) {
         uint8_t *data = exactly(out.data, out.size), *copy = exactly(before, b->count * k.unit);
         Decoded found = decode(data, out.size, b, copy, copy);
@@ -142,11 +145,11 @@ static void check_target(const Block *b, const Decoded *expected) {
     if (found.why) {
         demand(!memcmp(target, before, bytes), "a rejected block has changed its target");
     } else {
-        Digest was, is, undone = {{0, 0}};
-        Indexing where = WHERE;
-        where.word = b->k.unit;
-        HOT(digest, before, b->count, where, &was);
-        HOT(digest, target, b->count, where, &is);
+        Digest was = {{0, 0}}, is = was, undone = was;
+        Indexing where = indexing(b);
+        Pieces old = pieces(before, b), new = pieces(target, b);
+        digest_segments(&old, 1, where, &was);
+        digest_segments(&new, 1, where, &is);
         demand(was.sum[0] + found.digest.sum[0] == is.sum[0] && was.sum[1] + found.digest.sum[1] == is.sum[1],
                "the digest was not brought up to date");
         for (size_t i = 0; i < expected->changes; i++) {
@@ -155,7 +158,7 @@ static void check_target(const Block *b, const Decoded *expected) {
             demand(!memcmp(target + at * b->k.unit, expected->value + i * b->k.unit, b->k.unit), "other units");
         }
         encode_again(b, before, target);
-        swap_block(target, found.position, found.value, found.changes, b->k.unit, where, &undone);
+        swap_block(&new, found.position, found.value, found.changes, b->k.unit, where, &undone);
         demand(!memcmp(target, before, bytes), "a patch was not undone");
     }
     forget(&found);
@@ -216,16 +219,20 @@ static size_t write_valid(uint8_t *input, size_t size, size_t most, uint64_t *st
     uint8_t *new = b.old ? exactly(b.old, bytes) : calloc(1, bytes);
     Bytes out = {0};
     Scan s;
+    Digest digest = {{0, 0}};
+    uint32_t changed = 0;
     memset(&s, 0, sizeof s);
-    Indexing where = WHERE;
-    where.word = b.k.unit;
+    s.digests = &digest;
+    s.changed = &changed;
     vectors = widest_vectors();
     change_units(&b, new, state);
+    Pieces before = pieces(b.old, &b), after = pieces(new, &b);
     if (kind == FULL || (kind == DENSE && b.old)) {
-        encode_planes(kind == DENSE ? b.old : NULL, new, b.count, &b.k, SIZE_MAX, &out);
+        encode_planes(kind == DENSE ? &before : NULL, &after, b.count, &b.k, SIZE_MAX, &out);
     } else if (b.old && memcmp(b.old, new, bytes)) {
-        choose_window(b.old, new, b.count, &b.k);
-        if (HOT(scan, b.old, new, b.count, b.line, &b.k, where, &s))
+        ClassTable table;
+        choose_classes(&before, &after, b.count, &b.k, &table);
+        if (HOT(scan, &before, &after, b.count, b.line, &b.k, indexing(&b), &s))
             encode_ulp(&s, &b.k, b.line ? b.count / b.line : 0, &out);
     }
     if (out.size && head + out.size <= most) {

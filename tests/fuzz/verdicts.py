@@ -10,9 +10,11 @@ import numpy as np
 import weightwire
 from fuzz.blocks import Block, File
 from fuzz.target import Failure
-from support.samples import Units, vectors_of
+from support.samples import Units, pair, vectors_of
 from weightwire import Delta, WeightwireError
 from weightwire.codec import _kernel, numpy_kernel
+from weightwire.delta import changes
+from weightwire.weights import Weights
 from weightwire.weights.source import read_weights
 
 Verdict = tuple[bytes | None, bytearray] | str
@@ -69,36 +71,37 @@ def check_result(block: Block, positions: bytes | None, values: bytearray) -> No
     """Checks that an accepted block can be applied, undone, encoded and decoded again."""
     dtype = block.kind
     floats = dtype.unit, dtype.exponent, dtype.mantissa, block.line
+    where = block.count, dtype.unit, 0
     at = np.arange(block.count) if positions is None else np.frombuffer(positions, "<u4").astype(np.int64)
     if len(values) != len(at) * dtype.unit or (np.diff(at) <= 0).any() or (len(at) and at[-1] >= block.count):
         raise Failure("positions are not ascending or past the end")
     old, target, kept = base_of(block), base_of(block), bytes(values)
-    foretold = _kernel.digest_change(old, positions, values, dtype.unit, dtype.unit, 0)
-    swapped = _kernel.swap_block(target, positions, values, dtype.unit, dtype.unit, 0)
-    before, after = _kernel.digest(old, dtype.unit, 0), _kernel.digest(target, dtype.unit, 0)
-    if tuple((a + b) % 2**64 for a, b in zip(before, swapped, strict=True)) != after or foretold != swapped:
+    foretold = _kernel.digest_change(old, positions, values, dtype.unit, *where)
+    swapped = _kernel.swap_block(target, positions, values, dtype.unit, *where)
+    before, after = (pair(_kernel.digest(units, dtype.unit, *where)) for units in (old, target))
+    if tuple((a + b) % 2**64 for a, b in zip(before, pair(swapped), strict=True)) != after or foretold != swapped:
         raise Failure("the digest was not brought up to date")
     copied = base_of(block)
-    where, what, *added = _kernel.patch_block(exact(block.data), copied, block.old is None, *floats, dtype.unit, 0)
-    if copied.tobytes() != target.tobytes() or tuple(added) != swapped:
+    places, what, added = _kernel.patch_block(exact(block.data), copied, block.old is None, *floats, *where)
+    if copied.tobytes() != target.tobytes() or added != swapped:
         raise Failure("patching comes to another result than decoding and swapping")
-    _kernel.swap_block(copied, where, what, dtype.unit, dtype.unit, 0)
+    _kernel.swap_block(copied, places, what, dtype.unit, *where)
     if copied.tobytes() != old.tobytes():
         raise Failure("a patch was not undone")
     copied = base_of(block)
-    where, what = _kernel.replace_block(copied, target, dtype.unit)
+    places, what = _kernel.replace_block(copied, target, dtype.unit, block.count)
     if copied.tobytes() != target.tobytes():
         raise Failure("a replaced target is not its source")
-    _kernel.swap_block(copied, where, what, dtype.unit, dtype.unit, 0)
+    _kernel.swap_block(copied, places, what, dtype.unit, *where)
     if copied.tobytes() != old.tobytes():
         raise Failure("a replacement was not undone")
-    again = _kernel.encode_block(old, target, *floats, dtype.unit, 0)[0]
+    again = _kernel.encode_block(old, target, *floats, *where)[0]
     if again:
         copied = base_of(block)
-        _kernel.patch_block(again, copied, False, *floats, dtype.unit, 0)
+        _kernel.patch_block(again, copied, False, *floats, *where)
         if copied.tobytes() != target.tobytes():
             raise Failure("what was decoded does not survive being encoded")
-    _kernel.swap_block(target, positions, values, dtype.unit, dtype.unit, 0)
+    _kernel.swap_block(target, positions, values, dtype.unit, *where)
     if target.tobytes() != old.tobytes() or bytes(values) != kept:
         raise Failure("a swap was not undone")
 
@@ -108,7 +111,7 @@ def check_refused(block: Block, reason: str) -> None:
     dtype, target = block.kind, base_of(block)
     floats = dtype.unit, dtype.exponent, dtype.mantissa, block.line
     try:
-        _kernel.patch_block(exact(block.data), target, block.old is None, *floats, dtype.unit, 0)
+        _kernel.patch_block(exact(block.data), target, block.old is None, *floats, block.count, dtype.unit, 0)
     except ValueError as problem:
         if str(problem) == reason and target.tobytes() == base_of(block).tobytes():
             return
@@ -137,8 +140,28 @@ def judge_file(file: File, data: bytes) -> str:
             raise Failure("the result has another state than the file says")
         if not in_place and contents(base) != before:
             raise Failure("the base of a copy was changed")
+        if not in_place:
+            check_ranges(file.old, delta, read_weights(result))
         verdicts.append("accepted")
     return " / ".join(verdicts)
+
+
+def check_ranges(old: Any, delta: Delta, result: Weights) -> None:
+    """Checks that reading one tensor, or one row of it, gives what the whole file gives."""
+    base = read_weights(old)
+    for name, entry in delta.entries.items():
+        first, last = entry.rows or (0, entry.shape[0] if entry.shape else 1)
+        for rows in [None, (first, first + 1), (last - 1, last)] if first < last else [None]:
+            at, new = changes(base, delta, name, rows)
+            bits = np.zeros_like(result[name].bits) if entry.fresh else base[name].bits.copy()
+            held = result[name].rows
+            begin = held[0] * entry.layout.row if held else 0
+            bits[at - begin] = new
+            unit = slice(None)
+            if rows and entry.layout.row:
+                unit = slice(*(row * entry.layout.row - begin for row in rows))
+            if bits[unit].tobytes() != result[name].bits[unit].tobytes():
+                raise Failure(f"{name!r}: rows {rows} are not those of the whole")
 
 
 def contents(weights: Any) -> dict[str, bytes]:

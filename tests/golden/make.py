@@ -81,11 +81,11 @@ def special_numbers() -> Case:
 
 
 def outliers() -> Case:
-    """More exponents than classes, in a block whose window is chosen from a sample."""
-    random = words(7, 70_000)
-    exponents = (below(8, 70_000, 30) + 90).astype(np.uint64)
+    """More exponents than classes, in a block whose classes are chosen from a sample."""
+    random = words(7, 140_000)
+    exponents = (below(8, 140_000, 30) + 90).astype(np.uint64)
     old = units_of(exponents << np.uint64(7) | random & np.uint64(0x807F), BF16)
-    return one(BF16, (70_000,), old), one(BF16, (70_000,), change(old, BF16, "few")), diff
+    return one(BF16, (140_000,), old), one(BF16, (140_000,), change(old, BF16, "few")), diff
 
 
 def dense() -> Case:
@@ -117,6 +117,24 @@ def few_in_many() -> Case:
     new = old.copy()
     new[[0, 77, BLOCK // 2, -1]] = [1, 2, 0x80, 0xFF]
     return one(E4M3, old.shape, old), one(E4M3, old.shape, new), diff
+
+
+def stacks() -> Case:
+    """A stack in which one tensor does not change, one in three blocks of which one does not, and a single tensor."""
+    old: Weights = {}
+    new: Weights = {}
+    for k in range(12):
+        name, units = f"layer.{k}.weight", base(BF16, 16 * 96, seed=k)
+        old[name] = ("BF16", (16, 96), bytearray(units.tobytes()))
+        now = units if k == 7 else change(units, BF16, "few", seed=k, line=96)
+        new[name] = ("BF16", (16, 96), bytearray(now.tobytes()))
+    for k in range(5):
+        zeros = np.zeros(BLOCK // 2, np.uint8)
+        old[f"part.{k}"] = ("U8", (BLOCK // 2,), bytearray(zeros))
+        zeros[:: BLOCK // 8] = k not in (2, 3)
+        new[f"part.{k}"] = ("U8", (BLOCK // 2,), bytearray(zeros))
+    alone = base(F32, 500)
+    return {**old, **one(F32, (500,), alone)}, {**new, **one(F32, (500,), change(alone, F32, "few"))}, diff
 
 
 def positions_and_values() -> Case:
@@ -177,12 +195,14 @@ CASES: dict[str, Callable[[], Case]] = {
     "outliers": outliers,
     "rows": rows,
     "special": special_numbers,
+    "stacks": stacks,
     "steps": all_steps,
     "ulp-complement": lambda: changed(BF16, (3000,), "equal", "most"),
     "ulp-down": lambda: changed(BF16, (9000,), "weights", "down"),
-    "ulp-four-lanes": lambda: changed(BF16, (20_000,), "weights", "likely"),
+    "ulp-four-lanes": lambda: changed(BF16, (80_000,), "weights", "likely"),
+    "ulp-sixteen-lanes": lambda: changed(BF16, (600_000,), "weights", "likely"),
     "ulp-lines": lambda: changed(BF16, (60, 128), "weights", "rows", 128),
-    "ulp-lines-four-lanes": lambda: changed(BF16, (400, 128), "weights", "rows", 128),
+    "ulp-lines-four-lanes": lambda: changed(BF16, (2000, 128), "weights", "rows", 128),
     "ulp-mostly-up": lambda: changed(BF16, (5000,), "weights", "mostly-up"),
     "ulp-one": lambda: changed(BF16, (1000,), "weights", "one"),
     "ulp-one-lane": lambda: changed(BF16, (4000,), "weights", "likely"),

@@ -225,10 +225,15 @@ _SIZES: Sequence[Attack] = [
     Attack(
         "a tensor of 60,000 dimensions", edited(RUN, lambda data: data.replace(b"[5]", b"[5" + b",1" * 60_000 + b"]"))
     ),
-    Attack("a bomb", with_data("bomb-64-gigabytes-in-5-kilobytes"), CorruptDelta, "too short for what it claims"),
+    Attack("a bomb", with_data("bomb-8-gigabytes-in-5-kilobytes"), CorruptDelta, "too short for what it claims"),
     Attack("a bomb of changes", with_data("bomb-coo-of-2-to-the-61"), WrongBase, "tensor 'x'"),
-    Attack("a bomb of blocks", with_data("bomb-blocks-that-are-not-there"), CorruptDelta, "index is damaged"),
-    Attack("a bomb as an anchor", with_anchor("bomb-64-gigabytes-in-5-kilobytes")),
+    Attack("a bomb of blocks", with_data("bomb-blocks-that-are-not-there"), CorruptDelta, "index is too short"),
+    Attack("an index that expands", with_data("bomb-columns"), CorruptDelta, "damaged or too large"),
+    Attack("an index of many entries", with_data("bomb-members"), CorruptDelta, "too many entries"),
+    Attack("an index of many blocks", with_data("bomb-of-blocks"), CorruptDelta, "too many blocks"),
+    Attack("long names that share prefixes", with_data("bomb-of-names"), CorruptDelta, "names are too long"),
+    Attack("long names in an anchor", with_anchor("bomb-of-names")),
+    Attack("a bomb as an anchor", with_anchor("bomb-8-gigabytes-in-5-kilobytes")),
 ]
 _LOOPS: Sequence[Attack] = [
     Attack("one commit 200 times", repeated, BrokenChain, "claims to be version 3"),

@@ -1,12 +1,13 @@
 """Hostile inputs: each gets its expected error from both kernels, and changes nothing.
 
-`hostile/files/` holds whole files for the base below. `hostile/blocks/` holds blocks with their base: one for every
-reason to reject that tests/fuzz/golden_mutations.py has reached, and a few unusual blocks that are accepted.
+`make_files.py` makes `hostile/files/`, for the base below. `hostile/blocks/` holds blocks with their base: one for
+every reason to reject that tests/fuzz/golden_mutations.py has reached, and a few unusual blocks that are accepted.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import weightwire
 from fuzz.blocks import Block
 from fuzz.verdicts import check_result, decode_with
+from hostile import make_files
 from support.samples import vector_widths, vectors_of
 from weightwire import CheckpointError, CorruptDelta, Delta, UnsupportedFormat, WeightwireError, WrongBase
 from weightwire.codec import _kernel, numpy_kernel
@@ -39,9 +41,16 @@ FILES: dict[str, tuple[type[WeightwireError], str]] = {
     "after-of-zeros": (CorruptDelta, "the result has a wrong state"),
     "anchor-that-leans-on-a-base": (CorruptDelta, "an anchor must not need a base"),
     "before-of-zeros": (WrongBase, "made for weights with state 000000000000"),
+    "block-of-another-hash": (CorruptDelta, "tensor 'x': block 0: its hash does not match the index"),
     "block-of-another-kind": (CorruptDelta, "tensor 'x': block 0: "),
-    "bomb-64-gigabytes-in-5-kilobytes": (CorruptDelta, "tensor 'x': "),
-    "bomb-blocks-that-are-not-there": (CorruptDelta, "its index is damaged: it ends inside a number"),
+    "bomb-8-gigabytes-in-5-kilobytes": (CorruptDelta, "tensor 'x': is too short for what it claims to hold"),
+    "bomb-blocks-that-are-not-there": (CorruptDelta, "tensor 'x': its index is too short"),
+    "bomb-columns": (CorruptDelta, "its index is damaged or too large"),
+    "bomb-members": (CorruptDelta, "its index has too many entries"),
+    "bomb-of-blocks": (CorruptDelta, "tensor 'x': has too many blocks"),
+    "bomb-of-blocks-in-three-tensors": (CorruptDelta, "its index has too many blocks"),
+    "bomb-of-names": (CorruptDelta, "its names are too long"),
+    "bomb-stacks": (CorruptDelta, "its index has too many entries"),
     "bomb-coo-of-2-to-the-61": (WrongBase, "tensor 'x': is U8 [2305843009213693952], but U8 [10, 64] in the base"),
     "changed-one-too-few": (CorruptDelta, "tensor 'x': changes 2 weights, but claims 1"),
     "coo-that-is-none": (CorruptDelta, "tensor 'x': its size does not fit its number of changes"),
@@ -53,7 +62,10 @@ FILES: dict[str, tuple[type[WeightwireError], str]] = {
     "header-longer-than-the-file": (CorruptDelta, "ends inside its header"),
     "header-nested-deeply": (CorruptDelta, error_of_a_deep_header()),
     "header-of-an-exabyte": (CorruptDelta, "not a safetensors file"),
-    "index-of-another-file": (CorruptDelta, "tensor 'x': the sizes of its blocks do not match its bytes"),
+    "index-not-compressed": (CorruptDelta, "its index is damaged"),
+    "index-of-another-file": (CorruptDelta, "the sizes of its blocks do not match its bytes"),
+    "member-twice": (CorruptDelta, "it names a tensor twice"),
+    "name-of-more-than-the-one-before": (CorruptDelta, "a name is malformed"),
     "names-exchanged": (WrongBase, "tensor 'y': missing in the base"),
     "new-that-is-not": (CorruptDelta, "tensor 'x': block 0: it needs a base"),
     "one-byte-too-many": (CorruptDelta, "its tensors take"),
@@ -84,6 +96,19 @@ def test_hostile_files_are_rejected(name: str, implementation: str) -> None:
         assert caught.value.hint
         # In place there may be another reason to reject it first.
         assert not copy or (type(caught.value) is kind and says in caught.value.message)
+
+
+def test_the_files_are_those_of_this_format() -> None:
+    for name, data in make_files.files().items():
+        assert (HOSTILE / "files" / f"{name}.safetensors").read_bytes() == data
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("bomb-")])
+def test_bombs_take_little_memory(name: str) -> None:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(WeightwireError):
+        weightwire.patch(base(), Delta.open(HOSTILE / "files" / f"{name}.safetensors"), copy=True)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 300_000  # kB
 
 
 def test_blocks_are_found() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutants.catchup_mutants import CATCHUP_MUTANTS
 from mutants.chain_mutants import CHAIN_MUTANTS
+from mutants.delta_mutants import DELTA_MUTANTS
 from mutants.engine_mutants import ENGINE_MUTANTS
 from mutants.hostile_mutants import HOSTILE_MUTANTS
 from mutants.mutant import Mutant
@@ -20,6 +21,7 @@ MUTANTS: dict[str, Mutant] = {
         *TRUST_MUTANTS,
         *CATCHUP_MUTANTS,
         *REPLICA_MUTANTS,
+        *DELTA_MUTANTS,
         *PUBLISHER_MUTANTS,
         *UPKEEP_MUTANTS,
         *ENGINE_MUTANTS,

@@ -131,7 +131,7 @@ CATCHUP_MUTANTS = [
         _TESTS + " delta replica",
         (
             "delta/absolute.py",
-            'for wanted in {after, *(delta.after for delta in deltas)} - {"", state.hex}:',
+            'for wanted in {after, *(delta.after for delta in deltas)} - {"", reached.hex}:',
             "for wanted in ():",
         ),
     ),

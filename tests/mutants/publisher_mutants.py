@@ -42,6 +42,30 @@ PUBLISHER_MUTANTS = [
         ("publisher/copy_advance.py", "        to_the_end(lambda stop: _undo(self._steps))\n", ""),
     ),
     mutant(
+        "delta not compared with the weights",
+        "a delta leads to the weights that were captured",
+        _TESTS,
+        ("publisher/copy_advance.py", "        if rest.values:\n", "        if False:\n"),
+    ),
+    mutant(
+        "digests not compared",
+        "the digest of a block is that of what it decodes to",
+        _TESTS,
+        ("publisher/copy_advance.py", "        if not np.array_equal(added, block.digests):\n", "        if False:\n"),
+    ),
+    mutant(
+        "live weights encoded in place",
+        "what the encoder reads twice cannot change in between",
+        _TESTS,
+        (
+            "publisher/copy_advance.py",
+            "    units = scratch.units(batch)\n",
+            "    if batch.pieces[0].stack.is_single and len(batch.pieces) == 1:\n"
+            "        return batch.pieces[0].stack.units(latest, batch.pieces[0].index)\n"
+            "    units = scratch.units(batch)\n",
+        ),
+    ),
+    mutant(
         "state before the fence kept",
         "if another publisher committed before the fence, the state is rebuilt",
         _TESTS,

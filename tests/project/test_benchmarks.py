@@ -76,6 +76,23 @@ def test_path_arguments_use_the_parsers_of_the_arguments_module(script: Path) ->
     assert not plain
 
 
+# --- runs --------------------------------------------------------------------------------------------------------
+
+
+def test_many_tensors_compares_small_tensors_with_large_ones(tmp_path: Path) -> None:
+    """On few tensors, which are not judged."""
+    code = (
+        "import sys; sys.argv[1:] = ['--tensors', '600', '--rounds', '1', '--json']; import many_tensors as m; m.main()"
+    )
+    ran = run(code, tmp_path, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    (report,) = json.loads(ran.stdout)["sources"]
+    figures = {row["measure"]: row for row in report["rows"]}
+    assert {row["verdict"] for row in figures.values()} == {"-"}
+    assert 0 < figures["delta bytes: small / large"]["figure"] < 4
+    assert figures["run.json bytes: small"]["figure"] > 600 * 40
+
+
 # --- failures ----------------------------------------------------------------------------------------------------
 
 HANGING = "import sys, time; print('ready', flush=True); sys.stdin.read(); time.sleep(600)"

@@ -25,9 +25,10 @@ def example_file() -> bytes:
     """The delta that docs/FORMAT.md shows, put together from its parts."""
     text = (DOCS / "FORMAT.md").read_text(encoding="utf-8")
     (header,) = examples("FORMAT.md")
-    length, data = re.findall(r"^```\n((?:[0-9a-f]{2} ?)+)\n```|begins with `([0-9a-f ]+)`", text, re.MULTILINE)
-    size = bytes.fromhex(length[1])
-    return size + header.ljust(int.from_bytes(size, "little")) + bytes.fromhex(data[0])
+    (size,) = re.findall(r"begins with `((?:[0-9a-f]{2} ){7}[0-9a-f]{2})`", text)
+    index, blocks = re.findall(r"^```\n((?:[0-9a-f]{2} ?)+)\n```", text, re.MULTILINE)
+    header = header.ljust(int.from_bytes(bytes.fromhex(size), "little"))
+    return bytes.fromhex(size) + header + bytes.fromhex(index) + bytes.fromhex(blocks)
 
 
 def test_format_example_is_the_delta_of_its_weights() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
+
 from support.failing_bucket import Troubled, failed
 from support.run_contents import commits_in, version_in
 from support.samples import base as bits_of
 from support.samples import change
 from support.small_weights import F16, initial, settle, train
-from weightwire import digest
+from weightwire import codec, digest
 from weightwire.publisher.publisher import Publisher
 from weightwire.telemetry.events import Event
 
@@ -25,6 +27,20 @@ def newest_shortcut(bucket: Troubled) -> str:
     """The path of the newest anchor beside the chain, or an empty string."""
     paths = [one.path for one in asyncio.run(bucket.list("shortcuts/"))]
     return max(paths, key=lambda path: int(path.split("/")[1]), default="")
+
+
+def test_scratch_memory_is_given_back_after_each_version_and_anchor(
+    bucket: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr(codec, "trim", lambda: trims.append(1))
+    weights = initial()
+    with Publisher(bucket, anchor_every=3) as publisher:
+        for step in range(5):
+            train(weights, step)
+            publisher.publish(weights).wait()
+            settle(publisher)
+    assert len(trims) == 5 + 1
 
 
 class TestAnchors:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from support.captures import BF16, F32, U8, filled, marks
-from weightwire import Tensor
+from weightwire import Tensor, anchor
 from weightwire.codec.block_layout import BLOCK
+from weightwire.delta.tensor_stacks import kind_of, stacks_of
 from weightwire.publisher.weight_arena import WeightArena
 from weightwire.weights.schema import Schema
 from weightwire.weights.tensor import Weights
@@ -51,24 +52,49 @@ def test_pieces_show_where_tensors_lie() -> None:
     arena = WeightArena(MANY)
     for batch in arena.batches:
         for piece in batch.pieces:
-            arena.units(batch)[piece.begin : piece.end] = piece.index + 1
-            begin, end = piece.first, piece.first + piece.end - piece.begin
-            assert (arena[piece.name].bits[begin:end] == piece.index + 1).all()
+            units = arena.units(batch)[piece.begin : piece.end]
+            assert len(units) == piece.layout.count
+            units[:] = piece.index + 1
+            held = piece.stack.units(arena, piece.index)
+            assert not isinstance(held, tuple)
+            assert (held.ctypes.data, len(held)) == (units.ctypes.data, len(units))
+            same = piece.stack.units({**arena}, piece.index)
+            assert (np.concatenate(same if isinstance(same, tuple) else [same]) == piece.index + 1).all()
         assert [piece.begin for piece in batch.pieces] == [0, *(piece.end for piece in batch.pieces[:-1])]
     assert all((one.bits > 0).all() for one in arena.values())
 
 
-def test_small_tensors_of_one_dtype_are_put_together_in_order_of_their_names() -> None:
+def test_small_tensors_of_one_dtype_are_put_together() -> None:
     arena = WeightArena(MANY)
-    groups = [[piece.name for piece in batch.pieces] for batch in arena.batches if len(batch.pieces) > 1]
+    held = [[name for piece in batch.pieces for name in piece.stack.members(piece.index)] for batch in arena.batches]
     small = sorted(name for name in MANY if name.startswith("e"))
-    assert groups == [small[:8], small[8:16], [*small[16:], "z"], ["bias", "scale"]]
-    assert len(arena.batches) == len(groups) + 3 + 1  # and three blocks of `large`, and `bytes`
+    assert held == [
+        small[:7],
+        small[7:14],
+        small[14:],
+        ["large"],
+        ["large"],
+        ["large"],
+        ["z"],
+        ["bias", "scale"],
+        ["bytes"],
+    ]
 
 
-def test_batches_begin_in_new_cache_lines() -> None:
-    arena = WeightArena({name: kind for name, kind in MANY.items() if name != "large"})
-    assert all(arena.units(batch).ctypes.data % 64 == 0 for batch in arena.batches)
+def test_a_stack_of_fewer_tensors_is_not_taken_for_a_whole_one() -> None:
+    arena = WeightArena(MANY)
+    arena.copy_from(numbered(MANY))
+    some = {name: kind_of(arena[name]) for name in ["e0", "e1", "e11"]}
+    (stack,) = stacks_of(some)
+    held = stack.units(arena, 0)
+    assert isinstance(held, tuple)
+    assert all(np.array_equal(one, arena[name].bits) for one, name in zip(held, ["e0", "e1", "e11"], strict=True))
+
+
+def test_stacks_begin_in_new_cache_lines() -> None:
+    arena = WeightArena(MANY)
+    first = [batch for batch in arena.batches if batch.pieces[0].index == 0]
+    assert all(arena.units(batch).ctypes.data % 64 == 0 for batch in first)
     assert all(one.at + one.nbytes <= other.at for one, other in pairwise(arena.batches))
 
 
@@ -96,3 +122,11 @@ def test_tensors_that_are_converted_while_they_are_copied_keep_their_place() -> 
 def test_a_shard_has_only_its_rows() -> None:
     arena = WeightArena({"x": (BF16, (100, 3)), "y": (BF16, (4,))}, {"x": (20, 30)})
     assert (arena["x"].count, arena["x"].rows, arena["y"].rows) == (30, (20, 30), None)
+
+
+def test_an_anchor_is_encoded_from_the_arena_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = WeightArena(MANY)
+    arena.copy_from(numbered(MANY))
+    expected = anchor({**arena}).to_bytes()
+    monkeypatch.setattr(np, "concatenate", None)
+    assert anchor(arena).to_bytes() == expected

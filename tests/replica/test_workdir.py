@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("without_fsync")
 
 def test_a_failed_write_is_repaired_on_open(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     def torn(weights: dict[str, Tensor], patch: Delta, **_: object) -> None:
-        write_absolute(weights, replace(patch, entries={"embed": patch.entries["embed"]}))
+        write_absolute(weights, replace(patch, stacks=(patch.stack_of["embed"],)))
         raise MemoryError("no more")
 
     monkeypatch.setattr("weightwire.replica.workdir.write_absolute", torn)

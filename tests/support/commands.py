@@ -177,8 +177,8 @@ class Training:
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(self.seed)
-        names = [f"model.layers.{layer}.weight" for layer in range(3)]
-        self.weights = {name: random.normal(0, 0.02, (64, 128)).astype(ml_dtypes.bfloat16) for name in names}
+        shapes = {f"model.layers.{layer}.weight": (32 << layer, 256 >> layer) for layer in range(3)}
+        self.weights = {name: random.normal(0, 0.02, one).astype(ml_dtypes.bfloat16) for name, one in shapes.items()}
         self.weights["norm"] = random.normal(1, 0.1, 128).astype(np.float32)
 
     def step(self) -> None:

@@ -58,5 +58,6 @@ def shard(array: npt.NDArray[Any], first: int, last: int) -> dict[str, Tensor]:
 
 
 def three_tensors() -> tuple[Arrays, Arrays]:
-    old = {name: base(BF16, 640 * 100, seed=i).reshape(640, 100) for i, name in enumerate("abc")}
-    return old, {name: change(array.reshape(-1), BF16, "few").reshape(640, 100) for name, array in old.items()}
+    """Of three shapes, so each has blocks of its own."""
+    old = {name: base(BF16, 640 * 100, seed=i).reshape(640 >> i, 100 << i) for i, name in enumerate("abc")}
+    return old, {name: change(array.reshape(-1), BF16, "few").reshape(array.shape) for name, array in old.items()}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from weightwire import State, Tensor, digest
+from weightwire import State, digest
 from weightwire.bucket.bucket import Bucket
 from weightwire.catchup.fetch import Fetcher
 from weightwire.catchup.plan import plan
@@ -16,6 +16,7 @@ from weightwire.chain.records import Commit, Run, Sealed
 from weightwire.publisher.host_copies import HostCopies
 from weightwire.system.runtime import Runtime
 from weightwire.weights.source import read_weights
+from weightwire.weights.tensor import Weights
 
 __all__ = ["commits_in", "run_in", "version_in"]
 
@@ -43,7 +44,7 @@ async def _commits(bucket: Bucket) -> list[Sealed[Commit]]:
     return found
 
 
-async def _restored(bucket: Bucket, version: int | None, base: Mapping[str, Any] | None) -> dict[str, Tensor]:
+async def _restored(bucket: Bucket, version: int | None, base: Mapping[str, Any] | None) -> Weights:
     run = await read_run(bucket)
     commits = await _commits(bucket)
     path = await plan(ChainReader(bucket, run), commits[-1 if version is None else version])

@@ -185,3 +185,14 @@ def vectors_of(width: int) -> Iterator[None]:
         yield
     finally:
         _kernel.vectors(512)
+
+
+def whole_digest(kernel: Any, data: Any, word: int, start: int) -> tuple[int, int]:
+    """The digest of all words, as of one segment."""
+    return pair(kernel.digest(data, word, max(1, memoryview(data).nbytes // word), word, start) or bytes(16))
+
+
+def pair(digests: bytes) -> tuple[int, int]:
+    """The sums of the only segment."""
+    assert len(digests) == 16
+    return int.from_bytes(digests[:8], "little"), int.from_bytes(digests[8:], "little")

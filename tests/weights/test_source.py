@@ -15,8 +15,8 @@ import safetensors.numpy
 from weightwire.errors import CheckpointError
 from weightwire.weights.checkpoint import Checkpoint
 from weightwire.weights.dtypes import DTYPES
-from weightwire.weights.source import read_weights
-from weightwire.weights.tensor import Tensor
+from weightwire.weights.source import _read_plain_array, _read_tensor, read_weights
+from weightwire.weights.tensor import Tensor, address_of
 
 
 def one(value: Any) -> Tensor:
@@ -320,3 +320,61 @@ def test_a_path_is_read_as_a_checkpoint(tmp_path: Path) -> None:
         weights = read_weights(source)
         assert isinstance(weights, Checkpoint)
         assert weights["x"].bits.tolist() == [0, 1, 2]
+
+
+# The short way
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.uint16).reshape(2, 3),
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.arange(6, dtype=np.float64),
+        np.zeros((2, 0), np.float32),
+        np.array(3.0, np.float32),
+        np.arange(12, dtype=np.int8)[1:],
+        np.frombuffer(b"0123456789", np.uint16),
+    ],
+    ids=lambda array: f"{array.dtype}{list(array.shape)}",
+)
+def test_the_short_way_reads_the_same(array: np.ndarray[Any, Any]) -> None:
+    raw = ("U8", (array.nbytes,), array)
+    for value in (array, raw):
+        quick = _read_plain_array(value)
+        thorough = _read_tensor("x", value)
+        assert quick is None or (quick.dtype, quick.shape, quick.rows) == (thorough.dtype, thorough.shape, None)
+        assert quick is None or quick.bits.dtype == thorough.bits.dtype
+        assert quick is None or np.array_equal(quick.bits, thorough.bits)
+        assert quick is None or np.shares_memory(quick.bits, array)
+        assert (quick is None) == (not array.size or (value is array and not array.shape))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(6).reshape(2, 3).T,
+        np.arange(6, dtype=">i4"),
+        np.array(["text"]),
+        ("F99", (6,), np.zeros(6, np.uint8)),
+        ("U8", (7,), np.zeros(6, np.uint8)),
+        ("U8", (-6,), np.zeros(6, np.uint8)),
+        ("U8", (6.0,), np.zeros(6, np.uint8)),
+        ("U8", (True, 6), np.zeros(6, np.uint8)),
+        ("F4", (3,), np.zeros(1, np.uint8)),
+        (8, (6,), np.zeros(6, np.uint8)),
+        ("U8", (6,), np.zeros(12, np.uint8)[::2]),
+        ("U8", [6], np.zeros(6, np.uint8)),
+        ("U8", (6,), bytes(6)),
+        np.zeros(3).view(np.ma.MaskedArray),
+    ],
+    ids=repr,
+)
+def test_the_short_way_leaves_everything_else_to_the_thorough_one(value: object) -> None:
+    assert _read_plain_array(value) is None
+
+
+def test_an_address_is_known_whether_an_array_is_writable_or_not() -> None:
+    writable, fixed = np.arange(5, dtype=np.uint16), np.frombuffer(b"0123456789", np.uint16)
+    for array in (writable, fixed, writable[2:], fixed[2:]):
+        assert address_of(array) == array.ctypes.data

@@ -4,6 +4,7 @@ from weightwire.catchup.data_file_check import FileClaim, check_data_file, hash_
 from weightwire.catchup.detour import LOST_FOR_GOOD, around_lost_data
 from weightwire.catchup.fetch import Fetched, Fetcher, fetch_side_file, fetch_side_files, missing_side_file
 from weightwire.catchup.plan import NEED_ANCHOR, ChainPath, NoPath, Start, anchors_of, find_anchors, plan, plan_newest
+from weightwire.catchup.remote_file import RemoteFile
 from weightwire.catchup.restore import apply_version, load_anchor, restore_weights
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Fetcher",
     "FileClaim",
     "NoPath",
+    "RemoteFile",
     "Start",
     "anchors_of",
     "apply_version",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from weightwire.bucket import Bucket
 from weightwire.chain import ANCHOR, DELTA, DataFile, unlisted_means_missing
-from weightwire.delta import Delta, State
+from weightwire.delta import Delta, State, head_size
 from weightwire.errors import CorruptDelta, UnsupportedFormat, WeightwireError
 from weightwire.system import Runtime
 from weightwire.weights import LENGTH_SIZE, read_size
@@ -57,6 +57,8 @@ async def check_data_file(
     sha256, beginning = await hash_object(bucket, runtime, file.path, file.size, on_read)
     if sha256 != file.sha256:
         return "corrupt: its hash does not match the record"
+    if file.head is not None and hashlib.sha256(beginning[: file.head.size]).hexdigest() != file.head.sha256:
+        return "corrupt: the hash of its head does not match the record"
     where = f"{bucket.url}/{file.path}"
     try:
         delta = Delta.remote(lambda begin, end: beginning[begin:end], file.size, where)
@@ -68,7 +70,7 @@ async def check_data_file(
 async def hash_object(
     bucket: Bucket, runtime: Runtime, path: str, size: int, on_read: Callable[[int], None]
 ) -> tuple[str, bytes]:
-    """The hash of an object, and its first bytes with the header."""
+    """The hash of an object, and its first bytes with the head of a delta."""
     whole, beginning = hashlib.sha256(), b""
     buffer = memoryview(bytearray(min(_PIECE, size)))
     wanted = LENGTH_SIZE
@@ -79,13 +81,15 @@ async def hash_object(
         await runtime.run_in_thread(whole.update, piece)
         if len(beginning) < wanted:
             beginning += bytes(piece)
-            wanted = _header_size(beginning, size)
+            wanted = _head_size(beginning, size)
         on_read(len(piece))
     return whole.hexdigest(), beginning
 
 
-def _header_size(beginning: bytes, total: int) -> int:
+def _head_size(beginning: bytes, total: int) -> int:
+    """The bytes that the parser needs, as far as the first bytes of the file tell."""
     try:
-        return read_size(beginning, "", total=total)
+        size = read_size(beginning, "", total=total)
+        return size if size > len(beginning) else head_size(beginning, "", total)
     except WeightwireError:
         return 0  # the parser reports the problem

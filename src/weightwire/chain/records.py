@@ -30,6 +30,7 @@ __all__ = [
     "Commit",
     "DataFile",
     "Epoch",
+    "FileHead",
     "Gc",
     "HeadHint",
     "Heartbeat",
@@ -159,6 +160,13 @@ class Epoch(Record, frozen=True, kw_only=True):
         _check(1 <= self.epoch <= _MOST and _TOKEN.fullmatch(self.write_id) is not None, "a number is malformed")
 
 
+class FileHead(msgspec.Struct, frozen=True):
+    """The head of a data file. It has the hash of each block, so parts of the file can be read and verified."""
+
+    size: int
+    sha256: str
+
+
 class DataFile(msgspec.Struct, frozen=True):
     """The file of a delta or anchor, or of one rank's part."""
 
@@ -166,11 +174,15 @@ class DataFile(msgspec.Struct, frozen=True):
     size: int
     sha256: str
     rank: int = 0
+    head: FileHead | None = None
 
     def __post_init__(self) -> None:
         _check(_DATA.fullmatch(self.path) is not None, f"{self.path!r:.100} is not the path of a delta or anchor")
         _check(_is_count(self.size) and _is_count(self.rank), "a file's size is malformed")
         _check(_HEX64.fullmatch(self.sha256) is not None, "a file's hash is malformed")
+        if self.head is not None:
+            fine = 0 < self.head.size <= self.size and _HEX64.fullmatch(self.head.sha256) is not None
+            _check(fine, "a file's head is malformed")
         named = self.path.endswith(f"-r{self.rank}-{self.sha256[:16]}.safetensors")
         _check(named, f"{self.path!r:.100} is not the path of this file: its rank or hash differs")
 

@@ -74,7 +74,7 @@ def _summarise(delta: Delta, new: Checkpoint, out: Path, seconds: float) -> Diff
         weights_bytes=nbytes_of(new),
         bytes=delta.nbytes,
         bytes_per_change=delta.nbytes / delta.changed if delta.changed else None,
-        tensors_changed=sum(not entry.fresh for entry in delta.entries.values()),
+        tensors_changed=sum(entry.changed > 0 and not entry.fresh for entry in delta.entries.values()),
         tensors_new=sum(entry.fresh for entry in delta.entries.values()),
         tensors_removed=len(delta.removed),
         seconds=round(seconds, 3),

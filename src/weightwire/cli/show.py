@@ -32,7 +32,7 @@ from weightwire.cli.shared.terminal import (
     print_lines,
 )
 from weightwire.codec import encoding
-from weightwire.delta import FORMAT, Entry
+from weightwire.delta import FORMAT, EncodedStack, Entry
 from weightwire.errors import printable
 
 __all__ = ["show"]
@@ -51,7 +51,7 @@ def show(
     `share` is the share of weights that changed. `bits` is the size in bits per changed weight.
     """
     opened = Delta.open(delta)
-    rows = [_TensorRow.of(opened, entry) for entry in opened.entries.values()]
+    rows = [row for stack in opened.stacks for row in _TensorRow.of(opened, stack) if row.is_change]
     if as_json:
         write_json(_everything(opened, rows))
         return
@@ -68,17 +68,37 @@ def show(
 
 @dataclass(frozen=True)
 class _TensorRow:
-    """One tensor. `blocks` has the encoding and size of each block that is not empty."""
+    """One tensor. `blocks` has the encoding and size of each block that is not empty.
+
+    `stack` is the first tensor of its stack if it shares its blocks with others.
+    """
 
     entry: Entry
     blocks: tuple[tuple[str, int], ...]
+    stack: str | None = None
 
     @classmethod
-    def of(cls, delta: Delta, entry: Entry) -> _TensorRow:
-        if entry.coo:
-            return cls(entry, (("coo", entry.nbytes),))
-        sizes = ((index, size) for index, size in enumerate(entry.blocks) if size)
-        return cls(entry, tuple((encoding(delta.block(entry, index)), size) for index, size in sizes))
+    def of(cls, delta: Delta, stack: EncodedStack) -> Iterator[_TensorRow]:
+        if stack.coo:
+            yield cls(stack.first, (("coo", stack.nbytes),))
+            return
+        sizes = [(index, size) for index, size in enumerate(stack.blocks) if size]
+        found = [(encoding(delta.block(stack, index)), size) for index, size in sizes]
+        if len(stack.entries) == 1:
+            yield cls(stack.first, tuple(found))
+            return
+        for (index, _), block in zip(sizes, found, strict=True):
+            yield from (cls(entry, (block,), stack.first.name) for entry in stack.members(index))
+
+    @property
+    def bytes(self) -> int | None:
+        """None if it shares its blocks with other tensors."""
+        return None if self.stack else sum(size for _, size in self.blocks)
+
+    @property
+    def is_change(self) -> bool:
+        """False for a tensor of a stack that did not change."""
+        return self.entry.fresh or self.entry.changed > 0
 
     @property
     def weights(self) -> int:
@@ -91,7 +111,7 @@ class _TensorRow:
 
     @property
     def bits_per_change(self) -> float | None:
-        return 8 * self.entry.nbytes / self.entry.changed if self.entry.changed else None
+        return None if self.bytes is None or not self.entry.changed else 8 * self.bytes / self.entry.changed
 
 
 # --- per tensor ---------------------------------------------------------------------------------------------
@@ -106,7 +126,7 @@ def _cells(row: _TensorRow, count: Callable[[int], str], size: Callable[[int], s
         "+".join(row.encodings) or "-",
         count(entry.changed),
         "new" if entry.fresh else percent(entry.changed, row.weights),
-        size(entry.nbytes),
+        "-" if row.bytes is None else size(row.bytes),
         _bits(row.bits_per_change),
     ]
 
@@ -160,7 +180,7 @@ def _totals(delta: Delta, rows: Sequence[_TensorRow]) -> Iterator[tuple[str, str
     yield "changed", f"{changed:,} of {weights:,} weights ({percent(changed, weights)})"
     each = f", {delta.nbytes / changed:.3f} per change" if changed else ""
     yield "bytes", f"{delta.nbytes:,} with a header of {len(delta.head):,}{each}"
-    for name, total in _by_encoding(rows).items():
+    for name, total in _by_encoding(delta).items():
         yield name, f"{total.bytes:,} bytes in {counted(total.blocks, 'block')}"
     yield "before", delta.before or "-"
     yield "after", delta.after or "-"
@@ -168,10 +188,13 @@ def _totals(delta: Delta, rows: Sequence[_TensorRow]) -> Iterator[tuple[str, str
         yield "removed", name
 
 
-def _by_encoding(rows: Sequence[_TensorRow]) -> dict[str, EncodingOutput]:
+def _by_encoding(delta: Delta) -> dict[str, EncodingOutput]:
     sizes: dict[str, list[int]] = {}
-    for name, size in (block for row in rows for block in row.blocks):
-        sizes.setdefault(name, []).append(size)
+    for stack in delta.stacks:
+        for index, size in enumerate(stack.blocks):
+            if size:
+                name = "coo" if stack.coo else encoding(delta.block(stack, index))
+                sizes.setdefault(name, []).append(size)
     return {name: EncodingOutput(blocks=len(found), bytes=sum(found)) for name, found in sizes.items()}
 
 
@@ -188,7 +211,7 @@ def _everything(delta: Delta, rows: Sequence[_TensorRow]) -> ShowOutput:
         bytes=delta.nbytes,
         header_bytes=len(delta.head),
         bytes_per_change=delta.nbytes / changed if changed else None,
-        encodings=_by_encoding(rows),
+        encodings=_by_encoding(delta),
         removed=list(delta.removed),
         tensors=[_everything_of(row) for row in rows],
     )
@@ -205,8 +228,8 @@ def _everything_of(row: _TensorRow) -> TensorOutput:
         encodings=row.encodings,
         changed=None if entry.fresh else entry.changed,
         weights=row.weights,
-        bytes=entry.nbytes,
+        bytes=row.bytes,
+        stack=row.stack,
         bits_per_change=None if entry.fresh else row.bits_per_change,
-        blocks=list(entry.blocks),
-        digest="".join(f"{one:016x}" for one in entry.digest),
+        digest="".join(f"{one:016x}" for one in entry.digest) if entry.digest else None,
     )

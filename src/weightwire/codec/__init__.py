@@ -5,19 +5,23 @@ The C kernel does the work. If it was not built, NumPy (`numpy_kernel`) gives th
 
 from weightwire.codec.bit_stream import read_uvarint, uvarint
 from weightwire.codec.block_codec import (
+    BlockUnits,
     Digest,
+    Digests,
     EncodedBlock,
     Patch,
     apply,
     decode,
     digest,
     digest_change,
+    digest_of,
     encode,
     encoding,
     has_kernel,
     replace,
     swap,
     swap_units,
+    trim,
     vector_bits,
 )
 from weightwire.codec.block_layout import BLOCK, Layout
@@ -28,7 +32,9 @@ __all__ = [
     "BLOCK",
     "BYTES_PER_BYTE",
     "BlockChanges",
+    "BlockUnits",
     "Digest",
+    "Digests",
     "EncodedBlock",
     "Layout",
     "Patch",
@@ -37,6 +43,7 @@ __all__ = [
     "decode_coo",
     "digest",
     "digest_change",
+    "digest_of",
     "encode",
     "encode_coo",
     "encoding",
@@ -46,6 +53,7 @@ __all__ = [
     "replace",
     "swap",
     "swap_units",
+    "trim",
     "uvarint",
     "vector_bits",
 ]

@@ -1,4 +1,5 @@
-/* The kernel: the functions of numpy_kernel.py, at memory speed. Releases the interpreter while it works.
+/* The kernel: the functions of numpy_kernel.py, at memory speed. Releases the interpreter while it works. A block is one
+ * buffer, or a tuple with a buffer for each segment.
  *
  * A malformed block raises ValueError with the reason.
  */
@@ -14,70 +15,160 @@
 
 enum { MOST = 1 << 22 }; /* units in a block: ranks and distances must fit into 32 bits with room to spare */
 
-static int fits(const Py_buffer *b, Py_ssize_t count, unsigned unit, const char *what) {
-    if (b->len == count * (Py_ssize_t)unit) return 1;
-    PyErr_Format(PyExc_TypeError, "%s has %zd bytes, not %zd", what, b->len, count * (Py_ssize_t)unit);
+/* A block that was passed as one buffer, or as a tuple with a buffer for each segment. */
+typedef struct {
+    Pieces pieces;
+    Py_ssize_t size;
+    Py_buffer one, *each;
+    Py_ssize_t lent;
+} Block;
+
+static void give_back(Block *b) {
+    for (Py_ssize_t i = 0; i < b->lent; i++) PyBuffer_Release(b->each ? &b->each[i] : &b->one);
+    PyMem_Free(b->each);
+    PyMem_Free((void *)(uintptr_t)b->pieces.each);
+    memset(b, 0, sizeof *b);
+}
+
+static int borrow_each(PyObject *tuple, int flags, Block *b) {
+    Py_ssize_t count = PyTuple_Size(tuple), segment = (Py_ssize_t)b->pieces.size;
+    uint8_t **each = PyMem_Malloc((size_t)count * sizeof *each + 1);
+    b->pieces.each = each;
+    b->each = PyMem_Malloc((size_t)count * sizeof *b->each + 1);
+    if (!each || !b->each) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (PyObject_GetBuffer(PyTuple_GetItem(tuple, i), &b->each[i], flags) < 0) return 0;
+        b->lent++;
+        each[i] = b->each[i].buf;
+        if (b->each[i].len != segment) {
+            PyErr_Format(PyExc_TypeError, "a segment has %zd bytes, not %zd", b->each[i].len, segment);
+            return 0;
+        }
+    }
+    b->size = count * segment;
+    return 1;
+}
+
+/* `segment` is in bytes. Give the block back in any case. */
+static int borrow(PyObject *given, Py_ssize_t segment, int writable, Block *b) {
+    int flags = writable ? PyBUF_WRITABLE : PyBUF_SIMPLE;
+    b->pieces.size = (size_t)segment;
+    if (PyTuple_Check(given)) return borrow_each(given, flags, b);
+    if (PyObject_GetBuffer(given, &b->one, flags) < 0) return 0;
+    b->lent = 1;
+    b->pieces.all = b->one.buf;
+    b->size = b->one.len;
+    return 1;
+}
+
+static int fits(Py_ssize_t size, Py_ssize_t count, unsigned unit, const char *what) {
+    if (size == count * (Py_ssize_t)unit) return 1;
+    PyErr_Format(PyExc_TypeError, "%s has %zd bytes, not %zd", what, size, count * (Py_ssize_t)unit);
     return 0;
 }
 
-static int known_layout(const Classing *k, unsigned word, Py_ssize_t bytes) {
+static int known_units(const Classing *k, Py_ssize_t bytes) {
     unsigned unit = k->unit, bits = k->exponent + k->mantissa + 1;
     int good = (unit == 1 || unit == 2 || unit == 4 || unit == 8) && (!k->exponent || bits == 8 * unit);
-    good = good && k->exponent <= 11 && (word == unit || word == 8) && bytes % (Py_ssize_t)word == 0;
+    good = good && k->exponent <= 11 && bytes % (Py_ssize_t)unit == 0;
     if (!good) PyErr_SetString(PyExc_TypeError, "invalid unit layout");
     return good;
 }
 
+/* Checks that a segment consists of whole words. */
+static int known_segment(const Classing *k, const Indexing *where) {
+    size_t segment = where->segment, most = (size_t)1 << 58;
+    if (!known_units(k, 0)) return 0;
+    int good = where->word == k->unit || where->word == 8;
+    if (good && segment && segment <= most && segment * k->unit % where->word == 0) return 1;
+    PyErr_SetString(PyExc_TypeError, "invalid words or segments");
+    return 0;
+}
+
+/* Checks that a block of so many bytes consists of whole segments. */
+static int known_layout(const Classing *k, const Indexing *where, Py_ssize_t bytes) {
+    if (bytes % (Py_ssize_t)(where->segment * k->unit) == 0) return 1;
+    PyErr_SetString(PyExc_TypeError, "a block is not made of whole segments");
+    return 0;
+}
+
+static PyObject *new_digests(Py_ssize_t units, const Indexing *where, Digest **digests) {
+    Py_ssize_t size = units / (Py_ssize_t)where->segment * (Py_ssize_t)sizeof(Digest);
+    PyObject *result = PyBytes_FromStringAndSize(NULL, size);
+    if (!result) return NULL;
+    *digests = (Digest *)(void *)PyBytes_AsString(result);
+    memset(*digests, 0, (size_t)size);
+    return result;
+}
+
+static PyObject *encode(
+    const Block *old, const Block *new, Py_ssize_t count, Py_ssize_t line, Classing *k, Indexing where) {
+    Digest *digests;
+    Py_ssize_t size = count / (Py_ssize_t)where.segment * 4;
+    PyObject *gained = new_digests(count, &where, &digests), *changed = PyBytes_FromStringAndSize(NULL, size);
+    PyObject *result = NULL;
+    if (gained && changed) {
+        Bytes out = {0};
+        int good;
+        uint32_t *counts = memset(PyBytes_AsString(changed), 0, (size_t)size);
+        const Pieces *base = old->lent ? &old->pieces : NULL;
+        Py_BEGIN_ALLOW_THREADS;
+        good = encode_block(base, &new->pieces, (size_t)count, (size_t)line, k, where, &out, counts, digests);
+        Py_END_ALLOW_THREADS;
+        if (!good)
+            PyErr_NoMemory();
+        else
+            /* Not "y#": a kernel built with the headers of 3.13 would raise SystemError in 3.11 and 3.12. */
+            result = Py_BuildValue(
+                "NOO", PyBytes_FromStringAndSize((char *)out.data, (Py_ssize_t)out.size), changed, gained);
+        scratch_free(out.data);
+    }
+    Py_XDECREF(gained);
+    Py_XDECREF(changed);
+    return result;
+}
+
 static PyObject *py_encode_block(PyObject *self, PyObject *args) {
-    PyObject *old_object, *result = NULL;
-    Py_buffer old = {0}, new = {0};
+    PyObject *old_object, *new_object, *result = NULL;
+    Block old = {0}, new = {0};
     Classing k = {0};
     Indexing where;
-    Py_ssize_t line;
+    Py_ssize_t line, segment;
     unsigned long long start;
     (void)self;
     if (!PyArg_ParseTuple(
-            args, "Oy*IIInIK", &old_object, &new, &k.unit, &k.exponent, &k.mantissa, &line, &where.word, &start))
+            args, "OOIIInnIK", &old_object, &new_object, &k.unit, &k.exponent, &k.mantissa, &line, &segment,
+            &where.word, &start))
         return NULL;
     where.start = start;
-    if (!known_layout(&k, where.word, new.len)) goto done;
-    Py_ssize_t count = new.len / (Py_ssize_t)k.unit;
-    if (count * (Py_ssize_t)k.unit != new.len || count < 1 || count > MOST || line < 0 ||
-        (line && count % line)) {
+    where.segment = (size_t)segment;
+    if (!known_segment(&k, &where) || !borrow(new_object, segment * (Py_ssize_t)k.unit, 0, &new)) goto done;
+    if (!known_layout(&k, &where, new.size)) goto done;
+    Py_ssize_t count = new.size / (Py_ssize_t)k.unit;
+    if (count < 1 || count > MOST || line < 0 || (line && segment % line)) {
         PyErr_SetString(PyExc_TypeError, "invalid block or line size");
         goto done;
     }
-    if (old_object != Py_None &&
-        (PyObject_GetBuffer(old_object, &old, PyBUF_SIMPLE) < 0 || !fits(&old, count, k.unit, "old")))
+    if (old_object != Py_None && (!borrow(old_object, segment * (Py_ssize_t)k.unit, 0, &old) ||
+                                  !fits(old.size, count, k.unit, "old")))
         goto done;
-    Bytes out = {0};
-    Digest digest = {{0, 0}};
-    size_t changed;
-    int good;
-    Py_BEGIN_ALLOW_THREADS;
-    good = encode_block(old.buf, new.buf, (size_t)count, (size_t)line, &k, where, &out, &changed, &digest);
-    Py_END_ALLOW_THREADS;
-    if (!good)
-        PyErr_NoMemory();
-    else
-        /* Not "y#": a kernel built with the headers of 3.13 would raise SystemError in 3.11 and 3.12. */
-        result = Py_BuildValue(
-            "NnKK", PyBytes_FromStringAndSize((char *)out.data, (Py_ssize_t)out.size), (Py_ssize_t)changed,
-            (unsigned long long)digest.sum[0], (unsigned long long)digest.sum[1]);
-    scratch_free(out.data);
+    result = encode(&old, &new, count, line, &k, where);
 done:
-    if (old.obj) PyBuffer_Release(&old);
-    PyBuffer_Release(&new);
+    give_back(&old);
+    give_back(&new);
     return result;
 }
 
 /* Decodes a block against its base, or into it if there is a target. Python allocates the results as soon as their size
  * is known, so large results are not copied. */
 static PyObject *decode_block(
-    const Py_buffer *data, const uint8_t *old, size_t count, size_t line, Classing *k, Landed *landed) {
+    const Py_buffer *data, const Pieces *old, size_t count, size_t line, Classing *k, Landed *landed) {
     const uint8_t *bytes = data->buf;
     size_t size = (size_t)data->len, changes = count;
-    PyObject *positions = NULL, *values = NULL, *result = NULL;
+    PyObject *positions = NULL, *values = NULL, *gained = NULL, *result = NULL;
     const char *why;
     Reading g;
     memset(&g, 0, sizeof g);
@@ -88,7 +179,8 @@ static PyObject *decode_block(
     if (!why) {
         positions = listed ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(changes * 4)) : Py_NewRef(Py_None);
         values = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(changes * k->unit));
-        if (!positions || !values) why = OUT_OF_MEMORY;
+        gained = new_digests(landed->target ? (Py_ssize_t)count : 0, &landed->where, &landed->digests);
+        if (!positions || !values || !gained) why = OUT_OF_MEMORY;
     }
     if (!why) {
         landed->position = listed ? (uint32_t *)PyBytes_AsString(positions) : NULL;
@@ -103,24 +195,23 @@ static PyObject *decode_block(
     else if (why)
         PyErr_SetString(PyExc_ValueError, why);
     else if (landed->target)
-        result = Py_BuildValue(
-            "OOKK", positions, values, (unsigned long long)landed->digest.sum[0],
-            (unsigned long long)landed->digest.sum[1]);
+        result = Py_BuildValue("OOO", positions, values, gained);
     else
         result = Py_BuildValue("OO", positions, values);
     if (!result && !why && landed->target) {
         if (listed)
             put_back(landed, k->unit);
         else
-            swap_block(landed->target, NULL, landed->value, count, k->unit, landed->where, &landed->digest);
+            swap_block(landed->target, NULL, landed->value, count, k->unit, landed->where, landed->digests);
     }
     Py_XDECREF(positions);
     Py_XDECREF(values);
+    Py_XDECREF(gained);
     return result;
 }
 
 static int known_block(const Classing *k, Py_ssize_t count, Py_ssize_t line, Py_ssize_t size) {
-    if (!known_layout(k, k->unit, 0)) return 0;
+    if (!known_units(k, 0)) return 0;
     if (count >= 1 && count <= MOST && line >= 0 && !(line && count % line) && size >= 1) return 1;
     PyErr_SetString(PyExc_TypeError, "invalid block or line size");
     return 0;
@@ -128,45 +219,59 @@ static int known_block(const Classing *k, Py_ssize_t count, Py_ssize_t line, Py_
 
 static PyObject *py_decode_block(PyObject *self, PyObject *args) {
     PyObject *old_object, *result = NULL;
-    Py_buffer data = {0}, old = {0};
+    Py_buffer data = {0};
+    Block old = {0};
     Classing k = {0};
     Py_ssize_t count, line;
     (void)self;
     if (!PyArg_ParseTuple(args, "y*OnIIIn", &data, &old_object, &count, &k.unit, &k.exponent, &k.mantissa, &line))
         return NULL;
     if (!known_block(&k, count, line, data.len)) goto done;
-    if (old_object != Py_None &&
-        (PyObject_GetBuffer(old_object, &old, PyBUF_SIMPLE) < 0 || !fits(&old, count, k.unit, "old")))
+    Py_ssize_t pieces = PyTuple_Check(old_object) ? PyTuple_Size(old_object) : 1;
+    Py_ssize_t segment = pieces ? count / pieces : count;
+    if (old_object != Py_None && (!borrow(old_object, segment * (Py_ssize_t)k.unit, 0, &old) ||
+                                  !fits(old.size, count, k.unit, "old")))
         goto done;
+    if (line && segment % line) {
+        PyErr_SetString(PyExc_TypeError, "invalid block or line size");
+        goto done;
+    }
     Landed landed = {0};
-    result = decode_block(&data, old.buf, (size_t)count, (size_t)line, &k, &landed);
+    landed.where = (Indexing){k.unit, 0, (size_t)segment};
+    result = decode_block(&data, old.lent ? &old.pieces : NULL, (size_t)count, (size_t)line, &k, &landed);
 done:
-    if (old.obj) PyBuffer_Release(&old);
+    give_back(&old);
     PyBuffer_Release(&data);
     return result;
 }
 
 static PyObject *py_patch_block(PyObject *self, PyObject *args) {
-    PyObject *result = NULL;
-    Py_buffer data = {0}, target = {0};
+    PyObject *target_object, *result = NULL;
+    Py_buffer data = {0};
+    Block target = {0};
     Classing k = {0};
     int fresh;
     Landed landed = {0};
-    Py_ssize_t line;
+    Py_ssize_t line, segment;
     unsigned long long start;
     (void)self;
     if (!PyArg_ParseTuple(
-            args, "y*w*pIIInIK", &data, &target, &fresh, &k.unit, &k.exponent, &k.mantissa, &line, &landed.where.word,
-            &start))
+            args, "y*OpIIInnIK", &data, &target_object, &fresh, &k.unit, &k.exponent, &k.mantissa, &line, &segment,
+            &landed.where.word, &start))
         return NULL;
-    Py_ssize_t count = k.unit ? target.len / (Py_ssize_t)k.unit : 0;
-    if (!known_block(&k, count, line, data.len) || !known_layout(&k, landed.where.word, target.len)) goto done;
-    if (!fits(&target, count, k.unit, "target")) goto done;
     landed.where.start = start;
-    landed.target = target.buf;
-    result = decode_block(&data, fresh ? NULL : target.buf, (size_t)count, (size_t)line, &k, &landed);
+    landed.where.segment = (size_t)segment;
+    if (!known_segment(&k, &landed.where) || !borrow(target_object, segment * (Py_ssize_t)k.unit, 1, &target)) goto done;
+    Py_ssize_t count = target.size / (Py_ssize_t)k.unit;
+    if (!known_block(&k, count, line, data.len) || !known_layout(&k, &landed.where, target.size)) goto done;
+    if (line && segment % line) {
+        PyErr_SetString(PyExc_TypeError, "invalid block or line size");
+        goto done;
+    }
+    landed.target = &target.pieces;
+    result = decode_block(&data, fresh ? NULL : &target.pieces, (size_t)count, (size_t)line, &k, &landed);
 done:
-    PyBuffer_Release(&target);
+    give_back(&target);
     PyBuffer_Release(&data);
     return result;
 }
@@ -174,10 +279,10 @@ done:
 /* Checks that a patch fits a block of `count` units and, on request, that its positions ascend. */
 static int known_patch(
     PyObject *given, Py_buffer *positions, const Py_buffer *values, Py_ssize_t count, unsigned unit, int ascending) {
-    if (given == Py_None) return fits(values, count, unit, "values");
+    if (given == Py_None) return fits(values->len, count, unit, "values");
     size_t changes = (size_t)values->len / unit, good = 0;
     if (PyObject_GetBuffer(given, positions, PyBUF_SIMPLE) < 0) return 0;
-    if (!fits(values, (Py_ssize_t)changes, unit, "values") || !fits(positions, (Py_ssize_t)changes, 4, "positions"))
+    if (!fits(values->len, (Py_ssize_t)changes, unit, "values") || !fits(positions->len, (Py_ssize_t)changes, 4, "positions"))
         return 0;
     const uint32_t *at = positions->buf;
     Py_BEGIN_ALLOW_THREADS;
@@ -190,35 +295,38 @@ static int known_patch(
     return 0;
 }
 
-static PyObject *digest_sums(Digest digest) {
-    return Py_BuildValue("KK", (unsigned long long)digest.sum[0], (unsigned long long)digest.sum[1]);
-}
-
 /* Exchanges the units of a patch and its block. Without `write`, only computes the change of the digest. */
 static PyObject *swap_or_tell(PyObject *args, int write) {
-    PyObject *positions_object, *result = NULL;
-    Py_buffer block = {0}, positions = {0}, values = {0};
+    PyObject *block_object, *positions_object, *result = NULL;
+    Py_buffer positions = {0}, values = {0};
+    Block block = {0};
     Classing k = {0};
     Indexing where;
+    Digest *digests;
+    Py_ssize_t segment;
     unsigned long long start;
     if (!PyArg_ParseTuple(
-            args, write ? "w*Ow*IIK" : "y*Oy*IIK", &block, &positions_object, &values, &k.unit, &where.word, &start))
+            args, write ? "OOw*InIK" : "OOy*InIK", &block_object, &positions_object, &values, &k.unit, &segment,
+            &where.word, &start))
         return NULL;
     where.start = start;
-    if (!known_layout(&k, where.word, block.len)) goto done;
-    if (!known_patch(positions_object, &positions, &values, block.len / (Py_ssize_t)k.unit, k.unit, !write)) goto done;
-    Digest digest = {{0, 0}};
+    where.segment = (size_t)segment;
+    if (!known_segment(&k, &where) || !borrow(block_object, segment * (Py_ssize_t)k.unit, write, &block)) goto done;
+    if (!known_layout(&k, &where, block.size)) goto done;
+    Py_ssize_t count = block.size / (Py_ssize_t)k.unit;
+    if (!known_patch(positions_object, &positions, &values, count, k.unit, !write)) goto done;
+    result = new_digests(count, &where, &digests);
+    if (!result) goto done;
     size_t changes = (size_t)values.len / k.unit;
     Py_BEGIN_ALLOW_THREADS;
     if (write)
-        swap_block(block.buf, positions.buf, values.buf, changes, k.unit, where, &digest);
+        swap_block(&block.pieces, positions.buf, values.buf, changes, k.unit, where, digests);
     else
-        digest_change(block.buf, positions.buf, values.buf, changes, k.unit, where, &digest);
+        digest_change(&block.pieces, positions.buf, values.buf, changes, k.unit, where, digests);
     Py_END_ALLOW_THREADS;
-    result = digest_sums(digest);
 done:
     if (positions.obj) PyBuffer_Release(&positions);
-    PyBuffer_Release(&block);
+    give_back(&block);
     PyBuffer_Release(&values);
     return result;
 }
@@ -234,7 +342,7 @@ static PyObject *py_digest_change(PyObject *self, PyObject *args) {
 }
 
 /* Copies the source to the target. Everything that can fail happens while the change can be undone. */
-static PyObject *replace_block(uint8_t *target, const uint8_t *source, size_t count, unsigned unit) {
+static PyObject *replace_block(const Pieces *target, const Pieces *source, size_t count, unsigned unit) {
     Replaced replaced = {0};
     size_t most = replaced_most(count, unit);
     PyObject *positions = NULL, *values = NULL, *result = NULL;
@@ -255,7 +363,7 @@ static PyObject *replace_block(uint8_t *target, const uint8_t *source, size_t co
     uint8_t *value = result ? (uint8_t *)PyByteArray_AsString(values) : NULL;
     Py_BEGIN_ALLOW_THREADS;
     if (!result) {
-        put_units(target, replaced.position, replaced.value, replaced.count, unit);
+        put_back_replaced(&replaced, target, unit);
     } else if (!listed) {
         replace_rest(&replaced, target, source, count, unit, value);
     } else if (replaced.count) {
@@ -269,45 +377,64 @@ static PyObject *replace_block(uint8_t *target, const uint8_t *source, size_t co
     return result;
 }
 
+static int overlap(const Pieces *a, const Pieces *b, size_t segments) {
+    for (size_t i = 0; i < segments; i++) {
+        uintptr_t x = (uintptr_t)piece_of(a, i), y = (uintptr_t)piece_of(b, i);
+        if (x < y + b->size && y < x + a->size) return 1;
+    }
+    return 0;
+}
+
 static PyObject *py_replace_block(PyObject *self, PyObject *args) {
-    PyObject *result = NULL;
-    Py_buffer target = {0}, source = {0};
+    PyObject *target_object, *source_object, *result = NULL;
+    Block target = {0}, source = {0};
     Classing k = {0};
+    Indexing where = {0};
+    Py_ssize_t segment;
     (void)self;
-    if (!PyArg_ParseTuple(args, "w*y*I", &target, &source, &k.unit)) return NULL;
-    if (!known_layout(&k, k.unit, target.len)) goto done;
-    Py_ssize_t count = target.len / (Py_ssize_t)k.unit;
-    uintptr_t t = (uintptr_t)target.buf, s = (uintptr_t)source.buf;
-    if (!fits(&source, count, k.unit, "source")) goto done;
+    if (!PyArg_ParseTuple(args, "OOIn", &target_object, &source_object, &k.unit, &segment)) return NULL;
+    where.segment = (size_t)segment;
+    where.word = k.unit;
+    if (!known_segment(&k, &where) || !borrow(target_object, segment * (Py_ssize_t)k.unit, 1, &target)) goto done;
+    if (!known_layout(&k, &where, target.size)) goto done;
+    Py_ssize_t count = target.size / (Py_ssize_t)k.unit;
+    if (!borrow(source_object, segment * (Py_ssize_t)k.unit, 0, &source)) goto done;
+    if (!fits(source.size, count, k.unit, "source")) goto done;
     if (count > MOST)
         PyErr_SetString(PyExc_TypeError, "invalid block size");
-    else if (t < s + (size_t)source.len && s < t + (size_t)target.len)
+    else if (overlap(&target.pieces, &source.pieces, (size_t)(count / segment)))
         PyErr_SetString(PyExc_TypeError, "target and source overlap");
     else
-        result = replace_block(target.buf, source.buf, (size_t)count, k.unit);
+        result = replace_block(&target.pieces, &source.pieces, (size_t)count, k.unit);
 done:
-    PyBuffer_Release(&target);
-    PyBuffer_Release(&source);
+    give_back(&target);
+    give_back(&source);
     return result;
 }
 
 static PyObject *py_digest(PyObject *self, PyObject *args) {
-    Py_buffer data = {0};
+    PyObject *data_object, *result = NULL;
+    Block data = {0};
+    Classing k = {0};
     Indexing where;
+    Digest *digests;
+    Py_ssize_t segment;
     unsigned long long start;
     (void)self;
-    if (!PyArg_ParseTuple(args, "y*IK", &data, &where.word, &start)) return NULL;
+    if (!PyArg_ParseTuple(args, "OInIK", &data_object, &k.unit, &segment, &where.word, &start)) return NULL;
     where.start = start;
-    Classing k = {where.word, 0, 0, 0, 0};
-    PyObject *result = NULL;
-    if (known_layout(&k, where.word, data.len)) {
-        Digest digest;
+    where.segment = (size_t)segment;
+    if (!known_segment(&k, &where) || !borrow(data_object, segment * (Py_ssize_t)k.unit, 0, &data)) goto done;
+    if (!known_layout(&k, &where, data.size)) goto done;
+    result = new_digests(data.size / (Py_ssize_t)k.unit, &where, &digests);
+    if (result) {
+        size_t segments = (size_t)data.size / data.pieces.size;
         Py_BEGIN_ALLOW_THREADS;
-        HOT(digest, data.buf, (size_t)data.len / where.word, where, &digest);
+        digest_segments(&data.pieces, segments, where, digests);
         Py_END_ALLOW_THREADS;
-        result = digest_sums(digest);
     }
-    PyBuffer_Release(&data);
+done:
+    give_back(&data);
     return result;
 }
 
@@ -331,19 +458,21 @@ static PyObject *py_trim(PyObject *self, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"encode_block", py_encode_block, METH_VARARGS,
-     "encode_block(old|None, new, unit, exponent, mantissa, line, word, start) -> bytes, changed, digest change"},
+     "encode_block(old|None, new, unit, exponent, mantissa, line, segment, word, start) -> bytes, changed, digest changes"},
     {"decode_block", py_decode_block, METH_VARARGS,
      "decode_block(data, old|None, count, unit, exponent, mantissa, line) -> positions|None, values"},
     {"patch_block", py_patch_block, METH_VARARGS,
-     "patch_block(data, target, fresh, unit, exponent, mantissa, line, word, start) -> positions|None, old values, "
-     "digest change"},
+     "patch_block(data, target, fresh, unit, exponent, mantissa, line, segment, word, start) -> positions|None, "
+     "old values, digest changes"},
     {"swap_block", py_swap_block, METH_VARARGS,
-     "swap_block(target, positions|None, values, unit, word, start) -> digest change; values become the old ones"},
+     "swap_block(target, positions|None, values, unit, segment, word, start) -> digest changes; values become the old "
+     "ones"},
     {"replace_block", py_replace_block, METH_VARARGS,
-     "replace_block(target, source, unit) -> positions|None, old values; the target becomes the source"},
+     "replace_block(target, source, unit, segment) -> positions|None, old values; the target becomes the source"},
     {"digest_change", py_digest_change, METH_VARARGS,
-     "digest_change(old, positions|None, values, unit, word, start) -> digest change; what a swap would do, unwritten"},
-    {"digest", py_digest, METH_VARARGS, "digest(data, word, start) -> digest"},
+     "digest_change(old, positions|None, values, unit, segment, word, start) -> digest changes; what a swap would do, "
+     "unwritten"},
+    {"digest", py_digest, METH_VARARGS, "digest(data, unit, segment, word, start) -> digests"},
     {"vectors", py_vectors, METH_VARARGS, "vectors(most) -> how wide the vectors in use are from now on: 512, 256 or 0 bits"},
     {"trim", py_trim, METH_NOARGS, "trim(): frees the scratch memory that is kept for the next block"},
     {NULL, NULL, 0, NULL}};

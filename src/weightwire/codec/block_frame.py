@@ -11,10 +11,11 @@ from weightwire.codec import rans
 from weightwire.codec.bit_stream import read_uvarint, uvarint
 from weightwire.codec.frequency_tables import Shares
 
-__all__ = ["DENSE", "FULL", "LINES", "ULP", "Sections", "entropy_coded", "read_entropy_coded"]
+__all__ = ["DENSE", "FULL", "LANES", "LINES", "ULP", "Sections", "entropy_coded", "read_entropy_coded"]
 
 ULP, DENSE, FULL = 1, 2, 3
-FOUR_LANES, LINES = 4, 8  # flags beside the encoding in a block's first byte
+LANES = (1, 4, 16)  # bits 2 and 3 of a block's first byte are an index of these
+LINES = 16  # a flag beside them
 
 Sections = list[tuple[rans.Symbols, Shares]]
 
@@ -24,13 +25,13 @@ def entropy_coded(head: int, sections: Sections) -> bytes:
     lanes = rans.lanes_for(sum(len(symbols) for symbols, _ in sections))
     states, words = rans.encode(sections, lanes)
     coded = np.array(states, "<u4").tobytes() + np.array(words, "<u2").tobytes()
-    return bytes([head | (FOUR_LANES if lanes == 4 else 0)]) + uvarint(len(words)) + coded
+    return bytes([head | LANES.index(lanes) << 2]) + uvarint(len(words)) + coded
 
 
 def read_entropy_coded(data: memoryview) -> tuple[rans.Decoder, memoryview]:
     """A decoder, and the bytes after its words."""
     words, at = read_uvarint(data, 1)
-    lanes = 4 if data[0] & FOUR_LANES else 1
+    lanes = LANES[data[0] >> 2 & 3]
     if 4 * lanes + 2 * words > len(data) - at:
         raise ValueError("its entropy-coded part is too short")
     states = np.frombuffer(data, "<u4", lanes, at)

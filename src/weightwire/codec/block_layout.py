@@ -1,4 +1,4 @@
-"""How a tensor, or a range of its rows, is cut into blocks and digested (docs/FORMAT.md, "Layout").
+"""How a tensor, a range of its rows, or a stack of tensors is cut into blocks and digested (docs/FORMAT.md, "Layout").
 
 A block holds at most 2^22 units, which keeps positions small.
 """
@@ -21,7 +21,8 @@ class Layout:
     """`count` units in blocks of `block` units; the last block may be shorter.
 
     A block consists of lines of `line` units, or has no lines if it is 0. The digest is over words of `word` bytes.
-    The first word has index `start`.
+    The first word has index `start`. A stack has several `members`, tensors of one shape. Its blocks hold whole
+    members, and each member has its own digest.
     """
 
     dtype: Dtype
@@ -31,6 +32,7 @@ class Layout:
     row: int
     word: int
     start: int
+    members: int = 1
 
     @staticmethod
     @lru_cache(4096)  # a mixture of experts has thousands of tensors, of a few shapes
@@ -44,6 +46,22 @@ class Layout:
         line = _line(dtype, shape, row)
         return Layout(dtype, count, _block(count, line), line, row, word, first * row * unit // word)
 
+    @staticmethod
+    @lru_cache(4096)
+    def stack(dtype: Dtype, shape: tuple[int, ...], members: int, per: int) -> Layout:
+        """The layout of whole tensors of one shape, one behind the other, in blocks of `per` members."""
+        one = Layout.of(dtype, shape)
+        if members == 1:
+            return one
+        if not 0 < one.count * per <= BLOCK:
+            raise ValueError("a block of a stack holds at least one unit, and at most 2^22")
+        return replace(one, count=members * one.count, block=per * one.count, members=members)
+
+    @property
+    def segment(self) -> int:
+        """The number of units with one digest: a member of a stack, or a block. The last block may have fewer."""
+        return self.count // self.members if self.members > 1 else min(self.block, self.count)
+
     @property
     def blocks(self) -> int:
         return -(-self.count // self.block) if self.count else 0
@@ -55,10 +73,13 @@ class Layout:
     def alone(self, index: int) -> Layout:
         """The layout of an array that holds only this block. Bytes and digest are the same."""
         begin, end = self.span(index)
-        return replace(self, count=end - begin, start=self.word_index(begin))
+        members = (end - begin) // self.segment if self.members > 1 else 1
+        return replace(self, count=end - begin, start=self.word_index(begin), members=members)
 
     def word_index(self, unit: int) -> int:
-        """The index of the word that starts with this unit, for the digest."""
+        """The index of the word that starts with this unit, for the digest. Members of a stack begin at 0."""
+        if self.members > 1:
+            return unit % self.segment * self.dtype.unit // self.word
         return self.start + unit * self.dtype.unit // self.word
 
     def blocks_of_rows(self, first: int, last: int) -> range:

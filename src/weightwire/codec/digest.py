@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["digest_words"]
+__all__ = ["Words", "digest_terms", "digest_words"]
 
 Words = npt.NDArray[np.uint64]
 
@@ -18,6 +18,12 @@ _U = np.uint64
 
 def digest_words(words: Words, indices: Words) -> tuple[int, int]:
     """The two sums for these words at these indices."""
+    a, b = digest_terms(words, indices)
+    return int(a.sum(dtype=_U)), int(b.sum(dtype=_U))
+
+
+def digest_terms(words: Words, indices: Words) -> tuple[Words, Words]:
+    """What each word adds to the two sums."""
     places = indices + _U(1)
     a = words + places * _U(0x9E3779B97F4A7C15)
     a ^= a >> _U(32)
@@ -31,4 +37,4 @@ def digest_words(words: Words, indices: Words) -> tuple[int, int]:
     b ^= b >> _U(27)
     b *= _U(0x94D049BB133111EB)
     b ^= b >> _U(31)
-    return int(a.sum(dtype=_U)), int(b.sum(dtype=_U))
+    return a, b

@@ -6,7 +6,7 @@ malformed block raises ValueError; the caller adds the file and the tensor.
 
 from __future__ import annotations
 
-from weightwire.codec.block_frame import DENSE, FOUR_LANES, FULL, LINES, ULP
+from weightwire.codec.block_frame import DENSE, FULL, LANES, ULP
 from weightwire.codec.exponent_classes import Units
 from weightwire.codec.plane_encodings import decode_dense, decode_full, encode_dense, encode_full
 from weightwire.codec.ulp_encoding import Positions, decode_ulp, encode_ulp
@@ -35,8 +35,8 @@ def decode_block(
     data: memoryview, old: Units | None, length: int, dtype: Dtype, line: int
 ) -> tuple[Positions | None, Units]:
     """The changed positions (None: all units) and the new units. Writes nothing."""
-    kind, flags = data[0] & 3, data[0] & ~3
-    if kind == 0 or flags & ~(FOUR_LANES | (LINES if kind == ULP else 0)):
+    kind = data[0] & 3
+    if kind == 0 or (data[0] >> 2 & 3) >= len(LANES) or data[0] >> 4 > (kind == ULP):
         raise ValueError("it has an unknown encoding")
     if kind == FULL:
         return None, decode_full(data, length, dtype)

@@ -7,32 +7,29 @@ likely a weight is to change and by how much.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from weightwire.codec.frequency_tables import entropy_of
 from weightwire.weights import Dtype
 
-__all__ = ["CLASSES", "ZERO_CLASS", "Window", "choose_window", "classes_of", "order", "unorder"]
+__all__ = ["CLASSES", "ZERO_CLASS", "Bounds", "choose_bounds", "classes_of", "order", "step_tokens", "unorder"]
 
 Units = npt.NDArray[np.unsignedinteger]
+Bounds = tuple[int, ...]  # strictly descending exponents: a unit's class is the number of bounds above its exponent
 
 CLASSES = 16
 ZERO_CLASS = CLASSES - 1  # exponent field 0 (zeros and denormals), and all units that are not floats
 
 _STRETCH = 1024
-_STRETCHES = 64
+_STRETCHES = 128
 _ENOUGH = 256
-_RARE = 128
-
-
-@dataclass(frozen=True)
-class Window:
-    """Class 0 holds exponents >= top, class `width` - 1 those <= top - width + 1, each class between holds one."""
-
-    top: int
-    width: int
+_HEAD = 24  # bits that a class costs
+_NOISE = 4  # bits by which a sample flatters a class
+_KINDS = 32  # of steps: magnitudes up to 16, and both signs
 
 
 def _exponents(units: Units, dtype: Dtype) -> npt.NDArray[np.int64]:
@@ -42,52 +39,96 @@ def _exponents(units: Units, dtype: Dtype) -> npt.NDArray[np.int64]:
     return (shifted & units.dtype.type((1 << dtype.exponent) - 1)).astype(np.int64)
 
 
-def classes_of(units: Units, dtype: Dtype, window: Window) -> npt.NDArray[np.uint8]:
+def classes_of(units: Units, dtype: Dtype, bounds: Bounds) -> npt.NDArray[np.uint8]:
     exponents = _exponents(units, dtype)
-    classes = np.clip(window.top - exponents, 0, window.width - 1)
-    return np.where(exponents == 0, ZERO_CLASS, classes).astype(np.uint8)
+    above = len(bounds) - np.searchsorted(np.array(bounds[::-1], np.int64), exponents, "right")
+    return np.where(exponents == 0, ZERO_CLASS, above).astype(np.uint8)
 
 
-def choose_window(old: Units, new: Units, dtype: Dtype) -> Window:
-    """The window for a block, from the exponents of a sample of its changes, or of all if there are few.
+def step_tokens(old: Units, new: Units, dtype: Dtype) -> npt.NDArray[np.int64]:
+    """The kind of each step: magnitudes of 16 and more are one kind."""
+    steps = (order(new, dtype) - order(old, dtype)).view(old.dtype.str.replace("u", "i")).astype(np.int64)
+    magnitudes = np.where(steps < 0, -steps, steps).view(np.uint64)
+    kinds: npt.NDArray[np.int64] = np.minimum(magnitudes - np.uint64(1), 15).astype(np.int64) * 2 + (steps < 0)
+    return kinds
 
-    The top class is above the largest frequent exponent, which separates weights that are too large to change. Rare low
-    exponents share the bottom class.
+
+@dataclass
+class _Counts:
+    """The units of each exponent, those that changed, and the kinds of their steps."""
+
+    units: npt.NDArray[np.int64]
+    steps: npt.NDArray[np.int64]
+
+    @staticmethod
+    def of(exponents: int) -> _Counts:
+        return _Counts(np.zeros(exponents, np.int64), np.zeros((exponents, _KINDS), np.int64))
+
+    def add(self, old: Units, new: Units, dtype: Dtype) -> None:
+        self.units += np.bincount(_exponents(old, dtype), minlength=len(self.units))
+        changed = old != new
+        where = _exponents(old[changed], dtype), step_tokens(old[changed], new[changed], dtype)
+        np.add.at(self.steps, where, 1)
+
+
+def choose_bounds(old: Units, new: Units, dtype: Dtype) -> Bounds:
+    """The classes for a block, from a sample: exponents that change alike share a class.
+
+    If the sample has few changes, all changes of the block count, and the sample only tells how many units there are.
     """
-    starts = [0]
-    length = len(old)
-    if length > _STRETCH * _STRETCHES:
-        starts = [i * (length - _STRETCH) // (_STRETCHES - 1) for i in range(_STRETCHES)]
-        length = _STRETCH
-    counts = np.zeros(1 << dtype.exponent, np.int64)
-    for start in starts:
-        counts += _changed_exponents(old[start : start + length], new[start : start + length], dtype)
-    seen = length * len(starts)
-    if counts.sum() < _ENOUGH and seen < len(old):
-        counts = _changed_exponents(old, new, dtype)
-        seen = len(old)
-    counts[0] = 0  # ZERO_CLASS
-    return _window_around(counts.tolist(), seen, len(old))
+    length, seen = len(old), min(len(old), _STRETCH * _STRETCHES)
+    counts = _Counts.of(1 << dtype.exponent)
+    if seen == length:
+        counts.add(old, new, dtype)
+    else:
+        for i in range(_STRETCHES):
+            start = i * (length - _STRETCH) // (_STRETCHES - 1)
+            counts.add(old[start : start + _STRETCH], new[start : start + _STRETCH], dtype)
+    penalty = _HEAD << 24
+    if seen < length and counts.steps.sum() < _ENOUGH:
+        everything = _Counts.of(1 << dtype.exponent)
+        everything.add(old, new, dtype)
+        counts.steps = everything.steps
+        counts.units = np.maximum(counts.units * length // seen, counts.steps.sum(axis=1))
+    elif seen < length:
+        penalty = (penalty * seen // length) + (_NOISE << 24)
+    return _merge(counts, penalty)
 
 
-def _changed_exponents(old: Units, new: Units, dtype: Dtype) -> npt.NDArray[np.int64]:
-    return np.bincount(_exponents(old[old != new], dtype), minlength=1 << dtype.exponent)
+@dataclass
+class _Group:
+    """Neighbouring exponents, and what their marks and steps cost as a class of their own."""
+
+    high: int
+    units: int
+    steps: list[int]
+    cost: int
 
 
-def _window_around(counts: list[int], seen: int, length: int) -> Window:
-    total = sum(counts)
-    if total == 0:
-        return Window(top=0, width=1)
-    high, above = len(counts) - 1, 0
-    while (above + counts[high]) * _ENOUGH <= total:
-        above += counts[high]
-        high -= 1
-    low, below = 1, 0
-    while low < high and (below + counts[low]) * length < _RARE * seen and 16 * (below + counts[low]) < total:
-        below += counts[low]
-        low += 1
-    top = min(high + 1, len(counts) - 1)
-    return Window(top, min(top - low + 1, CLASSES - 1))
+def _group(high: int, units: int, steps: list[int], penalty: int) -> _Group:
+    changed = sum(steps)
+    cost = entropy_of([changed, units - changed]) + entropy_of(steps) + penalty if changed else 0
+    return _Group(high, units, steps, cost)
+
+
+def _merge(counts: _Counts, penalty: int) -> Bounds:
+    """Starts with a class for each exponent. Merges the two neighbours that lose least until all merges lose."""
+
+    def both(a: _Group, b: _Group) -> _Group:
+        return _group(a.high, a.units + b.units, [x + y for x, y in zip(a.steps, b.steps, strict=True)], penalty)
+
+    units, steps = counts.units.tolist(), counts.steps.tolist()
+    groups = [_group(e, units[e], steps[e], penalty) for e in range(len(units) - 1, 0, -1) if units[e]]
+    merged = [both(a, b) for a, b in itertools.pairwise(groups)]
+    losses = [m.cost - a.cost - b.cost for m, (a, b) in zip(merged, itertools.pairwise(groups), strict=True)]
+    while losses and (min(losses) <= 0 or len(groups) >= CLASSES):
+        at = losses.index(min(losses))
+        groups[at : at + 2] = [merged[at]]
+        del merged[at], losses[at]
+        for i in range(max(0, at - 1), min(at + 1, len(merged))):
+            merged[i] = both(groups[i], groups[i + 1])
+            losses[i] = merged[i].cost - groups[i].cost - groups[i + 1].cost
+    return tuple(group.high + 1 for group in groups[1:])
 
 
 def order(units: Units, dtype: Dtype) -> Units:

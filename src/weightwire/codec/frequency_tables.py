@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from weightwire.codec.bit_stream import BitReader, BitWriter, unzigzag, zigzag
 __all__ = [
     "SCALE",
     "Levels",
+    "entropy_of",
     "gap_table",
     "j_of",
     "lg",
@@ -52,9 +54,8 @@ Levels = tuple[int, ...]  # per symbol: 0 if absent, else its frequency as a pow
 Shares = tuple[int, ...]  # per symbol: slots out of 4096
 
 
-@functools.lru_cache(1 << 16)
-def lg(value: int) -> int:
-    """log2 with 24 fractional bits, rounded down, computed by repeated squaring."""
+def _lg_by_squaring(value: int) -> int:
+    """log2 with 24 fractional bits, rounded down."""
     whole = value.bit_length() - 1
     mantissa = value << (31 - whole) if whole <= 31 else value >> (whole - 31)
     result = whole
@@ -65,6 +66,25 @@ def lg(value: int) -> int:
             result |= 1
             mantissa >>= 1
     return result
+
+
+_LOGS = tuple(_lg_by_squaring(256 + i) - (8 << 24) for i in range(257))  # of 1 + i / 256
+
+
+@functools.lru_cache(1 << 16)
+def lg(value: int) -> int:
+    """log2 with 24 fractional bits, interpolated between 257 points of an octave."""
+    whole = value.bit_length() - 1
+    mantissa = value << (31 - whole) if whole <= 31 else value >> (whole - 31)
+    index, rest = mantissa >> 23 & 0xFF, mantissa & 0x7FFFFF
+    return (whole << 24) + _LOGS[index] + ((_LOGS[index + 1] - _LOGS[index]) * rest >> 23)
+
+
+def entropy_of(counts: Iterable[int]) -> int:
+    """The cost of coding symbols that occur so often, in units of 2^-24 bits."""
+    present = [count for count in counts if count]
+    total = sum(present)
+    return total * lg(total) - sum(count * lg(count) for count in present) if total else 0
 
 
 def j_of(members: int, marked: int) -> int:

@@ -21,8 +21,8 @@ _LOW = 1 << 16
 
 
 def lanes_for(symbols: int) -> int:
-    """Four lanes hide latency. For few symbols, one lane saves twelve bytes."""
-    return 4 if symbols >= 1024 else 1
+    """Lanes hide latency and fill vectors. For few symbols, fewer lanes save bytes."""
+    return 1 if symbols < 4096 else 4 if symbols < 32768 else 16
 
 
 def encode(sections: Sequence[tuple[Symbols, Shares]], lanes: int) -> tuple[list[int], list[int]]:

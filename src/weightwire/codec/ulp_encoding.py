@@ -6,6 +6,7 @@ Part of the executable specification (docs/FORMAT.md, "ulp").
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,20 @@ import numpy.typing as npt
 from weightwire.codec import rans
 from weightwire.codec.bit_stream import BitReader, BitWriter, unzigzag, zigzag
 from weightwire.codec.block_frame import LINES, ULP, Sections, entropy_coded, read_entropy_coded
-from weightwire.codec.exponent_classes import CLASSES, Units, Window, choose_window, classes_of, order, unorder
+from weightwire.codec.exponent_classes import (
+    CLASSES,
+    ZERO_CLASS,
+    Bounds,
+    Units,
+    choose_bounds,
+    classes_of,
+    order,
+    unorder,
+)
 from weightwire.codec.frequency_tables import (
     Levels,
     Shares,
+    entropy_of,
     gap_table,
     j_of,
     lg,
@@ -76,20 +87,63 @@ class _Steps:
     symbols: rans.Symbols
     low: npt.NDArray[np.uint64]
     widths: npt.NDArray[np.int64]
-    levels: Levels
-    plus: int
 
     @staticmethod
     def of(steps: npt.NDArray[np.int64]) -> _Steps:
         magnitudes = np.where(steps < 0, -steps, steps).view(np.uint64)
         tokens, widths = _tokens_of(magnitudes)
         low = magnitudes & ((np.uint64(1) << widths.astype(np.uint64)) - np.uint64(1))
-        symbols = (tokens * 2 + (steps < 0)).astype(np.uint8)
-        levels = quantise(np.bincount(tokens, minlength=1))
-        return _Steps(symbols, low, widths, levels, _bias(int((steps > 0).sum()), len(steps)))
+        return _Steps((tokens * 2 + (steps < 0)).astype(np.uint8), low, widths)
 
-    def table(self) -> Shares:
+
+@dataclass(frozen=True)
+class _StepTable:
+    """The table of one class, or of several neighbours that share it."""
+
+    counts: npt.NDArray[np.int64]  # of magnitude tokens
+    positive: int
+
+    @staticmethod
+    def of(steps: _Steps) -> _StepTable:
+        counts = np.bincount(steps.symbols >> 1, minlength=_TOKENS[8])
+        return _StepTable(counts, int((steps.symbols & 1 == 0).sum()))
+
+    def __add__(self, other: _StepTable) -> _StepTable:
+        return _StepTable(self.counts + other.counts, self.positive + other.positive)
+
+    @cached_property
+    def levels(self) -> Levels:
+        return quantise(self.counts)
+
+    @property
+    def plus(self) -> int:
+        return _bias(self.positive, int(self.counts.sum()))
+
+    def write(self, bits: BitWriter) -> None:
+        write_levels(bits, self.levels)
+        _write_bias(bits, self.plus)
+
+    def shares(self) -> Shares:
         return _step_table(self.levels, self.plus)
+
+    @cached_property
+    def cost(self) -> int:
+        """The steps and the table, in units of 2^-24 bits."""
+        bits = BitWriter()
+        self.write(bits)
+        signs = entropy_of([self.positive, int(self.counts.sum()) - self.positive])
+        return entropy_of(self.counts.tolist()) + signs + (bits.width << 24)
+
+
+def _share_tables(steps: list[_Steps]) -> list[_StepTable]:
+    """The table of each class. A class shares the table of the one before if that is shorter."""
+    groups: list[list[_StepTable]] = []
+    for one in map(_StepTable.of, steps):
+        if groups and (both := groups[-1][0] + one).cost <= groups[-1][0].cost + one.cost:
+            groups[-1] = [both] * (len(groups[-1]) + 1)
+        else:
+            groups.append([one])
+    return [table for group in groups for table in group]
 
 
 def _bias(positive: int, total: int) -> int:
@@ -224,16 +278,17 @@ def _lines_pay(classes: npt.NDArray[np.uint8], changed: npt.NDArray[np.bool_], a
 class _Plan:
     """The changes of a block before they are written: marks and steps of every class that has changes."""
 
-    window: Window
-    present: int
+    bounds: Bounds
+    present: list[int]
     lines: _Marks | None
     marks: list[_Marks]
     steps: list[_Steps]
+    tables: list[_StepTable]
 
     @staticmethod
     def of(old: Units, new: Units, dtype: Dtype, line: int) -> _Plan:
-        window = choose_window(old, new, dtype)
-        classes = classes_of(old, dtype, window)
+        bounds = choose_bounds(old, new, dtype)
+        classes = classes_of(old, dtype, bounds)
         changed = old != new
         lines: _Marks | None = None
         if line:
@@ -242,28 +297,29 @@ class _Plan:
                 lines = _Marks.of(np.flatnonzero(active), len(active))
                 within = np.repeat(active, line)
                 old, new, classes, changed = old[within], new[within], classes[within], changed[within]
-        present = 0
-        marks, steps = [], []
+        present, marks, steps = [], [], []
         for c in range(CLASSES):
             member = classes == c
             here = member & changed
             if here.any():
-                present |= 1 << c
+                present.append(c)
                 marks.append(_Marks.of(np.flatnonzero(changed[member]), int(member.sum())))
                 steps.append(_Steps.of(_step(old[here], new[here], dtype)))
-        return _Plan(window, present, lines, marks, steps)
+        return _Plan(bounds, present, lines, marks, steps, _share_tables(steps))
 
     @property
     def all_marks(self) -> list[_Marks]:
         return [*([self.lines] if self.lines else []), *self.marks]
 
     def sections(self) -> Sections:
-        return [(m.symbols, m.table()) for m in self.all_marks] + [(s.symbols, s.table()) for s in self.steps]
+        return [(m.symbols, m.table()) for m in self.all_marks] + [
+            (s.symbols, t.shares()) for s, t in zip(self.steps, self.tables, strict=True)
+        ]
 
-    def write_heads(self, bits: BitWriter) -> None:
-        bits.number(self.window.top, 11)
-        bits.number(self.window.width, 4)
-        bits.number(self.present, CLASSES)
+    def write_heads(self, bits: BitWriter, dtype: Dtype) -> None:
+        _write_bounds(bits, self.bounds, dtype)
+        for c in (*range(len(self.bounds) + 1), ZERO_CLASS):
+            bits.number(c in self.present, 1)
         if self.lines:
             _write_marks(bits, self.lines, 0)
         expected = _FIRST_J
@@ -272,9 +328,13 @@ class _Plan:
             if m.complement:
                 bits.golomb(len(s.symbols) - 1, 8)
             expected = _next_j(m.j if len(m.symbols) else expected)
-        for s in self.steps:
-            write_levels(bits, s.levels)
-            _write_bias(bits, s.plus)
+        before = None
+        for table in self.tables:
+            if before is not None:
+                bits.number(table is before, 1)
+            if table is not before:
+                table.write(bits)
+            before = table
 
     def write_raw(self, bits: BitWriter) -> None:
         for m in self.all_marks:
@@ -286,9 +346,30 @@ class _Plan:
 def encode_ulp(old: Units, new: Units, dtype: Dtype, line: int) -> bytes:
     plan = _Plan.of(old, new, dtype, line)
     bits = BitWriter()
-    plan.write_heads(bits)
+    plan.write_heads(bits, dtype)
     plan.write_raw(bits)
     return entropy_coded(ULP | (LINES if plan.lines else 0), plan.sections()) + bits.to_bytes()
+
+
+def _write_bounds(bits: BitWriter, bounds: Bounds, dtype: Dtype) -> None:
+    bits.number(len(bounds), 4)
+    for i, bound in enumerate(bounds):
+        if i == 0:
+            bits.number(bound, dtype.exponent)
+        else:
+            bits.golomb(bounds[i - 1] - bound - 1, 0)
+
+
+def _read_bounds(bits: BitReader, dtype: Dtype) -> Bounds:
+    count = bits.number(4)
+    if count > (CLASSES - 2 if dtype.exponent else 0):
+        raise ValueError("it has too many classes")
+    bounds: list[int] = []
+    for _ in range(count):
+        bounds.append(bounds[-1] - bits.golomb(0) - 1 if bounds else bits.number(dtype.exponent))
+        if bounds[-1] < 1:
+            raise ValueError("a class is out of range")
+    return tuple(bounds)
 
 
 def _next_j(j: int) -> int:
@@ -308,7 +389,7 @@ class _ClassHead:
 
 @dataclass(frozen=True)
 class _Heads:
-    window: Window
+    bounds: Bounds
     lines: _MarksHead | None
     classes: list[_ClassHead]
 
@@ -324,7 +405,7 @@ def decode_ulp(data: memoryview, old: Units, dtype: Dtype, line: int) -> tuple[P
     ranks = [head.marks.ranks(decoder, bits, len(old)) for head in heads.classes]
     positions = []
     values = []
-    classes = classes_of(old[where], dtype, heads.window)
+    classes = classes_of(old[where], dtype, heads.bounds)
     for head, listed in zip(heads.classes, ranks, strict=True):
         members = where[classes == head.number]
         here = members[_marked(listed, len(members), head.marks.complement)]
@@ -343,10 +424,8 @@ def decode_ulp(data: memoryview, old: Units, dtype: Dtype, line: int) -> tuple[P
 
 
 def _read_heads(bits: BitReader, count: int, dtype: Dtype, line: int, *, has_lines: bool) -> _Heads:
-    window = Window(bits.number(11), bits.number(4))
-    if not 1 <= window.width < CLASSES or window.top >= 1 << dtype.exponent:
-        raise ValueError("its exponent window is out of range")
-    present = [c for c, bit in enumerate(f"{bits.number(CLASSES):016b}"[::-1]) if bit == "1"]
+    bounds = _read_bounds(bits, dtype)
+    present = [c for c in (*range(len(bounds) + 1), ZERO_CLASS) if bits.number(1)]
     if has_lines and not line:
         raise ValueError("it lists lines where there are none")
     lines = _read_marks(bits, count // line, 0) if has_lines else None
@@ -361,8 +440,11 @@ def _read_heads(bits: BitReader, count: int, dtype: Dtype, line: int, *, has_lin
         if sum(steps) > count:
             raise ValueError("it has more steps than weights")
         expected = _next_j(marks[-1].j)
-    tables = [_step_table(read_levels(bits, _TOKENS[dtype.unit]), _read_bias(bits)) for _ in present]
-    return _Heads(window, lines, [_ClassHead(*one) for one in zip(present, marks, steps, tables, strict=True)])
+    tables: list[Shares] = []
+    for _ in present:
+        same = bool(tables) and bits.number(1)
+        tables.append(tables[-1] if same else _step_table(read_levels(bits, _TOKENS[dtype.unit]), _read_bias(bits)))
+    return _Heads(bounds, lines, [_ClassHead(*one) for one in zip(present, marks, steps, tables, strict=True)])
 
 
 def _marked(listed: _MarkRanks, members: int, complement: bool) -> npt.NDArray[np.bool_]:

@@ -9,43 +9,54 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from weightwire import codec
-from weightwire.codec import Digest, Layout
+from weightwire.codec import Digest, Digests, Layout
 from weightwire.delta.decoder import (
     BlockJob,
+    MemberCounts,
     changed_by,
     check_state,
-    check_tensor,
     check_tensors,
-    covered,
     decode_job,
     jobs_of,
+    units_of,
     write_block,
 )
-from weightwire.delta.file import Delta, Entry, Packed, pack
+from weightwire.delta.encoded_stack import EncodedStack, Entry
+from weightwire.delta.file import Delta, Packed, block_hash, pack
+from weightwire.delta.member_sums import MemberSums
 from weightwire.delta.state import State, TensorState, add_digests
 from weightwire.errors import CorruptDelta, SchemaChanged, WrongBase
 from weightwire.system import in_order
 from weightwire.weights import Bits, Tensor, Weights, schema_of_weights
 
-__all__ = ["make_absolute", "merge_absolute", "write_absolute"]
+__all__ = ["DecodedBlocks", "make_absolute", "merge_absolute", "write_absolute"]
 
 _HEAD = 8  # bytes of a coo entry before its positions
 
+DecodedBlocks = list[BlockJob]
+"""The blocks that `make_absolute` decoded: `write_absolute` need not decode them again, and writes stacks at once."""
+
 
 def make_absolute(
-    weights: Weights, deltas: Sequence[Delta], before: State, after: str = "", *, threads: int | None = None
+    weights: Weights,
+    deltas: Sequence[Delta],
+    before: State,
+    after: str = "",
+    *,
+    threads: int | None = None,
+    decoded: DecodedBlocks | None = None,
 ) -> Delta:
     """Combines the files of one version into a patch for weights with state `before`. Writes nothing.
 
     A version has one file per rank that published it, or none if nothing changed. If `after` is given, the result must
-    have that state.
+    have that state. Appends to `decoded`.
     """
     for delta in deltas:
         check_tensors(delta, weights, delta.entries.values())
@@ -53,16 +64,35 @@ def make_absolute(
         check_state(delta, weights, before, threads)
     parts = _by_tensor(deltas)
     dense = {name for name in parts if _is_dense(parts[name])}
-    packed = _pack_sparse(weights, {n: p for n, p in parts.items() if n not in dense}, before, threads)
-    packed += [_pack_dense(weights[name], parts[name], before, threads) for name in dense]
-    state = before.replace({one.entry.name: one.entry.state for one in packed})
-    for wanted in {after, *(delta.after for delta in deltas)} - {"", state.hex}:
+    sums = {id(delta): MemberSums(delta, delta.entries) for delta in deltas}
+    found = _find_changes(weights, deltas, dense, sums, threads, [] if decoded is None else decoded)
+    rewritten = {name: _rewrite(weights[name], parts[name], sums, threads) for name in dense}
+    known = {name: before.tensors[name].digest for name in parts}
+    for delta in deltas:
+        whole = [name for name, entry in delta.entries.items() if entry.layout.count == _whole(entry).count]
+        sums[id(delta)].check({name: known[name] for name in whole})
+    packed = []
+    for name in parts:
+        added = (sums[id(part.delta)].added(name) for part in parts[name])
+        state = parts[name][0].entry.state(reduce(add_digests, added, known[name]))
+        if name in rewritten:
+            packed.append(_pack_fresh(name, rewritten[name], state.digest, threads))
+        elif name in found:
+            packed.append(_pack_found(name, weights[name], state, found[name]))
+    reached = before.replace({one.stack.first.name: _state_of(one) for one in packed})
+    for wanted in {after, *(delta.after for delta in deltas)} - {"", reached.hex}:
         where = deltas[0].where if deltas else "version without files"
         raise CorruptDelta(
-            f"{where}: the result has state {state.hex[:12]}, expected {wanted[:12]}",
+            f"{where}: the result has state {reached.hex[:12]}, expected {wanted[:12]}",
             hint="the file is damaged or belongs to another version: fetch it again",
         )
-    return pack(packed, before=before.hex, after=state.hex)
+    return pack(packed, before=before.hex, after=reached.hex)
+
+
+def _state_of(packed: Packed) -> TensorState:
+    entry = packed.stack.first
+    assert entry.digest is not None
+    return entry.state(entry.digest)
 
 
 def merge_absolute(weights: Weights, patches: Sequence[Delta], state: State, *, threads: int | None = None) -> Delta:
@@ -84,31 +114,43 @@ def merge_absolute(weights: Weights, patches: Sequence[Delta], state: State, *, 
     return pack(packed, before=patches[0].before if patches else state.hex, after=state.hex)
 
 
-def write_absolute(weights: Weights, patch: Delta, *, threads: int | None = None) -> dict[str, Digest]:
-    """Writes a patch into whole weights. Returns the change of each tensor's digest."""
+def write_absolute(
+    weights: Weights, patch: Delta, *, threads: int | None = None, decoded: Sequence[BlockJob] = ()
+) -> dict[str, Digest]:
+    """Writes a patch into whole weights. Returns the change of each tensor's digest.
+
+    `decoded` are blocks of this patch. They hold the old units afterwards.
+    """
     check_tensors(patch, weights, patch.entries.values())
     _check_schema(patch, weights)
-    for entry in patch.entries.values():
-        if entry.rows or not (entry.coo or entry.fresh):
-            patch.corrupt("does not hold absolute values", entry.name)
+    for stack in patch.stacks:
+        if stack.first.rows or len(stack.entries) > 1 or not (stack.coo or stack.fresh):
+            patch.corrupt("does not hold absolute values", stack.first.name)
 
-    def work(step: tuple[Entry, range | None]) -> tuple[str, Digest]:
-        entry, only = step
-        jobs = jobs_of(patch, {entry.name: entry}, only)
-        return entry.name, reduce(
-            add_digests, (write_block(patch, job, weights[entry.name].bits)[1] for job in jobs), (0, 0)
-        )
+    def work(step: tuple[EncodedStack, range | None]) -> tuple[str, Digest]:
+        stack, only = step
+        sums = (write_block(patch, job, units_of(weights, job))[1].sum(0) for job in jobs_of(patch, [stack], only))
+        a, b = sum(sums, np.zeros(2, np.uint64)).tolist()
+        return stack.first.name, (a, b)
 
     added = dict.fromkeys(patch.entries, (0, 0))
-    for name, change in in_order(work, _steps(patch), threads):
+    done: set[str] = set()
+    changes = in_order(lambda job: write_block(patch, job, units_of(weights, job))[1], decoded, threads)
+    for job, several in zip(decoded, changes, strict=True):
+        for entry, (a, b) in zip(job.members, several.tolist(), strict=True):
+            done.add(entry.name)
+            if a or b:
+                added[entry.name] = add_digests(added[entry.name], (a, b))
+    left = [stack for stack in patch.stacks if stack.first.name not in done]
+    for name, change in in_order(work, _steps(left), threads):
         added[name] = add_digests(added[name], change)
     return added
 
 
-def _steps(patch: Delta) -> Iterator[tuple[Entry, range | None]]:
-    """Work items for threads: a whole coo entry (splitting it costs half of the work), or one block."""
-    for entry in patch.entries.values():
-        yield from [(entry, None)] if entry.coo else ((entry, range(i, i + 1)) for i in range(len(entry.blocks)))
+def _steps(stacks: Iterable[EncodedStack]) -> Iterator[tuple[EncodedStack, range | None]]:
+    """Work items for threads: a whole coo tensor (splitting it costs half of the work), or one block."""
+    for stack in stacks:
+        yield from [(stack, None)] if stack.coo else ((stack, range(i, i + 1)) for i in range(len(stack.blocks)))
 
 
 # --- parts of a tensor -------------------------------------------------------------------------------------------
@@ -124,7 +166,15 @@ class _Part:
     @property
     def first(self) -> int:
         """The first unit that it covers, counted from the start of the tensor."""
-        return self.entry.rows[0] * self.entry.layout.row if self.entry.rows else 0
+        return _first_unit(self.entry)
+
+    @property
+    def stack(self) -> EncodedStack:
+        return self.delta.stack_of[self.entry.name]
+
+
+def _first_unit(entry: Entry) -> int:
+    return entry.rows[0] * entry.layout.row if entry.rows else 0
 
 
 def _check_schema(delta: Delta, weights: Weights) -> None:
@@ -153,8 +203,10 @@ def _by_tensor(deltas: Iterable[Delta]) -> dict[str, list[_Part]]:
 
 
 def _is_dense(parts: Sequence[_Part]) -> bool:
-    """True if positions and values would be larger than the whole tensor."""
+    """True if positions and values would be larger than a large tensor. Those of stacks are small, and listed first."""
     layout = _whole(parts[0].entry)
+    if len(parts[0].stack.entries) > 1:
+        return False
     return _coo_size(sum(part.entry.changed for part in parts), layout) > layout.count * layout.dtype.unit
 
 
@@ -166,6 +218,11 @@ def _encode_coo(found: Sequence[tuple[npt.NDArray[Any], Bits]], layout: Layout) 
     """The bytes of a coo entry, copied once."""
     width = _positions(layout).itemsize.to_bytes(_HEAD, "little")
     return b"".join([width, *(at.data for at, _ in found), *(units.data for _, units in found)])
+
+
+def _moved(at: npt.NDArray[Any], by: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> npt.NDArray[Any]:
+    """Positions that count from `by` units earlier, in one pass."""
+    return at if not by and at.dtype == dtype else np.add(at, dtype.type(by), dtype=dtype, casting="unsafe")
 
 
 def _positions(layout: Layout) -> np.dtype[np.unsignedinteger[Any]]:
@@ -181,109 +238,121 @@ def _whole(entry: Entry) -> Layout:
 
 @dataclass(frozen=True)
 class _Found:
-    """The changes of a block: positions in the whole tensor, new units, and the change of the digest."""
+    """The changes of a member of a block: positions in the whole tensor, and new units."""
 
-    part: _Part
+    name: str
     positions: npt.NDArray[Any]
     values: Bits
-    changed: int
-    added: Digest
 
 
-def _pack_sparse(
-    weights: Weights, parts: Mapping[str, Sequence[_Part]], before: State, threads: int | None
-) -> list[Packed]:
-    def steps() -> Iterator[tuple[_Part, BlockJob]]:
-        for part in (part for name in parts for part in parts[name]):
-            yield from ((part, job) for job in jobs_of(part.delta, {part.entry.name: part.entry}))
-
-    packed: dict[str, Packed | None] = {}
-    results = in_order(lambda step: _find(weights, *step), steps(), threads)
-    for name, found in groupby(results, lambda one: one.part.entry.name):
-        packed[name] = _pack_found(name, parts[name], list(found), before)
-    for name in parts.keys() - packed.keys():  # without a changed block
-        packed[name] = _pack_found(name, parts[name], [], before)
-    return [one for one in packed.values() if one is not None]
+@dataclass(frozen=True)
+class _FoundBlock:
+    delta: Delta
+    job: BlockJob
+    found: list[_Found]
+    added: Digests
+    changed: MemberCounts
 
 
-def _find(weights: Weights, part: _Part, job: BlockJob) -> _Found:
-    entry, layout = part.entry, part.entry.layout
-    bits = covered(weights[entry.name], entry)
-    found = decode_job(part.delta, job, bits)
-    added = codec.digest_change(bits, found, layout, job.index)
-    begin, end = layout.span(job.index)
-    new = np.frombuffer(found.values, bits.dtype)
-    if found.positions is None:
-        at = np.flatnonzero(bits[begin:end] != new)
-        new = new[at]
+def _find_changes(
+    weights: Weights,
+    deltas: Sequence[Delta],
+    dense: set[str],
+    sums: Mapping[int, MemberSums],
+    threads: int | None,
+    decoded: DecodedBlocks,
+) -> dict[str, list[_Found]]:
+    """The changes of all tensors that are not dense, by name."""
+
+    def steps() -> Iterator[tuple[Delta, BlockJob]]:
+        for delta in deltas:
+            stacks = [stack for stack in delta.stacks if stack.first.name not in dense]
+            yield from ((delta, job) for job in jobs_of(delta, stacks))
+
+    changes: dict[str, list[_Found]] = {}
+    for block in in_order(lambda step: _find(weights, *step), steps(), threads):
+        sums[id(block.delta)].add(block.job, block.added, block.changed)
+        decoded.append(block.job)
+        for one in block.found:
+            changes.setdefault(one.name, []).append(one)
+    return changes
+
+
+def _find(weights: Weights, delta: Delta, job: BlockJob) -> _FoundBlock:
+    units, layout = units_of(weights, job), job.stack.layout.alone(job.index)
+    patch = decode_job(delta, job, units)
+    added = codec.digest_change(units, patch, layout, 0)
+    members = units if isinstance(units, tuple) else (units,)
+    new = np.frombuffer(patch.values, members[0].dtype)
+    if patch.positions is None:
+        each = new.reshape(len(members), -1)
+        places = [np.flatnonzero(a != b) for a, b in zip(members, each, strict=True)]
+        values = [b[at] for b, at in zip(each, places, strict=True)]
     else:
-        at = np.frombuffer(found.positions, "<u4")
-    positions = _moved(at, part.first + begin, _positions(_whole(entry)))
-    return _Found(part, positions, new, end - begin if entry.fresh else len(at), added)
+        at = np.frombuffer(patch.positions, "<u4")
+        bounds = np.searchsorted(at, np.arange(1, len(members)) * layout.segment)
+        places = [part - k * layout.segment for k, part in enumerate(np.split(at, bounds))]
+        values = np.split(new, bounds)
+    changed = np.full(len(members), len(members[0])) if job.stack.fresh else np.array([len(at) for at in places])
+    begin = job.stack.layout.span(job.index)[0] if len(job.stack.entries) == 1 else 0
+    found = []
+    for entry, where, what in zip(job.members, places, values, strict=True):
+        if len(where):
+            first = _first_unit(entry) + begin
+            found.append(_Found(entry.name, _moved(where, first, _positions(_whole(entry))), what))
+    return _FoundBlock(delta, replace(job, patch=patch), found, added, changed)
 
 
-def _moved(at: npt.NDArray[Any], by: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> npt.NDArray[Any]:
-    """Positions that count from `by` units earlier, in one pass."""
-    return at if not by and at.dtype == dtype else np.add(at, dtype.type(by), dtype=dtype, casting="unsafe")
-
-
-def _pack_found(name: str, parts: Sequence[_Part], found: Sequence[_Found], before: State) -> Packed | None:
-    """The entry for a tensor, or None if nothing changes."""
-    changed = {id(part): 0 for part in parts}
-    tensor = before.tensors[name].digest
-    for one in found:
-        changed[id(one.part)] += one.changed
-        tensor = add_digests(tensor, one.added)
-    for part in parts:
-        _check_part(part, changed[id(part)], tensor)
-    if not sum(len(one.positions) for one in found):
-        return None
-    state = TensorState(parts[0].entry.dtype, parts[0].entry.shape, tensor)
-    return _pack_coo(name, state, [(one.positions, one.values) for one in found])
+def _pack_found(name: str, old: Tensor, state: TensorState, found: Sequence[_Found]) -> Packed:
+    """A list of changes, or the whole tensor if that is smaller."""
+    ordered = sorted(found, key=lambda one: int(one.positions[0]))
+    layout = Layout.of(state.dtype, state.shape)
+    if _coo_size(sum(len(one.positions) for one in ordered), layout) <= old.nbytes:
+        return _pack_coo(name, state, [(one.positions, one.values) for one in ordered])
+    bits = old.bits.copy()
+    for one in ordered:
+        bits[one.positions] = one.values
+    return _pack_fresh(name, replace(old, bits=bits), state.digest, threads=1)
 
 
 def _pack_coo(name: str, state: TensorState, found: Sequence[tuple[npt.NDArray[Any], Bits]]) -> Packed:
     """`found` are positions in the whole tensor, and the units there."""
     data = _encode_coo(found, Layout.of(state.dtype, state.shape))
     changed = sum(len(positions) for positions, _ in found)
-    entry = Entry(name, state.dtype, state.shape, None, True, False, changed, (len(data),), state.digest)
-    return Packed(entry, [data])
-
-
-def _check_part(part: _Part, changed: int, tensor: Digest) -> None:
-    """For some rows only the number of changes is checked: the digest covers the parts of all ranks."""
-    whole = part.entry.layout.count == _whole(part.entry).count
-    check_tensor(part.delta, part.entry, changed, tensor if whole else part.entry.digest)
+    entry = Entry(name, state.dtype, state.shape, None, True, False, changed, state.digest)
+    return Packed(EncodedStack((entry,), 1, (len(data),), (block_hash(data),)), [data])
 
 
 # --- many changes: the whole tensor ------------------------------------------------------------------------------
 
 
-def _pack_dense(old: Tensor, parts: Sequence[_Part], before: State, threads: int | None) -> Packed:
-    name = parts[0].entry.name
+def _rewrite(old: Tensor, parts: Sequence[_Part], sums: Mapping[int, MemberSums], threads: int | None) -> Tensor:
+    """A copy of the tensor with all changes."""
     new = replace(old, bits=old.bits.copy())
-    tensor, counts = before.tensors[name].digest, []
     for part in parts:
-        work = partial(_write_part, part, covered(new, part.entry))
-        done = list(in_order(work, jobs_of(part.delta, {name: part.entry}), threads))
-        tensor = reduce(add_digests, (added for added, _ in done), tensor)
-        counts.append(sum(changed for _, changed in done))
-    for part, changed in zip(parts, counts, strict=True):
-        _check_part(part, changed, tensor)
-    return _pack_fresh(name, new, tensor, threads)
+        jobs = list(jobs_of(part.delta, [part.stack]))
+        work = partial(_write_part, part.delta, {part.entry.name: new})
+        for job, (added, changed) in zip(jobs, in_order(work, jobs, threads), strict=True):
+            sums[id(part.delta)].add(job, added, changed)
+    return new
 
 
-def _write_part(part: _Part, bits: Bits, job: BlockJob) -> tuple[Digest, int]:
-    found, added = write_block(part.delta, job, bits)
-    return added, changed_by(found, bits, part.entry, job.index)
+def _write_part(delta: Delta, weights: Weights, job: BlockJob) -> tuple[Digests, MemberCounts]:
+    units = units_of(weights, job)
+    found, added = write_block(delta, job, units)
+    return added, changed_by(found, units, job)
 
 
 def _pack_fresh(name: str, tensor: Tensor, digest: Digest, threads: int | None) -> Packed:
     layout = Layout.of(tensor.dtype, tensor.shape)
-    blocks = range(layout.blocks)
-    data = list(in_order(lambda index: codec.encode(None, tensor.bits, layout, index).data, blocks, threads))
-    sizes = tuple(map(len, data))
-    return Packed(Entry(name, tensor.dtype, tensor.shape, None, False, True, layout.count, sizes, digest), data)
+
+    def encode(index: int) -> bytes:
+        begin, end = layout.span(index)
+        return codec.encode(None, tensor.bits[begin:end], layout.alone(index), 0).data
+
+    data = list(in_order(encode, range(layout.blocks), threads))
+    entry = Entry(name, tensor.dtype, tensor.shape, None, False, True, layout.count, digest)
+    return Packed(EncodedStack((entry,), 1, tuple(map(len, data)), tuple(map(block_hash, data))), data)
 
 
 # --- merging -----------------------------------------------------------------------------------------------------
@@ -296,8 +365,8 @@ def _merge_tensor(now: Tensor, name: str, patches: Sequence[Delta], state: Tenso
     if any(entry.fresh for _, entry in entries):
         return _pack_fresh(name, now, state.digest, threads=1)
     marks: dict[int, list[bytes]] = {}
-    for patch, entry in entries:
-        for job in jobs_of(patch, {name: entry}):
+    for patch, _ in entries:
+        for job in jobs_of(patch, [patch.stack_of[name]]):
             if job.patch is not None and job.patch.positions is not None:
                 marks.setdefault(job.index, []).append(job.patch.positions)
     found: list[tuple[npt.NDArray[Any], Bits]] = []

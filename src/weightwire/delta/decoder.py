@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weightwire import codec
-from weightwire.codec import Digest, Patch, decode_coo, read_coo
-from weightwire.delta.file import ANCHOR, Delta, Entry
+from weightwire.codec import BlockUnits, Digests, Patch, decode_coo, read_coo
+from weightwire.delta.encoded_stack import EncodedStack, Entry
+from weightwire.delta.file import ANCHOR, Delta
 from weightwire.delta.state import State, digest
 from weightwire.errors import CheckpointError, WrongBase
 from weightwire.system import Progress
@@ -24,10 +25,10 @@ from weightwire.weights import Bits, Tensor, Weights, read_weights
 
 __all__ = [
     "BlockJob",
+    "MemberCounts",
     "changed_by",
     "changes",
     "check_state",
-    "check_tensor",
     "check_tensors",
     "coo_changes",
     "covered",
@@ -35,8 +36,12 @@ __all__ = [
     "jobs_of",
     "naming",
     "open_delta",
+    "units_of",
     "write_block",
 ]
+
+MemberCounts = npt.NDArray[np.int64]
+"""Numbers of changed units of a block's members."""
 
 _AT_ONCE = 8 << 20  # bytes
 _OTHER_BASE = "apply it to the weights it was made from"
@@ -59,15 +64,15 @@ def changes(
 ) -> tuple[npt.NDArray[np.int64], Bits]:
     """The positions and new units of a tensor, or of its rows from `rows[0]` to before `rows[1]`.
 
-    Positions count units from the start of the tensor. Reads only the bytes of these rows. Digests are not verified:
-    only a whole tensor has one.
+    Positions count units from the start of the tensor. Reads only the blocks that hold these rows, and verifies their
+    hashes. The state of the result is not verified: it needs all weights.
     """
     opened, weights = open_delta(delta), read_weights(base)
     if name not in opened.entries and name in weights:
         return np.zeros(0, np.int64), weights[name].bits[:0]
-    entry = opened.entries[name]
+    entry, stack = opened.entries[name], opened.stack_of[name]
     if not entry.coo:
-        check_tensors(opened, weights, [entry])
+        check_tensors(opened, weights, stack.entries)
     layout = entry.layout
     held = entry.rows or (0, entry.shape[0] if entry.shape else 1)
     if rows and not held[0] <= rows[0] <= rows[1] <= held[1]:
@@ -77,18 +82,34 @@ def changes(
         )
     first, last = (row - held[0] for row in rows or held)
     first_unit, last_unit = (first * layout.row, last * layout.row) if layout.row else (0, layout.count)
-    bits = None if entry.fresh or entry.coo else covered(weights[name], entry)
-    wanted = range(layout.blocks) if entry.coo else layout.blocks_of_rows(first, last)
-    positions, values = [np.zeros(0, np.int64)], [np.zeros(0, f"<u{entry.dtype.unit}")]
-    for job in jobs_of(opened, {name: entry}, wanted):
-        found = decode_job(opened, job, bits)
-        begin, end = layout.span(job.index)
-        at = np.arange(end - begin) if found.positions is None else np.frombuffer(found.positions, "<u4")
-        positions.append(at.astype(np.int64) + begin)
-        values.append(np.frombuffer(found.values, f"<u{entry.dtype.unit}"))
-    where, what = np.concatenate(positions), np.concatenate(values)
+    where, what = _changes_of(opened, weights, name, (first, last))
     inside = (where >= first_unit) & (where < last_unit)
     return where[inside] + held[0] * layout.row, what[inside]
+
+
+def _changes_of(delta: Delta, base: Weights, name: str, rows: tuple[int, int]) -> tuple[npt.NDArray[np.int64], Bits]:
+    """The changes in the blocks that hold these rows. Positions count from the first unit of the entry."""
+    entry, stack = delta.entries[name], delta.stack_of[name]
+    positions, values = [np.zeros(0, np.int64)], [np.zeros(0, f"<u{entry.dtype.unit}")]
+    for job in jobs_of(delta, [stack], None if entry.coo else delta.blocks_of(name, rows)):
+        units = None if entry.fresh or entry.coo else units_of(base, job)
+        at, new = _listed(decode_job(delta, job, units), units, entry)
+        begin, _ = stack.layout.span(job.index)
+        skipped = job.members.index(entry) * entry.layout.count if len(stack.entries) > 1 else -begin
+        positions.append(at.astype(np.int64) - skipped)
+        values.append(new)
+    return np.concatenate(positions), np.concatenate(values)
+
+
+def _listed(found: Patch, units: BlockUnits | None, entry: Entry) -> tuple[npt.NDArray[Any], Bits]:
+    """The positions of changes in a block, and the new units. Without a base, all units are changes."""
+    new = np.frombuffer(found.values, f"<u{entry.dtype.unit}")
+    if found.positions is not None:
+        return np.frombuffer(found.positions, "<u4"), new
+    if units is None:
+        return np.arange(len(new)), new
+    at = np.flatnonzero(np.concatenate(units if isinstance(units, tuple) else (units,)) != new)
+    return at, new[at]
 
 
 # --- the base ----------------------------------------------------------------------------------------------------
@@ -134,14 +155,6 @@ def check_state(
     return state
 
 
-def check_tensor(delta: Delta, entry: Entry, changed: int, tensor: Digest) -> None:
-    """Checks the number of changed units and the new digest of a tensor."""
-    if changed != entry.changed:
-        delta.corrupt(f"changes {changed:,} weights, but claims {entry.changed:,}", entry.name)
-    if tensor != entry.digest:
-        delta.corrupt("the result has a wrong digest, or the base is not the right one", entry.name)
-
-
 # --- blocks ------------------------------------------------------------------------------------------------------
 
 
@@ -149,66 +162,91 @@ def check_tensor(delta: Delta, entry: Entry, changed: int, tensor: Digest) -> No
 class BlockJob:
     """A block to decode, or one that is already a patch."""
 
-    entry: Entry
+    stack: EncodedStack
     index: int
     patch: Patch | None = None
 
+    @property
+    def entry(self) -> Entry:
+        """The only entry of its stack, or the first one."""
+        return self.stack.first
 
-def jobs_of(delta: Delta, entries: Mapping[str, Entry], only: range | None = None) -> Iterator[BlockJob]:
-    """The jobs for all blocks of the entries, or only for some."""
-    for entry in entries.values():
-        if entry.coo:
-            data = memoryview(delta.block(entry, 0))
+    @property
+    def members(self) -> tuple[Entry, ...]:
+        return self.stack.members(self.index)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its units."""
+        begin, end = self.stack.layout.span(self.index)
+        return (end - begin) * self.entry.dtype.unit
+
+
+def jobs_of(delta: Delta, stacks: Iterable[EncodedStack], only: range | None = None) -> Iterator[BlockJob]:
+    """The jobs for all blocks of the stacks, or only for some."""
+    for stack in stacks:
+        if stack.coo:
+            data = memoryview(delta.block(stack, 0))
             try:
-                for index, positions, values in decode_coo(data, entry.layout, entry.changed):
-                    yield BlockJob(entry, index, Patch(positions, values))
+                for index, positions, values in decode_coo(data, stack.layout, stack.first.changed):
+                    yield BlockJob(stack, index, Patch(positions, values))
             except ValueError as problem:
-                delta.corrupt(str(problem), entry.name)
+                delta.corrupt(str(problem), stack.first.name)
             continue
-        for index in range(len(entry.blocks)) if only is None else only:
-            if entry.blocks[index]:
-                yield BlockJob(entry, index)
-            elif entry.fresh:
-                delta.corrupt(f"block {index}: is empty", entry.name)
+        for index in range(len(stack.blocks)) if only is None else only:
+            if stack.blocks[index]:
+                yield BlockJob(stack, index)
+            elif stack.fresh:
+                delta.corrupt(f"{stack.label}: block {index}: is empty")
 
 
 def coo_changes(
     delta: Delta, entries: Iterable[Entry]
 ) -> Iterator[tuple[Entry, npt.NDArray[np.unsignedinteger[Any]], Bits]]:
     """The positions and new units of each coo entry. Entries that are neighbours in the file are read at once."""
-    for several in _neighbours(entries):
+    for several in _neighbours([delta.stack_of[entry.name] for entry in entries]):
         first = several[0].start
         data = memoryview(delta.fetch(first, several[-1].start + several[-1].nbytes))
-        for entry in several:
-            begin = entry.start - first
+        for stack in several:
+            begin = stack.start - first
+            piece = data[begin : begin + stack.nbytes]
+            delta.check_hash(stack, 0, piece)
             try:
-                positions, values = read_coo(data[begin : begin + entry.nbytes], entry.layout, entry.changed)
+                positions, values = read_coo(piece, stack.layout, stack.first.changed)
             except ValueError as problem:
-                delta.corrupt(str(problem), entry.name)
-            yield entry, positions, values
+                delta.corrupt(str(problem), stack.first.name)
+            yield stack.first, positions, values
 
 
-def _neighbours(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    several: list[Entry] = []
-    for entry in sorted(entries, key=lambda one: one.start):
+def _neighbours(stacks: Iterable[EncodedStack]) -> Iterator[list[EncodedStack]]:
+    several: list[EncodedStack] = []
+    for stack in sorted(stacks, key=lambda one: one.start):
         if several and (
-            entry.start != several[-1].start + several[-1].nbytes or entry.start - several[0].start > _AT_ONCE
+            stack.start != several[-1].start + several[-1].nbytes or stack.start - several[0].start > _AT_ONCE
         ):
             yield several
             several = []
-        several.append(entry)
+        several.append(stack)
     if several:
         yield several
 
 
-def write_block(delta: Delta, job: BlockJob, bits: Bits) -> tuple[Patch, Digest]:
-    """Writes a block into the units that its entry covers. Returns the old units and the change of the digest."""
-    entry, index = job.entry, job.index
+def units_of(targets: Weights, job: BlockJob) -> BlockUnits:
+    """The units that a block covers."""
+    if len(job.stack.entries) > 1:
+        return tuple(targets[entry.name].bits for entry in job.members)
+    begin, end = job.stack.layout.span(job.index)
+    return covered(targets[job.entry.name], job.entry)[begin:end]
+
+
+def write_block(delta: Delta, job: BlockJob, units: BlockUnits) -> tuple[Patch, Digests]:
+    """Writes a block into its units. Returns the old units and the changes of the digests."""
+    alone = job.stack.layout.alone(job.index)
     if job.patch is not None:
-        return job.patch, codec.swap(bits, job.patch, entry.layout, index)
-    data = delta.block(entry, index)
-    with naming(delta, entry, index):
-        return codec.apply(data, bits, entry.layout, index, fresh=entry.fresh)
+        return job.patch, codec.swap(units, job.patch, alone, 0)
+    data = delta.block(job.stack, job.index)
+    with naming(delta, job):
+        return codec.apply(data, units, alone, 0, fresh=job.stack.fresh)
 
 
 def covered(target: Tensor, entry: Entry) -> Bits:
@@ -221,27 +259,33 @@ def covered(target: Tensor, entry: Entry) -> Bits:
 
 
 @contextmanager
-def naming(delta: Delta, entry: Entry, index: int) -> Iterator[None]:
+def naming(delta: Delta, job: BlockJob) -> Iterator[None]:
     """Adds file, tensor and block to errors of the codec."""
     try:
         yield
     except ValueError as problem:
-        delta.corrupt(f"block {index}: {problem}", entry.name)
+        delta.corrupt(f"{job.stack.label}: block {job.index}: {problem}")
 
 
-def decode_job(delta: Delta, job: BlockJob, bits: Bits | None) -> Patch:
-    """The changes of a block, sorted by position. `bits` are the units that its entry covers."""
+def decode_job(delta: Delta, job: BlockJob, units: BlockUnits | None) -> Patch:
+    """The changes of a block, sorted by position. Without a base, `units` is None."""
     if job.patch is not None:
         return job.patch
-    with naming(delta, job.entry, job.index):
-        base = None if job.entry.fresh else bits
-        return codec.decode(delta.block(job.entry, job.index), base, job.entry.layout, job.index)
+    with naming(delta, job):
+        base = None if job.stack.fresh else units
+        data = delta.block(job.stack, job.index)
+        return codec.decode(data, base, job.stack.layout.alone(job.index), 0)
 
 
-def changed_by(found: Patch, bits: Bits, entry: Entry, index: int) -> int:
-    """The number of units that a written patch changed."""
-    unit = entry.dtype.unit
-    if found.positions is not None or entry.fresh:
-        return len(found.values) // unit
-    begin, end = entry.layout.span(index)
-    return int(np.count_nonzero(np.frombuffer(found.values, f"<u{unit}") != bits[begin:end]))
+def changed_by(found: Patch, units: BlockUnits, job: BlockJob) -> MemberCounts:
+    """The number of units that a written patch changed, by member."""
+    layout, unit, members = job.stack.layout.alone(job.index), job.entry.dtype.unit, len(job.members)
+    if job.stack.fresh:
+        return np.full(members, layout.count // members)
+    if found.positions is None:
+        old = np.frombuffer(found.values, f"<u{unit}").reshape(members, -1)
+        new = units if isinstance(units, tuple) else (units,)
+        return np.array([np.count_nonzero(a != b) for a, b in zip(old, new, strict=True)])
+    if members == 1:
+        return np.array([len(found.values) // unit])
+    return np.bincount(np.frombuffer(found.positions, "<u4") // layout.segment, minlength=members)

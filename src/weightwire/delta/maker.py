@@ -1,32 +1,33 @@
 """Makes deltas and anchors.
 
-Cuts tensors into blocks, encodes them in threads, and packs the result with the state digests.
+Stacks tensors, cuts stacks into blocks, encodes them in threads, and packs the result with the state digests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from weightwire import codec
-from weightwire.codec import BlockChanges, Digest, EncodedBlock, Layout, encode_coo
-from weightwire.delta.file import ANCHOR, DELTA, BlockData, Delta, Entry, Packed, Spool, pack
+from weightwire.codec import BlockChanges, Digest, Digests, EncodedBlock, encode_coo
+from weightwire.delta.encoded_stack import EncodedStack, Entry
+from weightwire.delta.file import ANCHOR, DELTA, Delta, Packed, block_hash, pack
+from weightwire.delta.spool import BlockData, Spool
 from weightwire.delta.state import State, TensorState, add_digests
+from weightwire.delta.tensor_stacks import TensorKind, TensorStack, kind_of, stacks_of
 from weightwire.errors import CheckpointError
 from weightwire.system import Progress, in_order
-from weightwire.weights import Tensor, Weights, read_weights
+from weightwire.weights import Weights, read_weights
 
-__all__ = ["BlockDone", "ChangedBlock", "anchor", "diff", "diff_of_blocks"]
-
-BlockDone = Callable[[str, int], None]
-"""Called with the name of a tensor and a block index when the block will not be read again. Runs in any thread."""
+__all__ = ["ChangedBlock", "anchor", "diff", "diff_of_blocks"]
 
 ChangedBlock = tuple[str, int, EncodedBlock]
-"""The name of a tensor, the index of a block, and the encoded block."""
+"""The first name of a stack, as `stacks_of` gives it, the index of a block, and the encoded block."""
 
 
 def diff(
@@ -38,7 +39,6 @@ def diff(
     threads: int | None = None,
     progress: Progress | None = None,
     spool: IO[bytes] | None = None,
-    done: BlockDone | None = None,
 ) -> Delta:
     """The smallest exact delta that turns `old` into `new`, or positions and values if `coo`.
 
@@ -46,9 +46,8 @@ def diff(
       `Tensor`s or `(dtype name, shape, buffer)`.
     - `before`: the state of `old` if it is known (from `digest` or `Delta.advance`). Otherwise `old` is read twice.
     - `spool`: a temporary file that holds the encoded blocks instead of memory. Keep it open while the delta is used.
-    - `done`: called for each block of `new` that will not be read again, roughly in the order of `new`.
     """
-    return _make(read_weights(old), read_weights(new), DELTA, before, coo, _MakeOptions(threads, progress, spool, done))
+    return _make(read_weights(old), read_weights(new), DELTA, before, coo, _MakeOptions(threads, progress, spool))
 
 
 def anchor(
@@ -57,14 +56,13 @@ def anchor(
     threads: int | None = None,
     progress: Progress | None = None,
     spool: IO[bytes] | None = None,
-    done: BlockDone | None = None,
     part: bool = False,
 ) -> Delta:
-    """An anchor: all weights, in a file that needs no base. `spool`, `done`: as in `diff`.
+    """An anchor: all weights, in a file that needs no base. `spool`: as in `diff`.
 
     With `part`, `weights` holds only some of a model's weights, and the file names no state.
     """
-    return _make({}, read_weights(weights), ANCHOR, None, False, _MakeOptions(threads, progress, spool, done, part))
+    return _make({}, read_weights(weights), ANCHOR, None, False, _MakeOptions(threads, progress, spool, part))
 
 
 def diff_of_blocks(
@@ -80,11 +78,12 @@ def diff_of_blocks(
     Gives the same bytes as `diff`, without the old weights. `part`: as in `anchor`.
     """
     _check_known(before, weights)
-    makings = {name: _Making(name, tensor, tensor) for name, tensor in weights.items()}
+    makings = {stack.names[0]: _Making.of(stack, weights, weights) for stack in stacks_of(_kinds(weights))}
     keep = _keep(spool)
     for name, index, block in changed:
-        makings[name].gather(index, _Done(added=block.digest, data=block.data, changed=block.changed), keep)
-    return _pack(makings, DELTA, before, keep, part)
+        done = _Done(added=block.digests, data=block.data, changed=block.changed)
+        makings[name].gather(index, done.kept(keep))
+    return _pack(list(makings.values()), (), DELTA, before, keep, part)
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,6 @@ class _MakeOptions:
     threads: int | None
     progress: Progress | None
     spool: IO[bytes] | None
-    done: BlockDone | None
     part: bool = False
 
 
@@ -103,145 +101,175 @@ class _MakeOptions:
 
 @dataclass(frozen=True)
 class _Done:
-    """The result for one block."""
+    """The result for one block, per member."""
 
-    base: Digest = (0, 0)  # digest of the old block, if it was not known
-    added: Digest = (0, 0)  # change of the digest; for a fresh tensor the digest itself
-    data: bytes = b""
-    changed: int = 0
+    base: Digests | None = None  # digests of the old block, if they were not known
+    added: Digests | None = None  # changes of the digests; for a fresh stack the digests themselves
+    data: BlockData = b""
+    changed: npt.NDArray[np.uint32] | None = None
     found: BlockChanges | None = None
-    nbytes: int = 0
+    hash: bytes = b""
+
+    def kept(self, keep: Callable[[bytes], BlockData]) -> _Done:
+        """The same with its block hashed and stored. Done where it was encoded: few blocks are then in memory."""
+        if not isinstance(self.data, bytes) or not self.data:
+            return self
+        return replace(self, data=keep(self.data), hash=block_hash(self.data))
 
 
 @dataclass(frozen=True)
 class _Job:
-    name: str
+    making: _Making
+    block: int
     run: Callable[[], _Done]
-    new_block: int | None = None  # the block of the new tensor that it reads, if any
 
 
-def _digest_old(old: Tensor, layout: Layout, index: int) -> _Done:
-    return _Done(base=codec.digest(old.bits, layout, index))
-
-
-def _encode_fresh(new: Tensor, layout: Layout, index: int) -> _Done:
-    block = codec.encode(None, new.bits, layout, index)
-    begin, end = layout.span(index)
-    added = codec.digest(new.bits, layout, index)
-    return _Done(added=added, data=block.data, changed=block.changed, nbytes=(end - begin) * layout.dtype.unit)
-
-
-def _encode_change(old: Tensor, new: Tensor, layout: Layout, index: int, known: bool, coo: bool) -> _Done:
-    base = (0, 0) if known else codec.digest(old.bits, layout, index)
-    block = codec.encode(old.bits, new.bits, layout, index)
-    begin, end = layout.span(index)
-    nbytes = (end - begin) * layout.dtype.unit
-    if not coo or not block.changed:
-        return _Done(base, block.digest, block.data, block.changed, nbytes=nbytes)
-    at = np.flatnonzero(old.bits[begin:end] != new.bits[begin:end])
-    return _Done(base, block.digest, b"", block.changed, (index, at, new.bits[begin:end][at]), nbytes)
-
-
-# --- tensors -----------------------------------------------------------------------------------------------------
+# --- stacks ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Making:
-    """A tensor before and after (either may be missing), and the results for its blocks so far."""
+    """A stack before and after (either may be missing), and the results for its blocks so far."""
 
-    name: str
-    old: Tensor | None
-    new: Tensor | None
-    base: Digest = (0, 0)
-    added: Digest = (0, 0)
-    changed: int = 0
+    stack: TensorStack
+    old: Weights | None
+    new: Weights | None
+    base: Digests
+    added: Digests
+    changed: npt.NDArray[np.int64]
     parts: dict[int, BlockData] = field(default_factory=dict)  # changed blocks
+    hashes: dict[int, bytes] = field(default_factory=dict)
     found: list[BlockChanges] = field(default_factory=list)
 
+    @staticmethod
+    def of(stack: TensorStack, old: Weights | None, new: Weights | None) -> _Making:
+        sums, counts = np.zeros((len(stack.names), 2), np.uint64), np.zeros(len(stack.names), np.int64)
+        return _Making(stack, old, new, sums, sums.copy(), counts)
+
     @property
-    def fresh(self) -> bool:
-        """True if the new tensor is encoded without the old one."""
-        old, new = self.old, self.new
-        return old is None or new is None or _kind(old) != _kind(new)
+    def is_fresh(self) -> bool:
+        return self.old is None
 
     def jobs(self, known: bool, coo: bool) -> Iterator[_Job]:
-        old, new = self.old, self.new
-        if old is not None and new is not None and not self.fresh:
-            yield from self._each_new(_layout(new), partial(_encode_change, old, new, known=known, coo=coo))
-            return
-        if old is not None and not known:
-            layout = _layout(old)
-            for index in range(layout.blocks):
-                yield _Job(self.name, partial(_digest_old, old, layout=layout, index=index))
-        if new is not None:
-            yield from self._each_new(_layout(new), partial(_encode_fresh, new))
+        for block in range(self.stack.layout.blocks):
+            if self.new is None:
+                if not known:
+                    yield _Job(self, block, partial(self._digest_old, block))
+            elif self.old is None:
+                yield _Job(self, block, partial(self._encode_fresh, block))
+            else:
+                yield _Job(self, block, partial(self._encode_change, block, known, coo))
 
-    def _each_new(self, layout: Layout, work: Callable[..., _Done]) -> Iterator[_Job]:
-        for index in range(layout.blocks):
-            yield _Job(self.name, partial(work, layout=layout, index=index), index)
+    def _digest_old(self, block: int) -> _Done:
+        assert self.old is not None
+        return _Done(base=codec.digest(self.stack.units(self.old, block), self.stack.layout.alone(block), 0))
 
-    def gather(self, block: int | None, done: _Done, keep: Callable[[bytes], BlockData]) -> None:
-        self.base = add_digests(self.base, done.base)
-        self.added = add_digests(self.added, done.added)
-        self.changed += done.changed
-        if block is not None and done.data:
-            self.parts[block] = keep(done.data)
+    def _encode_fresh(self, block: int) -> _Done:
+        assert self.new is not None
+        units, alone = self.stack.units(self.new, block), self.stack.layout.alone(block)
+        made = codec.encode(None, units, alone, 0)
+        return _Done(added=codec.digest(units, alone, 0), data=made.data, changed=made.changed)
+
+    def _encode_change(self, block: int, known: bool, coo: bool) -> _Done:
+        assert self.old is not None
+        assert self.new is not None
+        stack, alone = self.stack, self.stack.layout.alone(block)
+        old, new = stack.units(self.old, block), stack.units(self.new, block)
+        base = None if known else codec.digest(old, alone, 0)
+        made = codec.encode(old, new, alone, 0)
+        if not coo or not made.data:
+            return _Done(base, made.digests, made.data, made.changed)
+        assert not isinstance(old, tuple)  # coo tensors are not stacked
+        assert not isinstance(new, tuple)
+        at = np.flatnonzero(old != new)
+        return _Done(base, made.digests, b"", made.changed, (block, at, new[at]))
+
+    def gather(self, block: int, done: _Done) -> None:
+        place = self.stack.place(block)
+        if done.base is not None:
+            self.base[place] += done.base
+        if done.added is not None:
+            self.added[place] += done.added
+        if done.changed is not None:
+            self.changed[place] += done.changed
+        if done.data:
+            self.parts[block] = done.data
+            self.hashes[block] = done.hash
         if done.found:
             self.found.append(done.found)
 
-    def packed(self, known: State, keep: Callable[[bytes], BlockData]) -> Packed | None:
-        """The entry for the file, or None if the tensor was removed or did not change."""
-        new = self.new
-        if new is None or not (self.fresh or self.changed):
+    def after(self, known: State) -> dict[str, TensorState]:
+        """The new states of the members that changed."""
+        if self.new is None:
+            return {}
+        names, (dtype, shape, _) = self.stack.names, self.stack.kind
+        states = {}
+        for k in range(len(names)) if self.is_fresh else np.flatnonzero(self.changed).tolist():
+            a, b = self.added[k].tolist()
+            base = (0, 0) if self.is_fresh else known.tensors[names[k]].digest
+            states[names[k]] = TensorState(dtype, shape, add_digests(base, (a, b)))
+        return states
+
+    def packed(self, after: State, keep: Callable[[bytes], BlockData], has_digests: bool) -> Packed | None:
+        """The stack for the file, or None if its tensors were removed or did not change."""
+        if self.new is None or not (self.is_fresh or self.changed.any()):
             return None
-        layout = _layout(new)
-        parts: Sequence[BlockData] = [self.parts.get(index, b"") for index in range(layout.blocks)]
+        stack = self.stack
+        entries = [self._entry(k, after, has_digests) for k in range(len(stack.names))]
         if self.found:
-            parts = [keep(encode_coo(self.found, layout))]
-        entry = Entry(
-            name=self.name,
-            dtype=new.dtype,
-            shape=new.shape,
-            rows=new.rows,
-            coo=bool(self.found),
-            fresh=self.fresh,
-            changed=self.changed,
-            blocks=tuple(map(len, parts)) if layout.blocks else (),
-            digest=self.added if self.fresh else add_digests(known.tensors[self.name].digest, self.added),
-        )
-        return Packed(entry, parts)
+            data = encode_coo(self.found, stack.layout)
+            return Packed(EncodedStack(tuple(entries), 1, (len(data),), (block_hash(data),)), [keep(data)])
+        blocks = list(range(stack.layout.blocks))
+        if not stack.is_single:  # members of unchanged blocks are left out
+            blocks = sorted(self.parts)
+            entries = [entry for block in blocks for entry in entries[stack.place(block)]]
+        parts = [self.parts.get(block, b"") for block in blocks]
+        hashes = tuple(self.hashes.get(block, b"") for block in blocks)
+        return Packed(EncodedStack(tuple(entries), stack.per, tuple(map(len, parts)), hashes), parts)
 
-
-def _kind(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.dtype, tensor.shape, tensor.rows
-
-
-def _layout(tensor: Tensor) -> Layout:
-    return Layout.of(tensor.dtype, tensor.shape, tensor.rows)
+    def _entry(self, k: int, after: State, has_digest: bool) -> Entry:
+        name, (dtype, shape, rows) = self.stack.names[k], self.stack.kind
+        digest: Digest | None = after.tensors[name].digest if has_digest else None
+        return Entry(name, dtype, shape, rows, bool(self.found), self.is_fresh, int(self.changed[k]), digest)
 
 
 # --- files -------------------------------------------------------------------------------------------------------
 
 
+def _makings(old: Weights, new: Weights, coo: bool) -> list[_Making]:
+    """All tensors: those that keep their kind, those that are new or of another kind, and those that end."""
+    before, after = _kinds(old), _kinds(new)
+    same = {name: kind for name, kind in after.items() if before.get(name) == kind}
+    changing = [TensorStack((name,), kind) for name, kind in same.items()] if coo else stacks_of(same)
+    fresh = stacks_of({name: kind for name, kind in after.items() if name not in same})
+    ending = stacks_of({name: kind for name, kind in before.items() if name not in same})
+    return [
+        *(_Making.of(stack, old, new) for stack in changing),
+        *(_Making.of(stack, None, new) for stack in fresh),
+        *(_Making.of(stack, old, None) for stack in ending),
+    ]
+
+
+def _kinds(weights: Weights) -> dict[str, TensorKind]:
+    return {name: kind_of(weights[name]) for name in weights}
+
+
 def _make(old: Weights, new: Weights, kind: str, before: State | None, coo: bool, options: _MakeOptions) -> Delta:
     if before is not None:
         _check_known(before, old)
-    # In the order of `new`. Tensors that are only in `old` come last.
-    makings = {name: _Making(name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))}
-    jobs = [job for making in makings.values() for job in making.jobs(before is not None, coo)]
+    makings = _makings(old, new, coo)
+    jobs = [job for making in makings for job in making.jobs(before is not None, coo)]
     keep = _keep(options.spool)
 
     def work(job: _Job) -> _Done:
-        result = job.run()
-        if options.done and job.new_block is not None:
-            options.done(job.name, job.new_block)
-        return result
+        return job.run().kept(keep)
 
     for job, done in zip(jobs, in_order(work, jobs, options.threads), strict=True):
-        makings[job.name].gather(job.new_block, done, keep)
-        if options.progress:
-            options.progress(done.nbytes)
-    return _pack(makings, kind, before, keep, options.part)
+        job.making.gather(job.block, done)
+        if options.progress and job.making.new is not None:
+            options.progress(job.making.stack.nbytes(job.block))
+    removed = [name for name in old if name not in new]
+    return _pack(makings, removed, kind, before, keep, options.part)
 
 
 def _keep(spool: IO[bytes] | None) -> Callable[[bytes], BlockData]:
@@ -250,27 +278,37 @@ def _keep(spool: IO[bytes] | None) -> Callable[[bytes], BlockData]:
 
 
 def _pack(
-    makings: Mapping[str, _Making],
+    makings: Sequence[_Making],
+    removed: Sequence[str],
     kind: str,
     before: State | None,
     keep: Callable[[bytes], BlockData],
     part: bool,
 ) -> Delta:
-    known = before or State(
-        {name: TensorState(one.old.dtype, one.old.shape, one.base) for name, one in makings.items() if one.old}
-    )
-    packed = [one for making in makings.values() if (one := making.packed(known, keep))]
-    removed = [name for name, making in makings.items() if making.new is None]
-    after = known.replace({one.entry.name: one.entry.state for one in packed}, removed)
-    both = [tensor for one in makings.values() for tensor in (one.old, one.new)]
-    partial_file = part or any(tensor and tensor.rows for tensor in both)
-    return pack(
+    known = before or _known(makings)
+    after = known.replace({name: state for one in makings for name, state in one.after(known).items()}, removed)
+    partial_file = part or any(one.stack.kind[2] for one in makings)
+    has_digests = partial_file or kind == ANCHOR or any(one.found for one in makings)
+    packed = [one for making in makings if (one := making.packed(after, keep, has_digests))]
+    made = pack(
         packed,
         kind=kind,
         before="" if partial_file or kind == ANCHOR else known.hex,
         after="" if partial_file else after.hex,
         removed=removed,
     )
+    return replace(made, result=after)
+
+
+def _known(makings: Sequence[_Making]) -> State:
+    """The state of the old weights."""
+    states = {}
+    for making in makings:
+        if making.old is not None:
+            dtype, shape, _ = making.stack.kind
+            for name, (a, b) in zip(making.stack.names, making.base.tolist(), strict=True):
+                states[name] = TensorState(dtype, shape, (a, b))
+    return State(states)
 
 
 def _check_known(before: State, old: Weights) -> None:

@@ -8,29 +8,32 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from weightwire import codec
-from weightwire.codec import Digest, Layout, Patch
+from weightwire.codec import BlockUnits, Digest, Digests, Layout, Patch
 from weightwire.delta.decoder import (
     BlockJob,
+    MemberCounts,
     changed_by,
     changes,
     check_state,
-    check_tensor,
     check_tensors,
     covered,
     jobs_of,
     open_delta,
+    units_of,
     write_block,
 )
-from weightwire.delta.file import ANCHOR, Delta, Entry
-from weightwire.delta.state import State, TensorState, add_digests
+from weightwire.delta.encoded_stack import Entry
+from weightwire.delta.file import ANCHOR, Delta
+from weightwire.delta.member_sums import MemberSums
+from weightwire.delta.state import State, add_digests
 from weightwire.errors import CheckpointError
 from weightwire.system import Progress, Stopped, in_order, to_the_end
 from weightwire.weights import (
@@ -209,14 +212,13 @@ def _fill(targets: Weights, base: Weights, delta: Delta, threads: int | None, pr
 class _Written:
     """A block that is being written. Afterwards its patch holds the old units."""
 
-    bits: Bits
-    layout: Layout
-    index: int
+    units: BlockUnits
+    job: BlockJob
     patch: Patch | None = None
 
     def put_back(self) -> None:
         if self.patch is not None:
-            codec.swap(self.bits, self.patch, self.layout, self.index)
+            codec.swap(self.units, self.patch, self.job.stack.layout.alone(self.job.index), 0)
 
 
 @dataclass(frozen=True)
@@ -281,38 +283,40 @@ def _write(
 ) -> State:
     """Writes a delta into targets that hold its base. Returns the new state. Appends every block to `written`."""
 
-    def work(job: BlockJob) -> tuple[Digest, int]:
-        entry, index = job.entry, job.index
-        bits = covered(targets[entry.name], entry)
-        record = _Written(bits, entry.layout, index)
+    def work(job: BlockJob) -> tuple[Digests, MemberCounts]:
+        units = units_of(places, job)
+        record = _Written(units, job)
         if written is not None:
             written.append(record)  # before the write: afterwards there may be no memory left
         if stop and stop.is_set():
             raise Stopped
-        record.patch, change = write_block(delta, job, bits)
-        return change, changed_by(record.patch, bits, entry, index)
+        record.patch, added = write_block(delta, job, units)
+        return added, changed_by(record.patch, units, job)
 
     tied = _tied(delta, targets)
+    places = {**targets, **_copies(tied, targets)}
     known = {name: _digest_before(entry, targets[name], state) for name, entry in delta.entries.items()}
-    added = dict.fromkeys(delta.entries, (0, 0))
-    changed = dict.fromkeys(delta.entries, 0)
-    jobs = list(jobs_of(delta, {name: entry for name, entry in delta.entries.items() if name not in tied}))
-    for job, (change, count) in zip(jobs, in_order(work, jobs, threads), strict=True):
-        added[job.entry.name] = add_digests(added[job.entry.name], change)
-        changed[job.entry.name] += count
+    sums = MemberSums(delta, delta.entries)
+    jobs = list(jobs_of(delta, delta.stacks))
+    for job, (added, changed) in zip(jobs, in_order(work, jobs, threads), strict=True):
+        sums.add(job, added, changed)
         if progress:
-            begin, end = job.entry.layout.span(job.index)
-            progress((end - begin) * job.entry.dtype.unit)
+            progress(job.nbytes)
+    sums.check(known)
     for name, other in tied.items():
-        added[name], changed[name] = added[other], changed[other]
-    for name, entry in delta.entries.items():
-        check_tensor(delta, entry, changed[name], add_digests(known[name], added[name]))
-    after = _state_after(delta, targets, state, added)
+        if sums.after(name, known[name]) != sums.after(other, known[other]):
+            _refuse_tied(delta, other, name)
+    after = _state_after(delta, targets, state, known, sums)
     if delta.after and after.hex != delta.after:
-        delta.corrupt("the result has a wrong state")
+        delta.corrupt("the result has a wrong state, or the base is not the right one")
     if stop and stop.is_set():
         raise Stopped
     return after
+
+
+def _copies(tied: Iterable[str], targets: Weights) -> dict[str, Tensor]:
+    """Copies of tied tensors, to be written instead: their memory is written under another name."""
+    return {name: replace(targets[name], bits=targets[name].bits.copy()) for name in tied}
 
 
 def _tied(delta: Delta, targets: Weights) -> dict[str, str]:
@@ -323,15 +327,19 @@ def _tied(delta: Delta, targets: Weights) -> dict[str, str]:
         for other_begin, other_end, other in reach:
             if begin >= other_end or (other not in delta.entries and name not in delta.entries):
                 continue
-            digests = {delta.entries[one].digest if one in delta.entries else None for one in (other, name)}
-            if (begin, end) != (other_begin, other_end) or len(digests) > 1:
-                raise CheckpointError(
-                    f"{delta.where}: tensors {other!r} and {name!r}: share memory, but get different weights",
-                    hint="patch a copy: patch(base, delta, copy=True)",
-                )
+            both = all(one in delta.entries for one in (other, name))
+            if (begin, end) != (other_begin, other_end) or not both:
+                _refuse_tied(delta, other, name)
             tied[name] = tied.get(other, other)
         reach = _furthest([*reach, (begin, end, name)], delta)
     return tied
+
+
+def _refuse_tied(delta: Delta, one: str, other: str) -> NoReturn:
+    raise CheckpointError(
+        f"{delta.where}: tensors {one!r} and {other!r}: share memory, but get different weights",
+        hint="patch a copy: patch(base, delta, copy=True)",
+    )
 
 
 def _furthest(spans: list[tuple[int, int, str]], delta: Delta) -> list[tuple[int, int, str]]:
@@ -350,19 +358,15 @@ def _spans(delta: Delta, targets: Weights) -> Iterator[tuple[int, int, str]]:
             yield begin, begin + bits.nbytes, name
 
 
-def _state_after(delta: Delta, targets: Weights, state: State, added: Mapping[str, Digest]) -> State:
+def _state_after(delta: Delta, targets: Weights, state: State, known: Mapping[str, Digest], sums: MemberSums) -> State:
     """An entry's digest is that of the tensor, unless it covers only some of the rows."""
-    known = {
-        name: TensorState(
-            entry.dtype,
-            entry.shape,
-            entry.digest
-            if entry.rows == targets[name].rows or name not in state.tensors
-            else add_digests(state.tensors[name].digest, added[name]),
-        )
-        for name, entry in delta.entries.items()
-    }
-    return state.replace(known, delta.removed)
+
+    def digest_after(name: str, entry: Entry) -> Digest:
+        if entry.rows == targets[name].rows or name not in state.tensors:
+            return sums.after(name, known[name])
+        return sums.after(name, state.tensors[name].digest)
+
+    return state.replace({n: e.state(digest_after(n, e)) for n, e in delta.entries.items()}, delta.removed)
 
 
 def _digest_before(entry: Entry, target: Tensor, state: State) -> Digest:
@@ -371,4 +375,10 @@ def _digest_before(entry: Entry, target: Tensor, state: State) -> Digest:
     if known and not entry.fresh and entry.rows == target.rows:
         return known.digest
     bits = covered(target, entry)
-    return reduce(add_digests, (codec.digest(bits, entry.layout, i) for i in range(entry.layout.blocks)), (0, 0))
+    layout = entry.layout
+    return reduce(add_digests, (_block_digest(bits, layout, index) for index in range(layout.blocks)), (0, 0))
+
+
+def _block_digest(bits: Bits, layout: Layout, index: int) -> Digest:
+    a, b = codec.digest(bits, layout, index)[0].tolist()
+    return a, b

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
 from weightwire import codec
-from weightwire.codec import Digest, Layout, uvarint
+from weightwire.codec import Digest, Digests, uvarint
+from weightwire.delta.tensor_stacks import TensorStack, kind_of, stacks_of
 from weightwire.system import Progress, in_order
-from weightwire.weights import Bits, Dtype, Weights, read_weights
+from weightwire.weights import Dtype, read_weights
 
 __all__ = ["State", "TensorState", "add_digests", "digest", "subtract_digests"]
 
 _PREFIX = b"weightwire state 1\n"
 _DIGEST = 16  # bytes
-_BATCH = 1 << 21  # units
 
 
 def add_digests(a: Digest, b: Digest) -> Digest:
@@ -93,36 +93,16 @@ def digest(weights: Any, *, threads: int | None = None, progress: Progress | Non
     read = read_weights(weights)
     tensors = {name: read[name] for name in read}
     sums: dict[str, Digest] = dict.fromkeys(tensors, (0, 0))
-    for part in in_order(_digest_batch, _batches(tensors), threads):
-        for name, block, nbytes in part:
-            sums[name] = add_digests(sums[name], block)
-            if progress:
-                progress(nbytes)
+    stacks = stacks_of({name: kind_of(tensor) for name, tensor in tensors.items()})
+    jobs = [(stack, block) for stack in stacks for block in range(stack.layout.blocks)]
+
+    def work(job: tuple[TensorStack, int]) -> Digests:
+        stack, block = job
+        return codec.digest(stack.units(tensors, block), stack.layout.alone(block), 0)
+
+    for (stack, block), done in zip(jobs, in_order(work, jobs, threads), strict=True):
+        for name, (a, b) in zip(stack.members(block), done.tolist(), strict=True):
+            sums[name] = add_digests(sums[name], (a, b))
+        if progress:
+            progress(stack.nbytes(block))
     return State({name: TensorState(t.dtype, t.shape, sums[name]) for name, t in tensors.items()})
-
-
-_DigestJob = tuple[str, Bits, Layout, int]
-
-
-def _batches(tensors: Weights) -> Iterator[list[_DigestJob]]:
-    """All blocks, and small ones together: a batch for a thread."""
-    batch: list[_DigestJob] = []
-    units = 0
-    for name, tensor in tensors.items():
-        layout = Layout.of(tensor.dtype, tensor.shape, tensor.rows)
-        for index in range(layout.blocks):
-            batch.append((name, tensor.bits, layout, index))
-            units += min(layout.block, layout.count)
-            if units >= _BATCH:
-                yield batch
-                batch, units = [], 0
-    if batch:
-        yield batch
-
-
-def _digest_batch(batch: list[_DigestJob]) -> list[tuple[str, Digest, int]]:
-    return [
-        (name, codec.digest(bits, layout, index), (end - begin) * layout.dtype.unit)
-        for name, bits, layout, index in batch
-        for begin, end in (layout.span(index),)
-    ]

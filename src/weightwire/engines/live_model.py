@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 
 from weightwire.codec import Digest
-from weightwire.delta import Delta, Entry, State, add_digests, digest, jobs_of
+from weightwire.delta import Delta, Entry, State, TensorState, add_digests, digest, jobs_of
 from weightwire.engines.copy_groups import CopyGroups
 from weightwire.engines.engine import ServedVersion
 from weightwire.engines.recomputed_layer import Recomputation
@@ -199,7 +199,7 @@ class LiveModel:
             )
         self.check_in_place()
         writes = self._writes_of(patch)
-        after = self._state.replace({name: entry.state for name, entry in patch.entries.items()})
+        after = self._state.replace({name: _state_of(entry) for name, entry in patch.entries.items()})
         if after.hex != target.state:
             raise EngineError(
                 f"the patch does not lead from version {self.holding.version} to {target.version}",
@@ -207,7 +207,7 @@ class LiveModel:
             )
         self._check_tied(after)
         last = self._recomputations(patch.entries)
-        digests = {write.name: patch.entries[write.name].digest for write in writes}
+        digests = {write.name: after.tensors[write.name].digest for write in writes}
         unpatchable = [name for name in self._map.unpatchable if name in patch.entries]
         return StagedPatch(self, writes, last, digests, unpatchable, target, self.holding, self._state, after)
 
@@ -218,7 +218,7 @@ class LiveModel:
             _check(name, entry, self._schema)
             if name not in self._map.copies or self._groups.covers(entry):
                 continue
-            for job in jobs_of(patch, {name: entry}):
+            for job in jobs_of(patch, [patch.stack_of[name]]):
                 for write in writes_of(patch, job, self._map.copies[name]):
                     if isinstance(write, ScatterPart):
                         parts.append(write)
@@ -231,6 +231,13 @@ class LiveModel:
         if not self._is_in_place():
             self.holding, self._schema = None, {}
             raise EngineError("the model's parameters were moved or replaced", hint="reload the model")
+
+
+def _state_of(entry: Entry) -> TensorState:
+    """The state of a tensor after a patch of absolute values, which names it."""
+    if entry.digest is None:
+        raise EngineError(f"tensor {entry.name!r}: the patch has no digest of it", hint="reload the model")
+    return entry.state(entry.digest)
 
 
 @dataclass

@@ -17,7 +17,7 @@ import torch
 
 from weightwire import codec
 from weightwire.codec import Digest, Layout, Patch
-from weightwire.delta import BlockJob, Delta, Entry, naming
+from weightwire.delta import BlockJob, Delta, Entry, decode_job
 from weightwire.engines.weight_map import Copy, storage_of
 from weightwire.errors import EngineError
 from weightwire.weights import Bits, as_torch_integers, torch_integer_dtype
@@ -64,10 +64,7 @@ class ScatterPart:
 def writes_of(patch: Delta, job: BlockJob, copies: tuple[Copy, ...]) -> Iterator[Write | ScatterPart]:
     """The changes of one block of a tensor in each of its places."""
     entry, layout = job.entry, job.entry.layout
-    found = job.patch
-    if found is None:
-        with naming(patch, entry, job.index):
-            found = codec.decode(patch.block(entry, job.index), None, layout, job.index)
+    found = decode_job(patch, job, None)
     begin, end = layout.span(job.index)
     digested = digested_copy(copies, layout)
     if digested is not None:

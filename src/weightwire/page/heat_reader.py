@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from weightwire.bucket import each
 from weightwire.chain import DELTA, ChainReader, Commit, DataFile
-from weightwire.delta import Delta
+from weightwire.delta import Delta, head_size
 from weightwire.errors import BucketError, CorruptDelta, NoBucket, Unavailable, UnsupportedFormat
 from weightwire.page.layers import HeatRow
 from weightwire.page.run_view import HeatMap, column_of, heat_of, sampled
@@ -58,12 +58,14 @@ class HeatReader:
     async def _header(self, file: DataFile) -> Delta:
         where = self._chain.where(file.path)
         head = await self._bytes(file, 0, min(file.size, _GUESS))
-        size = read_size(head[:LENGTH_SIZE], where, total=file.size, error=CorruptDelta)
-        if size > _LARGEST:
-            raise CorruptDelta(f"{where}: the header of {size:,} bytes is too large")
-        if size > len(head):
-            head += await self._bytes(file, len(head), size)
+        head = await self._up_to(file, head, read_size(head[:LENGTH_SIZE], where, total=file.size, error=CorruptDelta))
+        head = await self._up_to(file, head, head_size(head, where, file.size))
         return Delta.remote(lambda begin, end: head[begin:end], file.size, where)
+
+    async def _up_to(self, file: DataFile, head: bytes, size: int) -> bytes:
+        if size > _LARGEST:
+            raise CorruptDelta(f"{self._chain.where(file.path)}: the head of {size:,} bytes is too large")
+        return head + await self._bytes(file, len(head), size) if size > len(head) else head
 
     async def _bytes(self, file: DataFile, begin: int, end: int) -> bytes:
         buffer = bytearray(end - begin)

@@ -6,6 +6,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
+from weightwire import codec
 from weightwire.chain import ANCHOR, ChainWriter, Commit, DataFile, Shortcut, create_until_taken, seal, shortcut_path
 from weightwire.delta import Delta, anchor
 from weightwire.errors import WeightwireError
@@ -52,6 +53,7 @@ class Anchors:
                     anchor, published, spool=spool, threads=settings.threads, progress=progress, part=part
                 )
                 encoding.nbytes = made.nbytes
+                codec.trim()
         except BaseException as problem:
             spool.close()
             if not isinstance(problem, WeightwireError | OSError | MemoryError):

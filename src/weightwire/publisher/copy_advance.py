@@ -19,7 +19,7 @@ from weightwire import codec
 from weightwire.codec import EncodedBlock, Layout, Patch
 from weightwire.delta import Delta, State, diff_of_blocks
 from weightwire.errors import CorruptDelta
-from weightwire.publisher.aligned_memory import aligned_memory
+from weightwire.publisher.aligned_memory import passing_memory
 from weightwire.publisher.weight_arena import Batch, Piece, WeightArena
 from weightwire.system import Stopped, in_order, to_the_end
 from weightwire.weights import Bits, Weights
@@ -80,7 +80,7 @@ class CopyAdvance:
     changed: int
 
     def __init__(self, copy: WeightArena, steps: list[_BatchAdvance]) -> None:
-        self.changed = sum(block.changed for step in steps for _, block in step.encoded)
+        self.changed = sum(int(block.changed.sum()) for step in steps for _, block in step.encoded)
         self._copy = copy
         self._steps = steps
         self._undone = False
@@ -97,7 +97,7 @@ class CopyAdvance:
         """
         if self._undone:
             raise ValueError("undo() was called, so nothing is left to encode")
-        changed = ((piece.name, piece.index, block) for step in self._steps for piece, block in step.encoded)
+        changed = ((piece.stack.names[0], piece.index, block) for step in self._steps for piece, block in step.encoded)
         return diff_of_blocks(self._copy, changed, before=before, spool=spool, part=part)
 
 
@@ -132,16 +132,17 @@ class _BatchAdvance:
         except ValueError as problem:
             _fail(piece, str(problem))
         self.replaced.append((piece.begin, piece.end, patch))
-        if added != block.digest:
+        if not np.array_equal(added, block.digests):
             _fail(piece, _OTHER)
 
     def _fail(self, rest: Patch, latest: Bits) -> NoReturn:
-        at = 0
+        """Names the tensor with the first unit that is wrong."""
         if rest.positions is None:
             at = int(np.flatnonzero(np.frombuffer(rest.values, latest.dtype) != latest)[0])
         else:
             at = int.from_bytes(rest.positions[:4], "little")
-        _fail(next(piece for piece in self.batch.pieces if at < piece.end), _OTHER)
+        piece = next(piece for piece in self.batch.pieces if at < piece.end)
+        _fail(piece, _OTHER, (at - piece.begin) // piece.layout.segment)
 
     def undo(self) -> None:
         unit = self.batch.dtype.unit
@@ -173,7 +174,7 @@ class _Scratch(threading.local):
 
     @cached_property
     def _memory(self) -> npt.NDArray[np.uint8]:
-        return aligned_memory(self._nbytes)
+        return passing_memory(self._nbytes)
 
     def units(self, batch: Batch) -> Bits:
         units: Bits = self._memory[: batch.nbytes].view(f"<u{batch.dtype.unit}")
@@ -183,8 +184,8 @@ class _Scratch(threading.local):
 _OTHER = "it decodes to other weights"
 
 
-def _fail(piece: Piece, why: str) -> NoReturn:
+def _fail(piece: Piece, why: str, member: int = 0) -> NoReturn:
     raise CorruptDelta(
-        f"tensor {piece.name!r}: block {piece.index} was encoded wrongly: {why}",
+        f"tensor {piece.stack.members(piece.index)[member]!r}: block {piece.index} was encoded wrongly: {why}",
         hint="publish again; if it fails again, this is a bug or the machine's memory is faulty",
     )

@@ -13,7 +13,6 @@ from weightwire.delta import Delta, State, anchor
 from weightwire.publisher.copy_advance import CopyAdvance, advance_copy
 from weightwire.publisher.publish_context import PublishContext
 from weightwire.publisher.publish_process import Taken
-from weightwire.weights import nbytes_of
 
 __all__ = ["FIRST_EPOCH", "FIRST_VERSION", "EncodedVersion", "encode_version", "upload_version"]
 
@@ -60,7 +59,7 @@ async def encode_version(
 
 async def _encode_anchor(context: PublishContext, taken: Taken, spool: BinaryIO, part: bool) -> Delta:
     published, settings, runtime = taken.copies.published, context.settings, context.runtime
-    total = nbytes_of(published)
+    total = published.nbytes
     await runtime.run_in_thread(published.copy_from, taken.weights, settings.progress("read", total))
     taken.copies.release_all()
     taken.publication.check()
@@ -74,7 +73,7 @@ async def _encode_delta(
     context: PublishContext, taken: Taken, before: State, part: bool, advances: list[CopyAdvance]
 ) -> Delta:
     copies, settings = taken.copies, context.settings
-    progress = settings.progress("encode", nbytes_of(copies.published))
+    progress = settings.progress("encode", copies.published.nbytes)
 
     def advance() -> None:  # runs to its end even if this is cancelled, so the result is kept for undo
         advances.append(

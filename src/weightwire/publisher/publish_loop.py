@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+from weightwire import codec
 from weightwire.bucket import ObjectInfo, each
 from weightwire.chain import ChainReader, ChainWriter, Commit, Folder, Heartbeat, Sealed, StageTiming
 from weightwire.errors import BucketError, Fenced, RankFailed, SchemaChanged, WeightwireError
@@ -116,6 +117,7 @@ class PublishLoop:
             self.context.backlog.commit()
             self._show_alive()
             taken.copies.release_all()
+            codec.trim()  # an anchor may follow, or nothing for a while
             await self.process.follow_up(commit)
 
     async def _report_resumption(self, commit: Sealed[Commit]) -> None:

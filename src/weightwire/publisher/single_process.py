@@ -220,7 +220,7 @@ class SingleProcess:
         if self._session is not None and self._copies is not None:
             writer = self._session.writer
             self._anchors.hint(writer)
-            if self._anchors.is_due(writer.run.nbytes):
+            if self._anchors.is_due(self._copies.published.nbytes):
                 await self._anchors.add(commit.record, self._copies.published)
 
     def leave(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from weightwire.bucket import Bucket
-from weightwire.chain import DataFile, Warn, backoff, data_path
+from weightwire.chain import DataFile, FileHead, Warn, backoff, data_path
 from weightwire.delta import Delta
 from weightwire.errors import BucketError, NotFound, PermissionDenied
 from weightwire.system import Runtime
@@ -18,7 +18,7 @@ __all__ = ["Uploader"]
 
 Result = TypeVar("Result")
 
-_CHUNK = 2 << 20
+_CHUNK = 256 << 10  # small: the allocator keeps freed memory for each thread
 
 
 def _never() -> bool:
@@ -57,7 +57,8 @@ class Uploader:
     async def name(self, kind: str, version: int, epoch: int, made: Delta, rank: int = 0) -> DataFile:
         """The path of a delta or anchor. Call it once for all retries: it hashes the whole file."""
         sha256 = await self._runtime.run_in_thread(_hash, made, self._progress("hash", made.nbytes))
-        return DataFile(data_path(kind, version, epoch, rank, sha256), made.nbytes, sha256, rank)
+        head = FileHead(len(made.head), hashlib.sha256(made.head).hexdigest())
+        return DataFile(data_path(kind, version, epoch, rank, sha256), made.nbytes, sha256, rank, head)
 
     async def put(self, file: DataFile, made: Delta) -> None:
         await self._bucket.put(file.path, made.chunks(_CHUNK), made.nbytes)

@@ -1,21 +1,22 @@
-"""Weights in one allocation, in batches: a block of a large tensor, or many small tensors of one dtype.
+"""Weights in one allocation, in batches: a block of a stack, or many small stacks of one dtype.
 
-Small tensors lie next to each other, sorted by name. So they are copied, compared and encoded in a few large steps,
-however many there are.
+The members of a stack lie next to each other, and so do small stacks. So tensors are copied, compared and encoded in a
+few large steps, however many there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from weightwire.codec import BLOCK, Layout
+from weightwire.delta import TensorKind, TensorStack, stacks_of
 from weightwire.publisher.aligned_memory import CACHE_LINE, aligned_memory
 from weightwire.system import in_order
-from weightwire.weights import Bits, Dtype, Rows, Schema, Tensor, Weights
+from weightwire.weights import Bits, Dtype, HeldWeights, Rows, Schema, Tensor, Weights
 
 __all__ = ["Batch", "Piece", "WeightArena"]
 
@@ -25,14 +26,28 @@ _PAGES = 4 << 20  # bytes touched at once
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A block of a tensor, and its place in a batch: units `begin` to `end`. `layout` is that of the block alone."""
+    """A block of a stack, and its place in a batch: units `begin` to `end`."""
 
-    name: str
+    stack: TensorStack
     index: int
-    layout: Layout
     begin: int
     end: int
-    first: int  # unit of the tensor
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the block alone."""
+        return self.stack.layout.alone(self.index)
+
+    def read(self, weights: Weights, out: Bits) -> None:
+        """Copies the units of the block."""
+        tensors = [weights[name] for name in self.stack.members(self.index)]
+        if self.stack.is_single:
+            tensors[0].copy_to(*self.stack.layout.span(self.index), out)
+        elif all(type(tensor) is Tensor for tensor in tensors):
+            np.concatenate([tensor.bits for tensor in tensors], out=out)
+        else:
+            for tensor, room in zip(tensors, out.reshape(len(tensors), -1), strict=True):
+                tensor.copy_to(0, len(room), room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +66,28 @@ class Batch:
 
     def read(self, weights: Weights, out: Bits) -> None:
         """Copies these pieces of any weights with the same schema and rows."""
-        if len(self.pieces) == 1:
-            (piece,) = self.pieces
-            weights[piece.name].copy_to(piece.first, piece.first + self.count, out)
-            return
-        tensors = [weights[piece.name] for piece in self.pieces]
-        if all(type(tensor) is Tensor for tensor in tensors):
-            np.concatenate([tensor.bits for tensor in tensors], out=out)
-            return
-        for piece, tensor in zip(self.pieces, tensors, strict=True):
-            tensor.copy_to(0, piece.end - piece.begin, out[piece.begin : piece.end])
+        for piece in self.pieces:
+            piece.read(weights, out[piece.begin : piece.end])
 
 
-class WeightArena(Mapping[str, Tensor]):
+class WeightArena(HeldWeights):
     """Tensors in the order of the schema, zero at first. Those of a shard have only its `rows`."""
 
     def __init__(self, schema: Schema, rows: Mapping[str, Rows] | None = None, threads: int | None = None) -> None:
         self._threads = threads
         rows = rows or {}
-        layouts = {name: Layout.of(*kind, rows.get(name)) for name, kind in schema.items()}
-        plan = _Plan(layouts)
+        plan = _ArenaPlan({name: (*kind, rows.get(name)) for name, kind in schema.items()})
         self.batches = tuple(plan.batches)
+        self.nbytes = sum(batch.nbytes for batch in self.batches)
+        self._blocks = {
+            (piece.stack.names[0], piece.index): (batch, piece) for batch in self.batches for piece in batch.pieces
+        }
         self._memory = aligned_memory(plan.size)
         _touch(self._memory, threads)
         self._tensors: dict[str, Tensor] = {}
         for name, (dtype, shape) in schema.items():
-            bits = np.frombuffer(self._memory, f"<u{dtype.unit}", layouts[name].count, plan.places[name])
+            count = Layout.of(dtype, shape, rows.get(name)).count
+            bits = np.frombuffer(self._memory, f"<u{dtype.unit}", count, plan.places[name])
             self._tensors[name] = Tensor(dtype, shape, bits, rows.get(name))
 
     def __getitem__(self, name: str) -> Tensor:
@@ -99,6 +110,16 @@ class WeightArena(Mapping[str, Tensor]):
     def units(self, batch: Batch) -> Bits:
         return np.frombuffer(self._memory, f"<u{batch.dtype.unit}", batch.count, batch.at)
 
+    def units_of(self, stack: TensorStack, block: int) -> Bits | None:
+        found = self._blocks.get((stack.names[0], block))
+        if found is None:
+            return None
+        batch, piece = found
+        # Members of other weights than these may lie elsewhere. As many of one kind are the same.
+        if piece.stack.kind != stack.kind or len(piece.stack.names) != len(stack.names):
+            return None
+        return self.units(batch)[piece.begin : piece.end]
+
     def copy_from(self, weights: Weights, progress: Callable[[int], None] | None = None) -> None:
         """Copies weights with the same schema and rows."""
 
@@ -111,50 +132,55 @@ class WeightArena(Mapping[str, Tensor]):
             pass
 
 
-class _Plan:
-    """The batches, the place of every tensor in bytes, and the size of all: large tensors, then small ones by dtype."""
+class _ArenaPlan:
+    """The batches, the place of every tensor in bytes, and the size of all: large stacks, then small ones by dtype."""
 
-    def __init__(self, layouts: Mapping[str, Layout]) -> None:
+    def __init__(self, kinds: Mapping[str, TensorKind]) -> None:
         self.batches: list[Batch] = []
         self.places: dict[str, int] = {}
         self.size = 0
-        small: dict[str, list[str]] = {}
-        for name in sorted(layouts, key=str.encode):
-            layout = layouts[name]
-            if layout.count > _SMALL:
-                self._add_large(name, layout)
+        small: dict[str, list[TensorStack]] = {}
+        for stack in stacks_of(kinds):
+            if stack.layout.count > _SMALL:
+                self._add_large(stack)
             else:
-                small.setdefault(layout.dtype.name, []).append(name)
+                small.setdefault(stack.layout.dtype.name, []).append(stack)
         for dtype in sorted(small):
-            self._add_small({name: layouts[name] for name in small[dtype]})
+            self._add_small(small[dtype])
 
-    def _add_large(self, name: str, layout: Layout) -> None:
-        start, unit = self.size, layout.dtype.unit
-        for index in range(layout.blocks):
-            begin, end = layout.span(index)
-            self._add([Piece(name, index, layout.alone(index), 0, end - begin, begin)], start + begin * unit)
-        self.places[name] = start
-        self._end(start + layout.count * unit)
+    def _add_large(self, stack: TensorStack) -> None:
+        """One batch for each block."""
+        start, unit = self.size, stack.layout.dtype.unit
+        for index in range(stack.layout.blocks):
+            begin, end = stack.layout.span(index)
+            self._add([Piece(stack, index, 0, end - begin)], start + begin * unit)
+        self._place(stack, start)
+        self._end(start + stack.layout.count * unit)
 
-    def _add_small(self, layouts: Mapping[str, Layout]) -> None:
+    def _add_small(self, stacks: Sequence[TensorStack]) -> None:
         pieces: list[Piece] = []
         start, count, unit = self.size, 0, 1
-        for name, layout in layouts.items():
-            unit = layout.dtype.unit
-            if count + layout.count > BLOCK:
+        for stack in stacks:
+            unit, units = stack.layout.dtype.unit, stack.layout.count
+            if count + units > BLOCK:
                 self._add(pieces, start)
                 self._end(start + count * unit)
                 pieces, start, count = [], self.size, 0
-            self.places[name] = start + count * unit
-            if layout.count:
-                pieces.append(Piece(name, 0, layout, count, count + layout.count, 0))
-            count += layout.count
+            self._place(stack, start + count * unit)
+            if units:
+                pieces.append(Piece(stack, 0, count, count + units))
+            count += units
         self._add(pieces, start)
         self._end(start + count * unit)
 
+    def _place(self, stack: TensorStack, at: int) -> None:
+        nbytes = stack.layout.count // len(stack.names) * stack.layout.dtype.unit
+        for k, name in enumerate(stack.names):
+            self.places[name] = at + k * nbytes
+
     def _add(self, pieces: list[Piece], at: int) -> None:
         if pieces:
-            dtype, count = pieces[0].layout.dtype, pieces[-1].end
+            dtype, count = pieces[0].stack.layout.dtype, pieces[-1].end
             self.batches.append(Batch(len(self.batches), dtype, at, count, tuple(pieces)))
 
     def _end(self, end: int) -> None:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from weightwire.delta import Delta, State, make_absolute, merge_absolute
+from weightwire.delta import DecodedBlocks, Delta, State, make_absolute, merge_absolute
 from weightwire.errors import ForeignRun, ReplicaError, WeightwireError
 from weightwire.replica.checkpoint_store import CheckpointStore
 from weightwire.replica.current_refresh import CurrentRefresh
@@ -123,12 +123,13 @@ class Replica(Closeable):
                 f"{self.directory}: already at version {held}, so version {position.version} cannot be applied",
                 hint="rebuild the replica",
             )
-        patch = make_absolute(work.weights, deltas, work.state, after, threads=self._threads)
+        decoded: DecodedBlocks = []
+        patch = make_absolute(work.weights, deltas, work.state, after, threads=self._threads, decoded=decoded)
         patch = replace(patch, where=f"version {position.version}")
         if self._shares_blocks:
             check_room(self.directory, min(work.nbytes, _PAGE * patch.changed))
         # Interrupts are raised afterwards: a version in the journal counts as applied.
-        to_the_end(lambda stop: work.advance(patch, position))
+        to_the_end(lambda stop: work.advance(patch, position, decoded))
         return patch
 
     def merge(self, patches: Sequence[Delta]) -> Delta:

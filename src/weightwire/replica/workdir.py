@@ -14,7 +14,7 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Self
 
 import msgspec
 
-from weightwire.delta import Delta, State, TensorState, add_digests, digest, write_absolute
+from weightwire.delta import BlockJob, Delta, State, TensorState, add_digests, digest, write_absolute
 from weightwire.errors import ReplicaError
 from weightwire.system import durable_files, open_regular, read_regular
 from weightwire.weights import MODEL_FILE, Tensor, Weights, nbytes_of, read_header
@@ -152,8 +152,11 @@ class Workdir:
 
     # --- forward -------------------------------------------------------------------------------------------------
 
-    def advance(self, patch: Delta, position: Position) -> None:
-        """Applies a patch of absolute values that was checked before. Must not be interrupted."""
+    def advance(self, patch: Delta, position: Position, decoded: Sequence[BlockJob] = ()) -> None:
+        """Applies a patch of absolute values that was checked before. Must not be interrupted.
+
+        `decoded` are its blocks. The journal has the values before the model does.
+        """
         record = self.path / _JOURNAL / position.record
         try:
             patch.write(record)
@@ -163,7 +166,7 @@ class Workdir:
             raise
         self.journal[record] = patch.nbytes
         try:
-            added = write_absolute(self._weights, patch, threads=self._threads)
+            added = write_absolute(self._weights, patch, threads=self._threads, decoded=decoded)
         except BaseException as problem:
             self._lose(f"writing version {position.version} failed halfway ({problem})", problem)
         for name, entry in patch.entries.items():

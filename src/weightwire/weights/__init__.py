@@ -20,6 +20,7 @@ from weightwire.weights.safetensors_file import (
     LENGTH_SIZE,
     MAX_DIMS,
     MAX_INT,
+    Header,
     Slot,
     build_header,
     is_unicode,
@@ -29,7 +30,7 @@ from weightwire.weights.safetensors_file import (
 from weightwire.weights.schema import Schema, check_schema, copy_weights, schema_of_weights
 from weightwire.weights.side_files import LARGEST_SIDE_FILE, named_step, side_files
 from weightwire.weights.source import mark_changed, present, read_weights
-from weightwire.weights.tensor import Bits, Rows, Tensor, Weights, nbytes_of
+from weightwire.weights.tensor import Bits, HeldWeights, Rows, Tensor, Weights, nbytes_of
 from weightwire.weights.torch_source import DEFAULT_DTYPE, Casting, as_mapping, plain_names, read_live, untie, unwrapped
 from weightwire.weights.torch_tensor import as_torch_integers, note_torch_write, torch_integer_dtype
 
@@ -52,6 +53,8 @@ __all__ = [
     "Checkpoint",
     "CheckpointWriter",
     "Dtype",
+    "Header",
+    "HeldWeights",
     "Rows",
     "Schema",
     "Slot",

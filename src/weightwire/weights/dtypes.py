@@ -29,6 +29,9 @@ class Dtype:
     mantissa: int = 0
     array_name: str = ""
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # often asked for: one field is enough
+
     @cached_property
     def unit(self) -> int:
         """Bytes of one unit."""

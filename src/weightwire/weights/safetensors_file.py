@@ -281,6 +281,8 @@ class _Reader:
 
 def is_unicode(text: str) -> bool:
     """False for a lone surrogate, which JSON and Python can express and UTF-8 cannot."""
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:

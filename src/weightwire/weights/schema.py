@@ -24,6 +24,8 @@ def check_schema(weights: Mapping[str, _Kind], run: Mapping[str, _Kind], *, wher
 
     `where` names the weights and `url` the run in the error.
     """
+    if weights == run:
+        return
     found = f"{where}: " if where else ""
     the_run = f"the run at {url}" if url else "the run"
     if weights.keys() != run.keys():

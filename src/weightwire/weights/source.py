@@ -8,7 +8,8 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from weightwire.errors import CheckpointError
 from weightwire.weights.checkpoint import Checkpoint
 from weightwire.weights.dtypes import BY_ARRAY_NAME, DTYPES, Dtype
 from weightwire.weights.safetensors_file import MAX_DIMS, MAX_INT, METADATA, is_unicode
-from weightwire.weights.tensor import Tensor, Weights, refuse, unit_dtype
+from weightwire.weights.tensor import HeldWeights, Tensor, Weights, refuse, unit_dtype
 from weightwire.weights.torch_tensor import as_torch_integers, is_torch_tensor, note_torch_write, view_torch_tensor
 
 __all__ = ["HasStateDict", "check_name", "mark_changed", "present", "read_weights"]
@@ -37,10 +38,10 @@ def read_weights(source: str | os.PathLike[str] | Mapping[str, Any] | HasStateDi
     """
     if isinstance(source, str | os.PathLike):
         return Checkpoint(source)
-    if isinstance(source, Checkpoint):
+    if isinstance(source, Checkpoint | HeldWeights):
         return source
     mapping = source if isinstance(source, Mapping) else _state_dict(source)
-    return {check_name(name): _read_tensor(name, value) for name, value in mapping.items()}
+    return {check_name(name): _read_plain_array(value) or _read_tensor(name, value) for name, value in mapping.items()}
 
 
 # From memory
@@ -61,6 +62,44 @@ def check_name(name: Any) -> str:
     if not isinstance(name, str) or name == METADATA or not is_unicode(name):
         raise CheckpointError(f"{name!r} is not a valid tensor name", hint=f"use any Unicode text except {METADATA}")
     return name
+
+
+def _read_plain_array(value: Any) -> Tensor | None:
+    """The usual case, in a short way: models have 100,000 tensors. None for any other value."""
+    if type(value) is np.ndarray:
+        array, kind = value, _kind_of_array(value.dtype, value.shape)
+    elif type(value) is tuple and len(value) == 3 and type(value[2]) is np.ndarray and type(value[1]) is tuple:
+        array, kind = value[2], _kind_of_buffer(value[0], value[1]) if type(value[0]) is str else None
+    else:
+        return None
+    if kind is None or array.nbytes != kind.nbytes or not array.flags.c_contiguous:
+        return None
+    flat = array.ravel()
+    return Tensor(kind.dtype, kind.shape, flat if array.dtype is kind.units else flat.view(kind.units))
+
+
+class _SourceKind(NamedTuple):
+    """A dtype and shape that need no further check."""
+
+    dtype: Dtype
+    shape: tuple[int, ...]
+    nbytes: int
+    units: np.dtype[np.unsignedinteger]
+
+
+@lru_cache(4096)
+def _kind_of_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> _SourceKind | None:
+    known = BY_ARRAY_NAME.get(dtype.name)
+    return None if known is None or dtype.str.startswith(">") else _kind_of_buffer(known.name, shape)
+
+
+@lru_cache(4096)
+def _kind_of_buffer(dtype_name: str, shape: tuple[int, ...]) -> _SourceKind | None:
+    dtype = DTYPES.get(dtype_name)
+    if dtype is None or not shape or len(shape) > MAX_DIMS or not all(type(size) is int for size in shape):
+        return None
+    nbytes = dtype.nbytes(shape) if 0 < min(shape) <= max(shape) <= MAX_INT else None
+    return None if nbytes is None else _SourceKind(dtype, shape, nbytes, unit_dtype(dtype))
 
 
 def _read_tensor(name: str, value: Any) -> Tensor:

@@ -117,6 +117,9 @@ def untie(weights: Weights, known: Container[str] = ()) -> tuple[dict[str, Tenso
 
     Keeps the name that is in `known`, or the first, at the position of the first.
     """
+    places = [tensor.place for tensor in weights.values()]
+    if len({*places} - {None}) == len(places) - places.count(None):  # no memory is shared
+        return {**weights}, {}
     groups: dict[tuple[object, ...], list[str]] = {}
     for name in weights:
         tensor = weights[name]

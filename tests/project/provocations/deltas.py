@@ -12,10 +12,11 @@ import numpy as np
 from fuzz.blocks import Block
 from fuzz.verdicts import exact
 from project.provocations.case import OTHER, WEIGHTS, Case, Provocation
-from support.crafted_files import put_together, taken_apart
+from support.crafted_files import index_of, put_together, taken_apart, with_index
 from weightwire import Delta, Tensor, anchor, diff, digest, patch
 from weightwire.codec import _kernel
-from weightwire.delta import changes, make_absolute, merge_absolute, naming, patch_checkpoint, write_absolute
+from weightwire.delta import BlockJob, changes, make_absolute, merge_absolute, patch_checkpoint, write_absolute
+from weightwire.delta.decoder import naming
 from weightwire.weights import DTYPES, read_weights
 
 HOSTILE = Path(__file__).parent.parent.parent / "hostile"
@@ -41,6 +42,24 @@ def rewritten(delta: Delta = DELTA, **metadata: str | None) -> Provocation:
     return provoke
 
 
+def without_index(case: Case) -> None:
+    header, data = taken_apart(DELTA)
+    del header["index"]
+    header["blocks"] |= {"shape": [len(data)], "data_offsets": [0, len(data)]}
+    opened(case, put_together(header, data))
+
+
+def unknown_digests(case: Case) -> None:
+    """A delta that was read has no digests of tensors."""
+    opened(case, DELTA.to_bytes()).advance(digest(WEIGHTS))
+
+
+def wrong_hash(case: Case) -> None:
+    data = bytearray(DELTA.to_bytes())
+    data[-1] ^= 1
+    patch(dict(WEIGHTS), opened(case, bytes(data)), copy=True)
+
+
 def hostile(path: Path) -> Provocation:
     """Applies one of the files in tests/hostile to a copy of its base."""
 
@@ -58,7 +77,7 @@ def hostile_block(path: Path) -> Provocation:
         block = Block.from_json(path.read_text())
         base = None if block.old is None else exact(block.old)
         kind = block.kind
-        with naming(DELTA, DELTA.entries["w"], 0):
+        with naming(DELTA, BlockJob(DELTA.stack_of["w"], 0)):
             _kernel.decode_block(
                 exact(block.data), base, block.count, kind.unit, kind.exponent, kind.mantissa, block.line
             )
@@ -147,9 +166,12 @@ PROVOCATIONS: list[Provocation] = [
     shrinking_file,
     full_spool,
     rewritten(format=None),
-    rewritten(index=None),
-    rewritten(index="0000"),
-    rewritten(index=""),
+    without_index,
+    lambda case: opened(case, with_index(DELTA, b"0000")),
+    lambda case: opened(case, with_index(DELTA, b"")),
+    lambda case: opened(case, with_index(DELTA, index_of(DELTA)[:-1])),
+    unknown_digests,
+    wrong_hash,
     rewritten(kind="other"),
     rewritten(before="text"),
     rewritten(removed='["w"]'),

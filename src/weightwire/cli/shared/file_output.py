@@ -63,12 +63,12 @@ class TensorOutput(JsonOutput, frozen=True, kw_only=True):
     encodings: Annotated[list[str], Meta(description="the most frequent first")]
     changed: Annotated[int | None, Meta(description="weights that changed; null if `new`")]
     weights: WeightCount
-    bytes: Annotated[int, Meta(description="encoded size")]
-    bits_per_change: Annotated[
-        float | None, Meta(description="8 x `bytes` / `changed`; null if `changed` is 0 or null")
+    bytes: Annotated[int | None, Meta(description="encoded size; null if it is in a stack")]
+    stack: Annotated[str | None, Meta(description="first tensor of its stack, if it is encoded with others")]
+    bits_per_change: Annotated[float | None, Meta(description="8 x `bytes` / `changed`; null if one is 0 or null")]
+    digest: Annotated[
+        str | None, Meta(description="digest of the covered rows afterwards, in hexadecimal; null if the file has none")
     ]
-    blocks: Annotated[list[int], Meta(description="sizes of its blocks")]
-    digest: Annotated[str, Meta(description="digest of the covered rows afterwards, in hexadecimal")]
 
 
 class ShowOutput(_DeltaOutput, frozen=True, kw_only=True):

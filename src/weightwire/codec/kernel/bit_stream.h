@@ -2,13 +2,12 @@
 #ifndef WW_BIT_STREAM_H
 #define WW_BIT_STREAM_H
 
+#include "logarithms.h"
 #include "scratch.h"
 
 static inline uint64_t low_bits(uint64_t value, unsigned width) {
     return width >= 64 ? value : value & ((UINT64_C(1) << width) - 1);
 }
-
-static inline unsigned bit_length(uint64_t value) { return value ? 64u - (unsigned)__builtin_clzll(value) : 0; }
 
 static inline uint64_t zigzag(int64_t value) { return ((uint64_t)value << 1) ^ (uint64_t)(value >> 63); }
 
@@ -87,6 +86,11 @@ static void bits_golomb(BitWriter *w, uint64_t value, unsigned order) {
     unsigned width = bit_length(shifted) - 1;
     bits_number(w, (UINT64_C(1) << (width - order)) - 1, width - order + 1);
     bits_number(w, shifted, width);
+}
+
+static inline unsigned golomb_bits(uint64_t value, unsigned order) {
+    unsigned width = bit_length(value + (UINT64_C(1) << order)) - 1;
+    return 2 * width - order + 1;
 }
 
 /* Drops everything that was written since `before`. */

@@ -4,12 +4,14 @@
 
 #include "rans.h"
 
-enum { ULP = 1, DENSE = 2, FULL = 3, FOUR_LANES = 4, LINES = 8 };
+enum { ULP = 1, DENSE = 2, FULL = 3, LINES = 16 };
+
+static const uint8_t LANES[4] = {1, 4, 16, 0}; /* bits 2 and 3 of a tag are an index of these */
 
 static const char OUT_OF_MEMORY[] = "out of memory";
 
 static void encoder_finish(Encoder *e, uint8_t head, Bytes *out) {
-    bytes_add_byte(out, head | (e->lanes == 4 ? FOUR_LANES : 0));
+    bytes_add_byte(out, (uint8_t)(head | (e->lanes == 16 ? 8 : e->lanes == 4 ? 4 : 0)));
     bytes_add_uvarint(out, e->room - e->at);
     bytes_add(out, e->state, 4 * e->lanes);
     bytes_add(out, e->words + e->at, 2 * (e->room - e->at));
@@ -30,7 +32,7 @@ static const uint8_t *decoder_start(Decoder *d, const uint8_t *data, size_t size
         words |= (uint64_t)(byte & 0x7F) << shift;
         if (byte < 0x80) break;
     }
-    d->lanes = data[0] & FOUR_LANES ? 4 : 1;
+    d->lanes = LANES[data[0] >> 2 & 3];
     *why = "its entropy-coded part is too short";
     if (words > size || 4 * d->lanes + 2 * words > size - at) return NULL;
     memcpy(d->state, data + at, 4 * d->lanes);

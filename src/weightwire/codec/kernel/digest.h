@@ -10,10 +10,12 @@ typedef struct {
     uint64_t sum[2];
 } Digest;
 
-/* How a run of units is digested: over 8-byte words or over units, and the index of the first. */
+/* How a block is digested: over 8-byte words or over units. Each segment of so many units has a digest of its own, and
+ * its first word has the index `start`. */
 typedef struct {
     unsigned word;
     uint64_t start;
+    size_t segment;
 } Indexing;
 
 /* A word is 8 bytes or a unit. Constant sizes avoid a call of memcpy. */

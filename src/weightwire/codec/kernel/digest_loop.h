@@ -3,6 +3,7 @@
 /* Adds the pending words to the digest. */
 INLINE void NAME(digest_rewritten)(Rewritten *words, Digest *digest) {
     uint64_t a = 0, b = 0;
+    if (!words->count) return;
     for (size_t i = 0; i < words->count; i++) {
         a += digest_a(words->index[i], words->after[i]) - digest_a(words->index[i], words->before[i]);
         b += digest_b(words->index[i], words->after[i]) - digest_b(words->index[i], words->before[i]);
@@ -21,16 +22,18 @@ INLINE void NAME(digest_words)(
         a += digest_a(start + i, bits);
         b += digest_b(start + i, bits);
     }
-    *out = (Digest){{a, b}};
+    out->sum[0] += a;
+    out->sum[1] += b;
 }
 
 TARGET static void NAME(digest_all)(Rewritten *words, Digest *digest) { NAME(digest_rewritten)(words, digest); }
 
-TARGET static void NAME(digest)(const uint8_t *p, size_t count, Indexing where, Digest *out) {
-    switch (where.word) {
-        case 1: NAME(digest_words)(p, count, where.start, out, 1); break;
-        case 2: NAME(digest_words)(p, count, where.start, out, 2); break;
-        case 4: NAME(digest_words)(p, count, where.start, out, 4); break;
-        default: NAME(digest_words)(p, count, where.start, out, 8); break;
+/* Adds the digest of a run of bytes that begins with word `start`. */
+TARGET static void NAME(digest)(const uint8_t *p, size_t size, unsigned word, uint64_t start, Digest *out) {
+    switch (word) {
+        case 1: NAME(digest_words)(p, size, start, out, 1); break;
+        case 2: NAME(digest_words)(p, size / 2, start, out, 2); break;
+        case 4: NAME(digest_words)(p, size / 4, start, out, 4); break;
+        default: NAME(digest_words)(p, size / 8, start, out, 8); break;
     }
 }

@@ -4,18 +4,34 @@
 
 #include "units.h"
 
-enum { CLASSES = 16, ZERO_CLASS = 15 };
-enum { STRETCH = 1024, STRETCHES = 64, ENOUGH = 256, RARE = 128 };
+enum { CLASSES = 16, ZERO_CLASS = 15, MOST_BOUNDS = CLASSES - 2, MOST_EXPONENTS = 1 << 11 };
+enum { STEP_KINDS = 32 };
+
+/* The class of each exponent. At least 256 entries, for vectors. */
+typedef struct {
+    uint8_t class[MOST_EXPONENTS];
+} ClassTable;
 
 typedef struct {
     unsigned unit, exponent, mantissa; /* bytes, bits, bits; no exponent: not a float */
-    unsigned top, width;               /* the window */
+    unsigned bounds;
+    uint16_t bound[MOST_BOUNDS]; /* strictly descending */
+    const ClassTable *table;
 } Classing;
 
 static inline uint8_t class_of(uint64_t bits, const Classing *k) {
-    int exponent = (int)(bits >> k->mantissa & ((UINT64_C(1) << k->exponent) - 1));
-    int below = (int)k->top - exponent, last = (int)k->width - 1;
-    return exponent ? (uint8_t)(below < 0 ? 0 : below > last ? last : below) : ZERO_CLASS;
+    return k->table->class[bits >> k->mantissa & ((UINT64_C(1) << k->exponent) - 1)];
+}
+
+/* Fills the table from the bounds. */
+static void use_bounds(Classing *k, ClassTable *table) {
+    unsigned exponents = 1u << k->exponent, c = k->bounds;
+    for (unsigned e = 0; e < exponents || e < 256; e++) {
+        while (c && e >= k->bound[c - 1]) c--;
+        table->class[e] = (uint8_t)c;
+    }
+    table->class[0] = ZERO_CLASS;
+    k->table = table;
 }
 
 /* Without a branch: signs are random, and half of the predictions would be wrong. */
@@ -38,54 +54,9 @@ static inline uint64_t step_from(uint64_t old, uint64_t step, unsigned exponent,
     return exponent ? there ^ (((there >> top & 1) - 1) | UINT64_C(1) << top) : there;
 }
 
-static void count_changed(
-    const uint8_t *old, const uint8_t *new, size_t count, const Classing *k, uint32_t *exponents) {
-    uint64_t field = (UINT64_C(1) << k->exponent) - 1;
-    unsigned unit = k->unit;
-    size_t at = 0, step = 8 / unit;
-    while (at < count) {
-        if (count - at >= step && load(old + at * unit, 8) == load(new + at * unit, 8)) {
-            at += step;
-            continue;
-        }
-        for (size_t end = count - at < step ? count : at + step; at < end; at++) {
-            uint64_t bits = load(old + at * unit, unit);
-            if (bits != load(new + at * unit, unit)) exponents[bits >> k->mantissa & field]++;
-        }
-    }
-}
-
-static void choose_window(const uint8_t *old, const uint8_t *new, size_t count, Classing *k) {
-    uint32_t found[1 << 11] = {0};
-    unsigned exponents = 1u << k->exponent;
-    size_t starts = 1, length = count;
-    if (count > STRETCH * STRETCHES) {
-        starts = STRETCHES;
-        length = STRETCH;
-    }
-    for (size_t i = 0; i < starts; i++) {
-        size_t start = starts > 1 ? i * (count - length) / (starts - 1) : 0;
-        count_changed(old + start * k->unit, new + start * k->unit, length, k, found);
-    }
-    uint64_t seen = length * starts, total = 0, above = 0, below = 0;
-    for (unsigned e = 0; e < exponents; e++) total += found[e];
-    if (total < ENOUGH && seen < count) {
-        memset(found, 0, sizeof found);
-        count_changed(old, new, count, k, found);
-        seen = count;
-        total = 0;
-        for (unsigned e = 0; e < exponents; e++) total += found[e];
-    }
-    total -= found[0];
-    k->top = 0;
-    k->width = 1;
-    if (!total) return;
-    unsigned high = exponents - 1, low = 1;
-    while ((above + found[high]) * ENOUGH <= total) above += found[high--];
-    while (low < high && (below + found[low]) * count < RARE * seen && 16 * (below + found[low]) < total)
-        below += found[low++];
-    k->top = high + 1 < exponents ? high + 1 : exponents - 1;
-    k->width = k->top - low + 1 < CLASSES - 1 ? k->top - low + 1 : CLASSES - 1;
-}
+/* The units of each exponent, those that changed, and the kinds of their steps. */
+typedef struct {
+    uint32_t units[MOST_EXPONENTS], steps[MOST_EXPONENTS][STEP_KINDS];
+} Counts;
 
 #endif

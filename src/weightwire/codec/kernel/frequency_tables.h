@@ -25,18 +25,6 @@ typedef struct {
     uint8_t level[SYMBOLS];
 } Levels;
 
-static uint64_t lg(uint64_t value) {
-    unsigned whole = bit_length(value) - 1;
-    uint64_t mantissa = whole <= 31 ? value << (31 - whole) : value >> (whole - 31);
-    uint64_t result = whole;
-    for (int i = 0; i < 24; i++) {
-        mantissa = mantissa * mantissa >> 31;
-        result = result << 1 | mantissa >> 32;
-        mantissa >>= mantissa >> 32;
-    }
-    return result;
-}
-
 static unsigned j_of(uint64_t members, uint64_t marked) {
     unsigned j = 0;
     for (; j < 127; j++) {
@@ -134,6 +122,23 @@ static void write_levels(BitWriter *w, const Levels *levels) {
     }
 }
 
+/* The number of bits that write_levels writes. */
+static unsigned levels_bits(const Levels *levels) {
+    int64_t previous = TOP_LEVEL;
+    unsigned bits = golomb_bits(levels->count - 1, 2);
+    for (unsigned at = 0; at < levels->count;) {
+        bits += golomb_bits(zigzag(levels->level[at] - previous), 2);
+        previous = levels->level[at++];
+        if (previous == 0) {
+            unsigned more = 0;
+            while (!levels->level[at + more]) more++;
+            bits += golomb_bits(more, 1);
+            at += more;
+        }
+    }
+    return bits;
+}
+
 static const char *read_levels(BitReader *r, unsigned most, Levels *out) {
     uint64_t count = read_golomb(r, 2) + 1;
     if (count > most) return "a table has too many symbols";
@@ -170,6 +175,8 @@ static void write_bias(BitWriter *w, unsigned plus) {
     bits_number(w, plus == BALANCED ? 0 : plus == 256 ? 1 : plus == 0 ? 2 : 3, 2);
     if (plus != BALANCED && plus != 256 && plus != 0) bits_number(w, plus, 8);
 }
+
+static unsigned bias_bits(unsigned plus) { return plus == BALANCED || plus == 256 || plus == 0 ? 2 : 10; }
 
 /* Returns -1 if the bias is out of range. */
 static int read_bias(BitReader *r) {

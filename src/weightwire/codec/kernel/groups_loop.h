@@ -12,13 +12,14 @@ typedef __m512i NAME(Group);
 /* The classes of 64 units of 16 bits. */
 TARGET static inline NAME(Group) NAME(classify16)(const uint8_t *p, const Classing *k) {
     __m128i shift = _mm_cvtsi32_si128((int)k->mantissa);
+    const uint8_t *table = k->table->class;
     __m256i a = _mm512_cvtepi16_epi8(_mm512_srl_epi16(_mm512_loadu_si512(p), shift));
     __m256i b = _mm512_cvtepi16_epi8(_mm512_srl_epi16(_mm512_loadu_si512(p + 64), shift));
     __m512i e = _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
     e = _mm512_and_si512(e, _mm512_set1_epi8((char)((1 << k->exponent) - 1)));
-    __m512i c = _mm512_subs_epu8(_mm512_set1_epi8((char)k->top), e);
-    c = _mm512_min_epu8(c, _mm512_set1_epi8((char)(k->width - 1)));
-    return _mm512_mask_mov_epi8(c, _mm512_testn_epi8_mask(e, e), _mm512_set1_epi8(ZERO_CLASS));
+    __m512i low = _mm512_permutex2var_epi8(_mm512_loadu_si512(table), e, _mm512_loadu_si512(table + 64));
+    __m512i high = _mm512_permutex2var_epi8(_mm512_loadu_si512(table + 128), e, _mm512_loadu_si512(table + 192));
+    return _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(e), high);
 }
 
 /* Which units of 64 bytes differ. */
@@ -49,8 +50,11 @@ TARGET static inline __m256i NAME(half16)(const uint8_t *p, const Classing *k) {
     __m256i a = _mm256_and_si256(_mm256_srl_epi16(_mm256_loadu_si256((const __m256i *)p), shift), field);
     __m256i b = _mm256_and_si256(_mm256_srl_epi16(_mm256_loadu_si256((const __m256i *)(p + 32)), shift), field);
     __m256i e = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xD8);
-    __m256i c = _mm256_subs_epu8(_mm256_set1_epi8((char)k->top), e);
-    c = _mm256_min_epu8(c, _mm256_set1_epi8((char)(k->width - 1)));
+    __m256i c = _mm256_setzero_si256(), flip = _mm256_set1_epi8((char)0x80), signed_e = _mm256_xor_si256(e, flip);
+    for (unsigned i = 0; i < k->bounds; i++) {
+        __m256i bound = _mm256_set1_epi8((char)(k->bound[i] ^ 0x80));
+        c = _mm256_sub_epi8(c, _mm256_cmpgt_epi8(bound, signed_e));
+    }
     __m256i zero = _mm256_cmpeq_epi8(e, _mm256_setzero_si256());
     return _mm256_blendv_epi8(c, _mm256_set1_epi8(ZERO_CLASS), zero);
 }

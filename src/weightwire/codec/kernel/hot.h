@@ -20,7 +20,7 @@
 #include "hot_loops.h"
 
 #define NAME(x) x##_512
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vpopcntdq,avx2,bmi,bmi2,popcnt,lzcnt")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx512vpopcntdq,avx2,bmi,bmi2,popcnt,lzcnt")))
 #define VECTORS 512
 #include "hot_loops.h"
 
@@ -29,7 +29,8 @@ static int widest_vectors(void) {
     __builtin_cpu_init();
     int narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
     int wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vpopcntdq");
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vpopcntdq") &&
+               __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2");
     return narrow && wide ? 512 : narrow ? 256 : 0;
 }
 
@@ -40,7 +41,5 @@ static int widest_vectors(void) {
 static int widest_vectors(void) { return 0; }
 #define HOT(x, ...) x##_portable(__VA_ARGS__)
 #endif
-
-static int vectors; /* width of the vectors in use */
 
 #endif

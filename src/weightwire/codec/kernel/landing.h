@@ -26,9 +26,22 @@ typedef struct {
     uint32_t *position;
     uint8_t *value;
     size_t count;
-    uint8_t *target;
+    const Pieces *target;
     Indexing where;
-    Digest digest; /* the change of the digest */
+    Digest *digests; /* of each segment: the change of the digest */
 } Landed;
+
+/* Restores the old units. Positions of a segment are neighbours. */
+static void put_back(const Landed *landed, unsigned unit) {
+    size_t origin = 0, segment = landed->where.segment, which = 0;
+    for (size_t i = 0; landed->target && i < landed->count; i++) {
+        size_t at = landed->position[i];
+        if (at - origin >= segment) {
+            which = at / segment;
+            origin = which * segment;
+        }
+        memcpy(piece_of(landed->target, which) + (at - origin) * unit, landed->value + i * unit, unit);
+    }
+}
 
 #endif

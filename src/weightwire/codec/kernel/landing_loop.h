@@ -38,7 +38,9 @@ INLINE void NAME(turn_eighths)(Chunk *chunk) {
 /* A chunk that is being changed: the changes so far and their values or, with a target, the rewritten words. */
 typedef struct {
     const uint8_t *units;
-    size_t at;
+    size_t at, in_segment; /* the first unit of the chunk: in the block, and in its segment */
+    uint8_t *segment;      /* the segment of the target, if there is one, and its digest */
+    Digest *digest;
     uint64_t groups, changed[GROUPS];
     Rewritten words;
     uint8_t value[CHUNK * 8];
@@ -63,8 +65,8 @@ INLINE void NAME(place)(
     uint64_t was = load(p->units + at * unit, unit);
     uint64_t to = low_bits(step_from(was, step, k->exponent, unit), 8 * unit);
     if (out->target) {
-        write_unit(out->target, p->at + at, was, to, out->where, &p->words, unit);
-        if (p->words.count == BATCH) NAME(digest_rewritten)(&p->words, &out->digest);
+        write_unit(p->segment, p->in_segment + at, was, to, out->where, &p->words, unit);
+        if (p->words.count == BATCH) NAME(digest_rewritten)(&p->words, p->digest);
         out->position[out->count] = (uint32_t)(p->at + at);
         memcpy(out->value + out->count * unit, &was, unit);
         out->count++;
@@ -99,11 +101,15 @@ INLINE int NAME(land_class)(
 }
 
 INLINE int NAME(land_chunk)(
-    Chunk *chunk, const uint8_t *old, size_t at, unsigned count, const Classing *k, Cursor *cursors, unsigned used,
+    Chunk *chunk, const Pieces *old, size_t at, unsigned count, const Classing *k, Cursor *cursors, unsigned used,
     Landed *out, const unsigned unit) {
     NAME(Landing) p;
-    p.units = old + at * unit;
+    size_t segment = at / out->where.segment;
     p.at = at;
+    p.in_segment = at - segment * out->where.segment;
+    p.units = piece_of(old, segment) + p.in_segment * unit;
+    p.segment = out->target ? piece_of(out->target, segment) : NULL;
+    p.digest = out->digests + segment;
     p.groups = 0;
     p.words.count = 0;
     memset(p.changed, 0, sizeof p.changed);
@@ -114,7 +120,7 @@ INLINE int NAME(land_chunk)(
 #endif
     int good = 1;
     for (unsigned i = 0; good && i < used; i++) good = NAME(land_class)(&p, chunk, &cursors[i], k, out, unit);
-    NAME(digest_rewritten)(&p.words, &out->digest);
+    NAME(digest_rewritten)(&p.words, p.digest);
     uint16_t listed[CHUNK + 1];
     unsigned found = NAME(list)(p.groups, p.changed, listed);
     for (unsigned i = 0; i < found; i++) {
@@ -128,7 +134,7 @@ INLINE int NAME(land_chunk)(
 /* Applies the marks of all classes: in the order of positions or, with a target, in any order within a chunk. Returns 0
  * if there are too few steps. */
 INLINE int NAME(land_units)(
-    const uint8_t *old, const Lines *lines, const Classing *k, Cursor *cursors, unsigned used, Landed *out,
+    const Pieces *old, const Lines *lines, const Classing *k, Cursor *cursors, unsigned used, Landed *out,
     const unsigned unit) {
     Chunk chunk;
     memset(&chunk, 0, sizeof chunk);
@@ -143,7 +149,7 @@ INLINE int NAME(land_units)(
 }
 
 TARGET static int NAME(land)(
-    const uint8_t *old, const Lines *lines, const Classing *given, Cursor *cursors, unsigned used, Landed *out) {
+    const Pieces *old, const Lines *lines, const Classing *given, Cursor *cursors, unsigned used, Landed *out) {
     const Classing own = *given, *k = &own;
     switch (k->unit) {
         case 1: return NAME(land_units)(old, lines, k, cursors, used, out, 1);

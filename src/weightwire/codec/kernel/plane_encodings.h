@@ -33,29 +33,33 @@ static uint64_t plane_cost(const uint32_t *counts, const Table *t) {
     return total;
 }
 
-/* Cuts the units into planes, and counts the symbols of each. `old` is NULL for a full block. */
+/* Cuts units into planes that are `apart`, and counts the symbols of each. `old` is NULL for a full block. */
 static inline __attribute__((always_inline)) void fold(
-    const uint8_t *old, const uint8_t *new, size_t count, const Classing *k, uint8_t *planes,
+    const uint8_t *old, const uint8_t *new, size_t count, const Classing *k, uint8_t *planes, size_t apart,
     uint32_t (*counts)[SYMBOLS], const unsigned unit) {
     for (size_t i = 0; i < count; i++) {
         uint64_t bits = load(new + i * unit, unit);
         uint64_t folded = old ? fold_dense(load(old + i * unit, unit), bits, k) : fold_full(bits, k);
         for (unsigned b = 0; b < unit; b++) {
             uint8_t byte = (uint8_t)(folded >> (8 * b));
-            planes[b * count + i] = byte;
+            planes[b * apart + i] = byte;
             counts[b][byte]++;
         }
     }
 }
 
 static void fold_units(
-    const uint8_t *old, const uint8_t *new, size_t count, const Classing *k, uint8_t *planes,
+    const Pieces *old, const Pieces *new, size_t count, const Classing *k, uint8_t *planes,
     uint32_t (*counts)[SYMBOLS]) {
-    switch (k->unit) {
-        case 1: fold(old, new, count, k, planes, counts, 1); break;
-        case 2: fold(old, new, count, k, planes, counts, 2); break;
-        case 4: fold(old, new, count, k, planes, counts, 4); break;
-        default: fold(old, new, count, k, planes, counts, 8); break;
+    size_t segment = new->size / k->unit;
+    for (size_t at = 0; at < count; at += segment) {
+        const uint8_t *o = old ? piece_of(old, at / segment) : NULL, *n = piece_of(new, at / segment);
+        switch (k->unit) {
+            case 1: fold(o, n, segment, k, planes + at, count, counts, 1); break;
+            case 2: fold(o, n, segment, k, planes + at, count, counts, 2); break;
+            case 4: fold(o, n, segment, k, planes + at, count, counts, 4); break;
+            default: fold(o, n, segment, k, planes + at, count, counts, 8); break;
+        }
     }
 }
 
@@ -64,7 +68,7 @@ static size_t planes_least(size_t count, unsigned unit) { return (count * unit +
 
 /* `old` is NULL for a full block. Gives up with an empty `out` if the result cannot be smaller than `most` bytes. */
 static int encode_planes(
-    const uint8_t *old, const uint8_t *new, size_t count, const Classing *given, size_t most, Bytes *out) {
+    const Pieces *old, const Pieces *new, size_t count, const Classing *given, size_t most, Bytes *out) {
     const Classing own = *given, *k = &own;
     unsigned unit = k->unit, raw_planes = 0, coded = 0;
     uint8_t *planes = scratch_new(count * unit + 1);
@@ -120,29 +124,34 @@ static int encode_planes(
 }
 
 static inline __attribute__((always_inline)) void unfold(
-    const uint8_t *old, const uint8_t *planes, size_t count, const Classing *k, uint8_t *value, const unsigned unit) {
+    const uint8_t *old, const uint8_t *planes, size_t apart, size_t count, const Classing *k, uint8_t *value,
+    const unsigned unit) {
     for (size_t i = 0; i < count; i++) {
         uint64_t folded = 0;
-        for (unsigned b = 0; b < unit; b++) folded |= (uint64_t)planes[b * count + i] << (8 * b);
+        for (unsigned b = 0; b < unit; b++) folded |= (uint64_t)planes[b * apart + i] << (8 * b);
         folded = old ? unfold_dense(load(old + i * unit, unit), folded, k) : unfold_full(folded, k);
         memcpy(value + i * unit, &folded, unit);
     }
 }
 
 static void unfold_units(
-    const uint8_t *old, const uint8_t *planes, size_t count, const Classing *given, uint8_t *value) {
+    const Pieces *old, const uint8_t *planes, size_t count, const Classing *given, uint8_t *value) {
     const Classing own = *given, *k = &own;
-    switch (k->unit) {
-        case 1: unfold(old, planes, count, k, value, 1); break;
-        case 2: unfold(old, planes, count, k, value, 2); break;
-        case 4: unfold(old, planes, count, k, value, 4); break;
-        default: unfold(old, planes, count, k, value, 8); break;
+    size_t segment = old ? old->size / k->unit : count;
+    for (size_t at = 0; at < count; at += segment) {
+        const uint8_t *o = old ? piece_of(old, at / segment) : NULL;
+        switch (k->unit) {
+            case 1: unfold(o, planes + at, count, segment, k, value + at, 1); break;
+            case 2: unfold(o, planes + at, count, segment, k, value + 2 * at, 2); break;
+            case 4: unfold(o, planes + at, count, segment, k, value + 4 * at, 4); break;
+            default: unfold(o, planes + at, count, segment, k, value + 8 * at, 8); break;
+        }
     }
 }
 
 /* Returns NULL on success; `value` then holds `count` units. */
 static const char *decode_planes(
-    const uint8_t *data, size_t size, const uint8_t *old, size_t count, const Classing *k, uint8_t *value) {
+    const uint8_t *data, size_t size, const Pieces *old, size_t count, const Classing *k, uint8_t *value) {
     unsigned unit = k->unit;
     const char *why;
     Decoder d;

@@ -3,22 +3,25 @@
 #define WW_RANS_H
 
 #include "frequency_tables.h"
+#include "lanes.h"
+
+static int vectors; /* width of the vectors in use */
 
 #define RANS_LOW (UINT32_C(1) << 16)
 
 typedef struct {
-    uint32_t state[4];
+    uint32_t state[16];
     unsigned lanes;
     uint16_t *words; /* filled from the end */
     size_t at, room;
 } Encoder;
 
-static unsigned lanes_for(uint64_t symbols) { return symbols >= 1024 ? 4 : 1; }
+static unsigned lanes_for(uint64_t symbols) { return symbols < 4096 ? 1 : symbols < 32768 ? 4 : 16; }
 
 /* Room for one word per symbol that will be coded. */
 static int encoder_start(Encoder *e, uint64_t symbols) {
     e->lanes = lanes_for(symbols);
-    for (int i = 0; i < 4; i++) e->state[i] = RANS_LOW;
+    for (int i = 0; i < 16; i++) e->state[i] = RANS_LOW;
     e->at = e->room = symbols + 1; /* one extra: a word is stored before it is known to be needed */
     e->words = scratch_new(e->room * sizeof(uint16_t));
     return e->words != NULL;
@@ -29,8 +32,26 @@ static inline uint32_t divide(uint32_t x, uint32_t share, uint64_t reciprocal) {
     return share == 1 ? x : (uint32_t)((unsigned __int128)reciprocal * x >> 64);
 }
 
+#if HAS_LANES
+/* Codes all groups of sixteen symbols, after those that are left over at the end. */
+static void encode_groups(Encoder *e, const uint8_t *symbols, size_t count, const Table *t) {
+    LaneCodes codes;
+    uint32_t start = 0;
+    for (unsigned s = 0; s < t->symbols; s++) {
+        codes.inverse[s] = t->share[s] ? 1.0 / t->share[s] : 0;
+        codes.code[s] = ((t->share[s] - 1u) & (SCALE - 1)) | start << 12;
+        start += t->share[s];
+    }
+    e->at = encode_sixteen(e->state, e->words, e->at, &codes, symbols, count);
+}
+#endif
+
 /* Sections are coded last to first, each from its end. */
 static void encode_section(Encoder *e, const uint8_t *symbols, size_t count, const Table *t) {
+    size_t grouped = 0;
+#if HAS_LANES
+    if (vectors == 512 && e->lanes == 16 && count >= 64) grouped = count & ~(size_t)15;
+#endif
     struct {
         uint64_t reciprocal;
         uint32_t share, start;
@@ -44,10 +65,10 @@ static void encode_section(Encoder *e, const uint8_t *symbols, size_t count, con
     }
     uint16_t *words = e->words;
     size_t at = e->at;
-    uint32_t state[4];
+    uint32_t state[16];
     memcpy(state, e->state, sizeof state);
     unsigned mask = e->lanes - 1;
-    for (size_t i = count; i-- > 0;) {
+    for (size_t i = count; i-- > grouped;) {
         uint32_t x = state[i & mask], share = code[symbols[i]].share;
         /* Without a branch: whether a word is needed is random. */
         words[at - 1] = (uint16_t)x;
@@ -59,10 +80,13 @@ static void encode_section(Encoder *e, const uint8_t *symbols, size_t count, con
     }
     memcpy(e->state, state, sizeof state);
     e->at = at;
+#if HAS_LANES
+    if (grouped) encode_groups(e, symbols, grouped, t);
+#endif
 }
 
 typedef struct {
-    uint32_t state[4];
+    uint32_t state[16];
     unsigned lanes;
     const uint8_t *words, *end;
 } Decoder;
@@ -106,6 +130,13 @@ static int decode_section(Decoder *d, const DecodeTable *t, uint8_t *out, size_t
         d->state[1] = b;
         d->state[2] = c;
         d->state[3] = e;
+    }
+#if HAS_LANES
+    if (d->lanes == 16 && vectors == 512) i = decode_sixteen(d->state, &words, d->end, t->entry, out, count);
+#endif
+    if (d->lanes == 16) {
+        for (; i + 16 <= count && d->end - words >= 32; i += 16)
+            for (unsigned lane = 0; lane < 16; lane++) out[i + lane] = decode_one(&d->state[lane], &words, t);
     }
     for (; i < count; i++) {
         uint32_t *state = &d->state[i & (d->lanes - 1)];

@@ -35,15 +35,28 @@ static size_t replaced_most(size_t count, unsigned unit) { return count * unit /
 
 /* Continues after too many changes to list: `values` gets all old units. */
 static void replace_rest(
-    const Replaced *t, uint8_t *target, const uint8_t *source, size_t count, unsigned unit, uint8_t *values) {
+    const Replaced *t, const Pieces *target, const Pieces *source, size_t count, unsigned unit, uint8_t *values) {
     enum { PIECE = 4096 }; /* bytes */
-    size_t size = count * unit, begin = t->reached * unit;
-    memcpy(values, target, begin);
+    size_t reached = t->reached * unit;
+    for (size_t at = 0; at < count * unit; at += target->size) {
+        uint8_t *to = piece_of(target, at / target->size);
+        const uint8_t *from = piece_of(source, at / target->size);
+        for (size_t i = 0, here; i < target->size; i += here) {
+            here = target->size - i < PIECE ? target->size - i : PIECE;
+            if (at + i < reached && reached - at - i < here) here = reached - at - i;
+            memcpy(values + at + i, to + i, here);
+            if (at + i >= reached && memcmp(to + i, from + i, here)) memcpy(to + i, from + i, here);
+        }
+    }
     put_units(values, t->position, t->value, t->count, unit);
-    for (size_t at = begin; at < size; at += PIECE) {
-        size_t here = size - at < PIECE ? size - at : PIECE;
-        memcpy(values + at, target + at, here);
-        if (memcmp(target + at, source + at, here)) memcpy(target + at, source + at, here);
+}
+
+/* Restores the units that were replaced. */
+static void put_back_replaced(const Replaced *t, const Pieces *target, unsigned unit) {
+    size_t segment = target->size / unit;
+    for (size_t i = 0; i < t->count; i++) {
+        size_t which = t->position[i] / segment, at = t->position[i] - which * segment;
+        memcpy(piece_of(target, which) + at * unit, t->value + i * unit, unit);
     }
 }
 

@@ -3,9 +3,7 @@
 /* Replaces a chunk of the target. Returns 0 without memory for the old units. Prefetching, which helps the other loops,
  * makes this one 25% slower. */
 INLINE int NAME(replace_chunk)(
-    uint8_t *target, const uint8_t *source, size_t at, unsigned count, Replaced *out, const unsigned unit) {
-    uint8_t *t = target + at * unit;
-    const uint8_t *s = source + at * unit;
+    uint8_t *t, const uint8_t *s, size_t at, unsigned count, Replaced *out, const unsigned unit) {
     uint64_t changed[GROUPS], groups = 0;
     uint16_t listed[CHUNK + 1];
     for (unsigned g = 0; 64 * g < count; g++) {
@@ -31,17 +29,23 @@ INLINE int NAME(replace_chunk)(
 
 /* Chunk by chunk, until more than `most` units were found to differ. */
 INLINE int NAME(replace_units)(
-    uint8_t *target, const uint8_t *source, size_t count, size_t most, Replaced *out, const unsigned unit) {
-    while (out->reached < count && out->count <= most) {
-        unsigned here = count - out->reached < CHUNK ? (unsigned)(count - out->reached) : CHUNK;
-        if (!NAME(replace_chunk)(target, source, out->reached, here, out, unit)) return 0;
-        out->reached += here;
+    const Pieces *target, const Pieces *source, size_t count, size_t most, Replaced *out, const unsigned unit) {
+    size_t segment = target->size / unit;
+    for (size_t origin = 0; origin < count; origin += segment) {
+        uint8_t *t = piece_of(target, origin / segment);
+        const uint8_t *s = piece_of(source, origin / segment);
+        for (size_t at = 0; at < segment && out->count <= most;) {
+            unsigned here = segment - at < CHUNK ? (unsigned)(segment - at) : CHUNK;
+            if (!NAME(replace_chunk)(t + at * unit, s + at * unit, origin + at, here, out, unit)) return 0;
+            out->reached = origin + (at += here);
+        }
+        if (out->count > most) break;
     }
     return 1;
 }
 
 TARGET static int NAME(replace)(
-    uint8_t *target, const uint8_t *source, size_t count, size_t most, unsigned unit, Replaced *out) {
+    const Pieces *target, const Pieces *source, size_t count, size_t most, unsigned unit, Replaced *out) {
     switch (unit) {
         case 1: return NAME(replace_units)(target, source, count, most, out, 1);
         case 2: return NAME(replace_units)(target, source, count, most, out, 2);

@@ -12,6 +12,8 @@ typedef struct {
     uint64_t skipped[CLASSES];
     uint64_t last_word;
     Rewritten words;
+    const uint8_t *old, *new; /* the segment that is scanned, and its digest */
+    Digest *digest;
 } Progress;
 
 typedef struct {
@@ -26,7 +28,8 @@ typedef struct {
     uint32_t *line; /* lines with a change */
     size_t lines, line_room;
     uint32_t members[CLASSES], inside[CLASSES];
-    Digest digest; /* the change of the digest */
+    Digest *digests;   /* of each segment: the change of the digest, */
+    uint32_t *changed; /* and the changed units */
 } Scan;
 
 static int scan_reserve(Scan *s, size_t more) {

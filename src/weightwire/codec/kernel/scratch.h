@@ -19,6 +19,9 @@
 #else
 
 #include <stdatomic.h>
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/mman.h>
+#endif
 
 #define KEPT_MOST (UINT64_C(48) << 20)
 enum { SMALLEST = 12, LARGEST = 40 }; /* powers of two */
@@ -47,6 +50,30 @@ static inline int scratch_lock(void) {
 
 static inline void scratch_unlock(void) { atomic_flag_clear_explicit(&scratch.busy, memory_order_release); }
 
+/* Large pieces come from the system: malloc would keep them after they are freed. */
+enum { MAPPED = 20 };
+
+static Piece *piece_new(unsigned power) {
+#if defined(__unix__) || defined(__APPLE__)
+    if (power >= MAPPED) {
+        void *mapped =
+            mmap(NULL, (size_t)1 << power, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
+        return mapped == MAP_FAILED ? NULL : mapped;
+    }
+#endif
+    return malloc((size_t)1 << power);
+}
+
+static void piece_free(Piece *piece) {
+#if defined(__unix__) || defined(__APPLE__)
+    if (piece->is.power >= MAPPED) {
+        munmap(piece, (size_t)1 << piece->is.power);
+        return;
+    }
+#endif
+    free(piece);
+}
+
 static void *scratch_new(size_t size) {
     unsigned power = SMALLEST;
     while (power < LARGEST && (UINT64_C(1) << power) < size + sizeof(Piece)) power++;
@@ -60,7 +87,7 @@ static void *scratch_new(size_t size) {
         }
         scratch_unlock();
     }
-    if (!piece) piece = malloc(UINT64_C(1) << power);
+    if (!piece) piece = piece_new(power);
     if (!piece) return NULL;
     piece->is.power = power;
     return piece + 1;
@@ -80,7 +107,7 @@ static void scratch_free(void *data) {
         }
         scratch_unlock();
     }
-    if (!kept) free(piece);
+    if (!kept) piece_free(piece);
 }
 
 /* Frees what is kept. */
@@ -94,7 +121,7 @@ static void scratch_trim(void) {
     for (unsigned power = 0; power <= LARGEST; power++) {
         for (Piece *piece = kept[power], *next; piece; piece = next) {
             next = piece->is.next;
-            free(piece);
+            piece_free(piece);
         }
     }
 }

@@ -8,15 +8,27 @@ enum { SOON = 32 }; /* changes to prefetch: they are too far apart for the hardw
 
 /* Exchanges values and units of the target. Each change adds its part to the digest, so positions may be in any order. */
 static inline __attribute__((always_inline)) void swap_at(
-    uint8_t *target, const uint32_t *positions, uint8_t *values, size_t changes, Indexing where, Digest *digest,
+    const Pieces *target, const uint32_t *positions, uint8_t *values, size_t changes, Indexing where, Digest *digests,
     const unsigned unit) {
     Rewritten words;
+    size_t origin = 0;
+    Digest *digest = digests;
+    uint8_t *piece = changes ? piece_of(target, 0) : NULL;
     words.count = 0;
     for (size_t i = 0; i < changes; i++) {
-        if (positions && i + SOON < changes) __builtin_prefetch(target + positions[i + SOON] * (size_t)unit, 1);
+        if (positions && i + SOON < changes) {
+            size_t soon = positions[i + SOON] - origin;
+            if (soon < where.segment) __builtin_prefetch(piece + soon * unit, 1);
+        }
         size_t at = positions ? positions[i] : i;
-        uint64_t was = load(target + at * unit, unit), to = load(values + i * unit, unit);
-        write_unit(target, at, was, to, where, &words, unit);
+        if (at - origin >= where.segment) { /* positions of a segment are mostly neighbours */
+            HOT(digest_all, &words, digest);
+            digest = digests + at / where.segment;
+            origin = at - at % where.segment;
+            piece = piece_of(target, at / where.segment);
+        }
+        uint64_t was = load(piece + (at - origin) * unit, unit), to = load(values + i * unit, unit);
+        write_unit(piece, at - origin, was, to, where, &words, unit);
         memcpy(values + i * unit, &was, unit);
         if (words.count == BATCH) HOT(digest_all, &words, digest);
     }
@@ -24,57 +36,74 @@ static inline __attribute__((always_inline)) void swap_at(
 }
 
 static void swap_block(
-    uint8_t *target, const uint32_t *positions, uint8_t *values, size_t changes, unsigned unit, Indexing where,
-    Digest *digest) {
+    const Pieces *target, const uint32_t *positions, uint8_t *values, size_t changes, unsigned unit, Indexing where,
+    Digest *digests) {
     switch (unit) {
-        case 1: swap_at(target, positions, values, changes, where, digest, 1); break;
-        case 2: swap_at(target, positions, values, changes, where, digest, 2); break;
-        case 4: swap_at(target, positions, values, changes, where, digest, 4); break;
-        default: swap_at(target, positions, values, changes, where, digest, 8); break;
+        case 1: swap_at(target, positions, values, changes, where, digests, 1); break;
+        case 2: swap_at(target, positions, values, changes, where, digests, 2); break;
+        case 4: swap_at(target, positions, values, changes, where, digests, 4); break;
+        default: swap_at(target, positions, values, changes, where, digests, 8); break;
     }
 }
 
-/* The change of the digest by a swap, without writing. Positions must ascend: changes of one word are then neighbours. */
+/* The change of the digests by a swap, without writing. Positions must ascend: changes of one word are then neighbours. */
 static inline __attribute__((always_inline)) void look_at_changes(
-    const uint8_t *old, const uint32_t *positions, const uint8_t *values, size_t changes, Indexing where,
+    const Pieces *old, const uint32_t *positions, const uint8_t *values, size_t changes, Indexing where,
     Digest *digest, const unsigned unit) {
     Rewritten words;
     uint64_t last = UINT64_MAX, after = 0;
+    size_t origin = 0;
+    const uint8_t *piece = changes ? piece_of(old, 0) : NULL;
     words.count = 0;
     for (size_t i = 0; i < changes; i++) {
-        if (i + SOON < changes) __builtin_prefetch(old + positions[i + SOON] * (size_t)unit);
-        size_t at = positions[i], word = where.word == 8 ? at * unit / 8 : at;
-        unsigned shift = where.word == 8 ? 8 * (unsigned)(at * unit % 8) : 0;
+        size_t soon = i + SOON < changes ? positions[i + SOON] - origin : where.segment;
+        if (soon < where.segment) __builtin_prefetch(piece + soon * unit);
+        size_t at = positions[i];
+        if (at - origin >= where.segment) {
+            HOT(digest_all, &words, digest);
+            digest += at / where.segment - origin / where.segment;
+            origin = at - at % where.segment;
+            piece = piece_of(old, at / where.segment);
+            last = UINT64_MAX;
+        }
+        size_t in_segment = at - origin, word = where.word == 8 ? in_segment * unit / 8 : in_segment;
+        unsigned shift = where.word == 8 ? 8 * (unsigned)(in_segment * unit % 8) : 0;
         if (word != last) {
             if (words.count == BATCH) HOT(digest_all, &words, digest);
             last = word;
-            after = load_word(old, word, where.word, unit);
+            after = load_word(piece, word, where.word, unit);
             words.index[words.count] = where.start + word;
             words.before[words.count++] = after;
         }
-        after ^= (load(old + at * unit, unit) ^ load(values + i * unit, unit)) << shift;
+        after ^= (load(piece + in_segment * unit, unit) ^ load(values + i * unit, unit)) << shift;
         words.after[words.count - 1] = after;
     }
     HOT(digest_all, &words, digest);
 }
 
-/* For any unit width. Without positions, all units of a block are swapped. */
+/* Adds the digest of each segment of a block. */
+static void digest_segments(const Pieces *p, size_t segments, Indexing where, Digest *digests) {
+    for (size_t i = 0; i < segments; i++) HOT(digest, piece_of(p, i), p->size, where.word, where.start, &digests[i]);
+}
+
+/* For any unit width. Without positions, all units of a block are swapped. The digests must be zero. */
 static void digest_change(
-    const uint8_t *old, const uint32_t *positions, const uint8_t *values, size_t changes, unsigned unit, Indexing where,
-    Digest *digest) {
+    const Pieces *old, const uint32_t *positions, const uint8_t *values, size_t changes, unsigned unit, Indexing where,
+    Digest *digests) {
     if (!positions) {
-        Digest before;
-        HOT(digest, old, changes * unit / where.word, where, &before);
-        HOT(digest, values, changes * unit / where.word, where, digest);
-        digest->sum[0] -= before.sum[0];
-        digest->sum[1] -= before.sum[1];
+        Pieces after = {(uint8_t *)(uintptr_t)values, NULL, old->size};
+        size_t segments = changes / where.segment;
+        digest_segments(old, segments, where, digests);
+        for (size_t i = 0; i < segments; i++)
+            digests[i] = (Digest){{0 - digests[i].sum[0], 0 - digests[i].sum[1]}};
+        digest_segments(&after, segments, where, digests);
         return;
     }
     switch (unit) {
-        case 1: look_at_changes(old, positions, values, changes, where, digest, 1); break;
-        case 2: look_at_changes(old, positions, values, changes, where, digest, 2); break;
-        case 4: look_at_changes(old, positions, values, changes, where, digest, 4); break;
-        default: look_at_changes(old, positions, values, changes, where, digest, 8); break;
+        case 1: look_at_changes(old, positions, values, changes, where, digests, 1); break;
+        case 2: look_at_changes(old, positions, values, changes, where, digests, 2); break;
+        case 4: look_at_changes(old, positions, values, changes, where, digests, 4); break;
+        default: look_at_changes(old, positions, values, changes, where, digests, 8); break;
     }
 }
 

@@ -4,36 +4,11 @@
 
 #include "block_frame.h"
 #include "hot.h"
+#include "step_tokens.h"
 
 enum { FIRST_J = 20 };
 
 #define WRONG_STEPS "the number of steps differs from the number of changes"
-
-static unsigned tokens_of_width(unsigned unit) { return unit == 1 ? 31 : unit == 2 ? 63 : unit == 4 ? 79 : 111; }
-
-/* --- steps --- */
-
-static inline unsigned token_of(uint64_t magnitude, unsigned *raw) {
-    if (magnitude < 16) {
-        *raw = 0;
-        return (unsigned)magnitude - 1;
-    }
-    unsigned octave = bit_length(magnitude) - 1;
-    *raw = octave < 16 ? octave - 2 : octave;
-    return octave < 16 ? 15 + (octave - 4) * 4 + (unsigned)(magnitude >> (octave - 2) & 3) : 63 + octave - 16;
-}
-
-static inline uint64_t least_of(unsigned token, unsigned *raw) {
-    if (token < 15) {
-        *raw = 0;
-        return token + 1;
-    }
-    unsigned octave = token < 63 ? (token - 15) / 4 + 4 : token - 63 + 16;
-    *raw = token < 63 ? octave - 2 : octave;
-    return (uint64_t)(token < 63 ? (token - 15) % 4 + 4 : 1) << *raw;
-}
-
-static inline uint64_t magnitude_of(uint64_t step) { return (int64_t)step < 0 ? 0 - step : step; }
 
 /* --- marks: ranks as gaps --- */
 
@@ -104,38 +79,73 @@ static unsigned next_j(unsigned j) { return j > 4 ? j - 4 : 0; }
 
 /* --- ulp --- */
 
-static uint64_t cost(uint64_t members, uint64_t marked) {
-    uint64_t rest = members - marked;
-    if (!marked || !rest) return 0;
-    return members * lg(members) - marked * lg(marked) - rest * lg(rest);
-}
-
 static int lines_pay(const Scan *s, const size_t *marked, size_t lines) {
     int64_t saved = 0;
     for (unsigned c = 0; c < CLASSES; c++)
-        saved += (int64_t)cost(s->members[c], marked[c]) - (int64_t)cost(s->inside[c], marked[c]);
-    return saved > (int64_t)cost(lines, s->lines) + (INT64_C(64) << 24);
+        saved += (int64_t)entropy_of_two(marked[c], s->members[c] - marked[c]) -
+                 (int64_t)entropy_of_two(marked[c], s->inside[c] - marked[c]);
+    return saved > (int64_t)entropy_of_two(s->lines, lines - s->lines) + (INT64_C(64) << 24);
 }
+
+enum { TOKENS = 111 };
+
+/* The table of one class, or of several neighbours that share it. */
+typedef struct {
+    uint32_t counts[TOKENS]; /* of magnitude tokens */
+    uint64_t positive, total;
+    Levels levels;
+    unsigned plus;
+    uint64_t cost; /* of the steps and the table, in units of 2^-24 bits */
+} StepTable;
 
 typedef struct {
     uint64_t *step;
     uint8_t *symbol;
     size_t count;
-    Levels levels;
-    unsigned plus;
+    int same; /* it has the table of the class before */
+    StepTable table;
 } Steps;
 
-static void steps_code(Steps *s, unsigned unit) {
-    uint32_t counts[SYMBOLS] = {0};
-    uint64_t positive = 0;
+static void step_table_finish(StepTable *t) {
+    quantise(t->counts, TOKENS, &t->levels);
+    t->plus = bias(t->positive, t->total);
+    unsigned bits = levels_bits(&t->levels) + bias_bits(t->plus);
+    t->cost = entropy_of(t->counts, TOKENS) + entropy_of_two(t->positive, t->total - t->positive) + ((uint64_t)bits << 24);
+}
+
+static void steps_code(Steps *s) {
+    StepTable *t = &s->table;
+    memset(t, 0, sizeof *t);
     for (size_t i = 0; i < s->count; i++) {
         unsigned raw, token = token_of(magnitude_of(s->step[i]), &raw), negative = (unsigned)(s->step[i] >> 63);
-        counts[token]++;
-        positive += !negative;
+        t->counts[token]++;
+        t->positive += !negative;
         s->symbol[i] = (uint8_t)(2 * token + negative);
     }
-    quantise(counts, tokens_of_width(unit), &s->levels);
-    s->plus = bias(positive, s->count);
+    t->total = s->count;
+    step_table_finish(t);
+}
+
+/* A class shares the table of the one before if that is shorter. */
+static void share_tables(Steps *steps) {
+    unsigned member[CLASSES], members = 0;
+    for (unsigned c = 0; c < CLASSES; c++) {
+        if (!steps[c].count) continue;
+        if (members) {
+            const StepTable *before = &steps[member[members - 1]].table, *own = &steps[c].table;
+            StepTable both = *own;
+            for (unsigned t = 0; t < TOKENS; t++) both.counts[t] += before->counts[t];
+            both.positive += before->positive;
+            both.total += before->total;
+            step_table_finish(&both);
+            steps[c].same = both.cost <= before->cost + own->cost;
+            if (!steps[c].same) members = 0;
+            member[members++] = c;
+            for (unsigned i = 0; steps[c].same && i < members; i++) steps[member[i]].table = both;
+        } else {
+            member[members++] = c;
+        }
+    }
 }
 
 /* The changes of a block before they are written. */
@@ -155,7 +165,7 @@ static void plan_free(Plan *p) {
 }
 
 /* Sorts the changes by class and turns them into symbols. */
-static int plan_make(Plan *p, Scan *s, const Classing *k, size_t lines) {
+static int plan_make(Plan *p, Scan *s, size_t lines) {
     size_t marked[CLASSES] = {0};
     uint32_t *rank[CLASSES] = {0};
     for (size_t i = 0; i < s->count; i++) marked[s->class[i]]++;
@@ -181,8 +191,9 @@ static int plan_make(Plan *p, Scan *s, const Classing *k, size_t lines) {
             continue;
         }
         good &= marks_of(&p->marks[c], rank[c], marked[c], p->by_lines ? s->inside[c] : s->members[c]);
-        steps_code(&p->steps[c], k->unit);
+        steps_code(&p->steps[c]);
     }
+    if (good) share_tables(p->steps);
     if (good && p->by_lines) {
         uint32_t *listed = s->line;
         s->line = NULL;
@@ -192,11 +203,15 @@ static int plan_make(Plan *p, Scan *s, const Classing *k, size_t lines) {
 }
 
 static void plan_write_bits(const Plan *p, const Classing *k, BitWriter *w) {
-    uint64_t present = 0;
-    for (unsigned c = 0; c < CLASSES; c++) present |= (uint64_t)(p->steps[c].count > 0) << c;
-    bits_number(w, k->top, 11);
-    bits_number(w, k->width, 4);
-    bits_number(w, present, CLASSES);
+    bits_number(w, k->bounds, 4);
+    for (unsigned i = 0; i < k->bounds; i++) {
+        if (i == 0)
+            bits_number(w, k->bound[0], k->exponent);
+        else
+            bits_golomb(w, k->bound[i - 1] - k->bound[i] - 1u, 0);
+    }
+    for (unsigned c = 0; c <= k->bounds; c++) bits_number(w, p->steps[c].count > 0, 1);
+    bits_number(w, p->steps[ZERO_CLASS].count > 0, 1);
     if (p->by_lines) write_marks(w, &p->lines, 0);
     unsigned expected = FIRST_J;
     for (unsigned c = 0; c < CLASSES; c++) {
@@ -206,10 +221,14 @@ static void plan_write_bits(const Plan *p, const Classing *k, BitWriter *w) {
         if (m->complement) bits_golomb(w, p->steps[c].count - 1, 8);
         expected = next_j(m->symbols ? m->j : expected);
     }
+    int first = 1;
     for (unsigned c = 0; c < CLASSES; c++) {
         if (!p->steps[c].count) continue;
-        write_levels(w, &p->steps[c].levels);
-        write_bias(w, p->steps[c].plus);
+        if (!first) bits_number(w, (uint64_t)p->steps[c].same, 1);
+        first = 0;
+        if (p->steps[c].same) continue;
+        write_levels(w, &p->steps[c].table.levels);
+        write_bias(w, p->steps[c].table.plus);
     }
     if (p->by_lines) write_marks_raw(w, &p->lines);
     for (unsigned c = 0; c < CLASSES; c++) write_marks_raw(w, &p->marks[c]);
@@ -233,7 +252,7 @@ static int plan_write_symbols(const Plan *p, Bytes *out) {
     if (!encoder_start(&e, symbols)) return 0;
     for (unsigned c = CLASSES; c-- > 0;) {
         if (!p->steps[c].count) continue;
-        step_table(&p->steps[c].levels, p->steps[c].plus, &t);
+        step_table(&p->steps[c].table.levels, p->steps[c].table.plus, &t);
         encode_section(&e, p->steps[c].symbol, p->steps[c].count, &t);
     }
     for (unsigned c = CLASSES; c-- > 0;) {
@@ -253,7 +272,7 @@ static int encode_ulp(Scan *s, const Classing *k, size_t lines, Bytes *out) {
     Plan p;
     BitWriter w = {0};
     memset(&p, 0, sizeof p);
-    int good = plan_make(&p, s, k, lines) && plan_write_symbols(&p, out);
+    int good = plan_make(&p, s, lines) && plan_write_symbols(&p, out);
     if (good) {
         plan_write_bits(&p, k, &w);
         bytes_add(out, w.bytes.data, w.bytes.size);
@@ -333,6 +352,7 @@ typedef struct {
     unsigned used;
     uint8_t class[CLASSES];
     size_t steps; /* of all classes */
+    ClassTable classes;
 } Reading;
 
 static void reading_free(Reading *g) {
@@ -343,13 +363,24 @@ static void reading_free(Reading *g) {
     }
 }
 
+static const char *read_bounds(BitReader *r, Classing *k) {
+    k->bounds = (unsigned)read_number(r, 4);
+    if (k->bounds > (k->exponent ? MOST_BOUNDS : 0)) return "it has too many classes";
+    int64_t bound = 0;
+    for (unsigned i = 0; i < k->bounds; i++) {
+        bound = i ? bound - (int64_t)read_golomb(r, 0) - 1 : (int64_t)read_number(r, k->exponent);
+        if (bound < 1) return "a class is out of range";
+        k->bound[i] = (uint16_t)bound;
+    }
+    return NULL;
+}
+
 static const char *read_heads(Reading *g, BitReader *r, size_t count, size_t lines, Classing *k) {
-    const char *why = NULL;
-    k->top = (unsigned)read_number(r, 11);
-    k->width = (unsigned)read_number(r, 4);
-    if (k->width < 1 || k->width >= CLASSES || k->top >= 1u << k->exponent)
-        return "its exponent window is out of range";
-    uint64_t present = read_number(r, CLASSES);
+    const char *why = read_bounds(r, k);
+    if (why) return why;
+    use_bounds(k, &g->classes);
+    uint64_t present = read_number(r, k->bounds + 1);
+    present |= read_number(r, 1) << ZERO_CLASS;
     if (r->failed) return "its bit stream is too short";
     if (!present) return "it changes nothing";
     if (g->by_lines && !lines) return "it lists lines where there are none";
@@ -370,6 +401,10 @@ static const char *read_heads(Reading *g, BitReader *r, size_t count, size_t lin
     }
     for (unsigned i = 0; i < g->used; i++) {
         Levels levels;
+        if (i && read_number(r, 1)) {
+            g->head[i].table = g->head[i - 1].table;
+            continue;
+        }
         if ((why = read_levels(r, tokens_of_width(k->unit), &levels))) return why;
         int plus = read_bias(r);
         if (plus < 0) return "a sign table is out of range";
@@ -394,8 +429,9 @@ static const char *read_body(
 }
 
 /* The lines to process. `room` holds their list. */
-static void lines_to_scan(const Reading *g, size_t count, size_t lines, uint32_t *room, Lines *out) {
-    *out = (Lines){NULL, 1, count};
+static void lines_to_scan(
+    const Reading *g, size_t count, size_t lines, size_t segment, uint32_t *room, Lines *out) {
+    *out = (Lines){NULL, count / segment, segment};
     if (!g->by_lines) return;
     *out = (Lines){room, 0, count / lines};
     const uint32_t *distance = g->lines.distance;
@@ -407,14 +443,9 @@ static void lines_to_scan(const Reading *g, size_t count, size_t lines, uint32_t
     }
 }
 
-/* Restores the old units. */
-static void put_back(const Landed *landed, unsigned unit) {
-    if (landed->target) put_units(landed->target, landed->position, landed->value, landed->count, unit);
-}
-
 /* Applies the changes that were read. `out` has room for all steps. */
 static const char *land_marks(
-    Reading *g, const uint8_t *old, size_t count, size_t line, const Classing *k, Landed *out) {
+    Reading *g, const Pieces *old, size_t count, size_t line, const Classing *k, Landed *out) {
     Cursor cursors[CLASSES];
     size_t lines = line ? count / line : 0;
     for (unsigned i = 0; i < g->used; i++) {
@@ -424,7 +455,7 @@ static const char *land_marks(
     uint32_t *listed = scratch_new((lines + 1) * sizeof *listed);
     if (!listed) return OUT_OF_MEMORY;
     Lines through;
-    lines_to_scan(g, count, lines, listed, &through);
+    lines_to_scan(g, count, lines, out->where.segment, listed, &through);
     const char *why = NULL;
     if (!HOT(land, old, &through, k, cursors, g->used, out)) why = WRONG_STEPS;
     scratch_free(listed);

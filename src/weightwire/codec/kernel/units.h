@@ -11,6 +11,17 @@ static inline uint64_t load(const uint8_t *p, unsigned bytes) {
     return value;
 }
 
+/* The units of a block: one behind the other, or each segment elsewhere. */
+typedef struct {
+    uint8_t *all;
+    uint8_t *const *each; /* NULL: one behind the other */
+    size_t size;          /* of a segment, in bytes */
+} Pieces;
+
+static inline uint8_t *piece_of(const Pieces *p, size_t segment) {
+    return p->each ? p->each[segment] : p->all + segment * p->size;
+}
+
 static inline __attribute__((always_inline)) void put_each(
     uint8_t *target, const uint32_t *positions, const uint8_t *values, size_t count, const unsigned unit) {
     for (size_t i = 0; i < count; i++) memcpy(target + (size_t)positions[i] * unit, values + i * unit, unit);

@@ -59,7 +59,7 @@ class VersionParts:
         files, stages = await upload_version(context, taken, one, epoch, self._meeting.rank)
         before = session.own.tensors if session.own else {}
         known = {name: before[name].digest if name in before else (0, 0) for name in one.data.entries}
-        added = {name: subtract_digests(entry.digest, known[name]) for name, entry in one.data.entries.items()}
+        added = {name: subtract_digests(one.after.tensors[name].digest, known[name]) for name in known}
         return RankPart(added, one.data.changed if one.kind == DELTA else 0, files, stages)
 
     async def _commit(

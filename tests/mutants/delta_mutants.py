@@ -1,0 +1,151 @@
+"""Wrong versions of the delta file: its index, its stacks, and what a reader compares."""
+
+from __future__ import annotations
+
+from mutants.mutant import mutant
+
+_FILE, _INDEX, _SUMS = "delta/file.py", "delta/index.py", "delta/member_sums.py"
+_DECODER, _STACK = "delta/decoder.py", "delta/encoded_stack.py"
+_GOLDEN, _MALFORMED, _HOSTILE = "delta/test_golden.py", "delta/test_malformed_files.py", "hostile/test_hostile.py"
+
+DELTA_MUTANTS = [
+    mutant(
+        "block hash unchecked",
+        "a block has the hash that the index names",
+        f"{_HOSTILE} {_MALFORMED}",
+        (_FILE, "if block_hash(data) != stack.hashes[index]:", "if False:"),
+    ),
+    mutant(
+        "member counted under its neighbor",
+        "each member of a stack has its own number of changes",
+        "delta/test_patcher_stacks.py delta",
+        (_SUMS, "self._changed[place] += changed", "self._changed[place] += np.roll(changed, 1)"),
+    ),
+    mutant(
+        "digest added to its neighbor",
+        "each member of a stack has its own digest",
+        "delta/test_patcher_stacks.py delta",
+        (_SUMS, "self._added[place] += added", "self._added[place] += np.roll(added, 1, axis=0)"),
+    ),
+    mutant(
+        "index columns exchanged",
+        "the columns of the index have one order, also for files of earlier releases",
+        _GOLDEN,
+        (
+            _INDEX,
+            "    yield from map(uvarint, shared)\n"
+            "    yield from (uvarint(len(name) - k) for name, k in zip(names, shared, strict=True))\n",
+            "    yield from (uvarint(len(name) - k) for name, k in zip(names, shared, strict=True))\n"
+            "    yield from map(uvarint, shared)\n",
+        ),
+        (_INDEX, "shared, rest = columns.numbers(count)", "rest, shared = columns.numbers(count)"),
+    ),
+    mutant(
+        "shared prefix too short",
+        "a name shares as many bytes as it can with the name before it",
+        _GOLDEN,
+        (
+            _INDEX,
+            "return next(k for k in range(most) if one[k] != other[k])",
+            "return max(0, next(k for k in range(most) if one[k] != other[k]) - 1)",
+        ),
+    ),
+    mutant(
+        "shared prefix too long",
+        "a name begins with a part of the name before it",
+        _HOSTILE,
+        (_INDEX, "if k > len(last):", "if k > len(last) + 1:"),
+    ),
+    mutant(
+        "digest of an entry not compared",
+        "an entry leads to the digest that the index names",
+        f"{_MALFORMED} {_HOSTILE}",
+        (_SUMS, "if self.after(name, before[name]) != entry.digest:", "if False:"),
+    ),
+    mutant(
+        "number of changes not compared",
+        "an entry changes as many weights as the index names",
+        f"{_MALFORMED} {_HOSTILE}",
+        (_SUMS, "if changed != entry.changed:", "if False:"),
+    ),
+    mutant(
+        "first member read for every member",
+        "a member that is read alone has its own changes",
+        "delta/test_patcher_stacks.py delta",
+        (_DECODER, "job.members.index(entry) * entry.layout.count", "0 * entry.layout.count"),
+    ),
+    mutant(
+        "block of the next members",
+        "a block covers the members that the index lists for it",
+        "delta/test_patcher_stacks.py delta",
+        (
+            _STACK,
+            "self.entries[block * self.per : (block + 1) * self.per]",
+            "self.entries[-(block + 1) * self.per :][: self.per]",
+        ),
+    ),
+    mutant(
+        "names without a limit",
+        "names that share prefixes have a largest size together",
+        _HOSTILE,
+        (_INDEX, "if sum(shared) + sum(rest) > _MOST_NAMES:", "if False:"),
+    ),
+    mutant(
+        "tensors without a limit of blocks",
+        "a tensor has a largest number of blocks",
+        _HOSTILE,
+        (_INDEX, "if claim.blocks > _MOST_BLOCKS:", "if False:"),
+    ),
+    mutant(
+        "blocks without a limit",
+        "an index has a largest number of blocks",
+        _HOSTILE,
+        (_INDEX, "if sum(one.blocks for one in claims) > _MOST_BLOCKS:", "if False:"),
+    ),
+    mutant(
+        "entries without a limit",
+        "an index has a largest number of entries",
+        _HOSTILE,
+        (_INDEX, "if len(members) < count or sum(members) > _MOST_ENTRIES:", "if False:"),
+    ),
+    mutant(
+        "columns without a limit",
+        "the columns of an index have a largest size",
+        _HOSTILE,
+        (_INDEX, "reader.decompress(packed, _MOST_COLUMNS)", "reader.decompress(packed)"),
+    ),
+    mutant(
+        "tensor named twice",
+        "an index names a tensor once",
+        f"{_HOSTILE} {_MALFORMED}",
+        (_INDEX, "if len({*names}) != len(names):", "if False:"),
+    ),
+    mutant(
+        "bytes behind the index accepted",
+        "an index has no further bytes",
+        _MALFORMED,
+        (_INDEX, "    whole.finish()\n", ""),
+    ),
+    mutant(
+        "head hash unchecked",
+        "a file that is read by range has the head that its commit names",
+        "catchup/test_remote_file.py",
+        ("catchup/remote_file.py", "if hashlib.sha256(head).hexdigest() != file.head.sha256:", "if False:"),
+    ),
+    mutant(
+        "head size unchecked",
+        "the head that a commit names ends where the blocks begin",
+        "catchup/test_remote_file.py",
+        ("catchup/remote_file.py", "if len(delta.head) != len(head):", "if False:"),
+    ),
+    mutant(
+        "head hash not verified",
+        "verify compares the hash of a head with the commit",
+        "catchup/test_data_file_check.py",
+        (
+            "catchup/data_file_check.py",
+            "if file.head is not None and hashlib.sha256(beginning[: file.head.size]).hexdigest() != file.head.sha256:",
+            "if False:",
+        ),
+    ),
+]
