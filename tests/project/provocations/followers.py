@@ -102,7 +102,7 @@ def failed_sync(case: Case, one: Replica) -> None:
 
 
 def replica_changed_by_another_program(case: Case, one: Replica) -> None:
-    memory = one._work._memory  # type: ignore[union-attr]
+    memory = one._work.memory  # type: ignore[union-attr]
     memory[len(memory) - 1] ^= 1
     one.verify()
 
