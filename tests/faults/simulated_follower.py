@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from faults.simulated_disk import SimDisk
-from faults.simulated_keys import signer_of
+from faults.simulated_keys import parse, signer_of
 from faults.simulated_parts import SIDE_FILES, follower
 from faults.simulated_runtime import EPOCH, Ambush, Process, View
 from faults.simulated_store import SimBucket
@@ -75,6 +75,7 @@ class SimFollower:
         self.leaves = world.random.random() < 0.3  # stops for a while, now and then
         self.stop = asyncio.Event()
         self.reached = -1
+        self._floor = -1  # what its memory says it has held: it must not go below that, even if its weights are lost
         self.process: Process | None = None
         self.work: FollowLoop | None = None
         self._checked: Sealed[Commit] | None = None
@@ -230,8 +231,9 @@ class SimFollower:
         self.check_commit()
         self.world.check(work.commit.record.after, work.replica.weights, self.name)
         self._check_refusals(work.commit.record.version)
-        if work.commit.record.version < self.reached:
-            self.world.violate(f"{self.name}: went back from {self.reached} to {work.commit.record.version}")
+        if work.commit.record.version < max(self.reached, self._floor):
+            before = max(self.reached, self._floor)
+            self.world.violate(f"{self.name}: went back from {before} to {work.commit.record.version}")
         self.reached = max(self.reached, work.commit.record.version)
 
     def _check_refusals(self, version: int) -> None:
@@ -246,13 +248,22 @@ class SimFollower:
         if path != ALIVE or self.world.keys is None or self.trust.max_age is None:
             return
         honest = {key.public.hex for key in self.world.keys.honest}
-        age = EPOCH + self.world.loop.time() - json.loads(data.partition(b"\n")[0])["time"]
+        record = json.loads(data.partition(b"\n")[0])
+        age = EPOCH + self.world.loop.time() - record["time"]
         if signer_of("alive", data) not in honest:
             self._alive = "its sign of life is forged"
+        elif record["epoch"] < self._shown_epoch():
+            self._alive = "its sign of life is of a publisher that was replaced"
         elif abs(age) > self.trust.max_age + 1.0:
             self._alive = f"its sign of life is {age:.0f} s old"
         else:
             self._alive = ""
+
+    def _shown_epoch(self) -> int:
+        """The epoch of the newest commit in what the store shows to it."""
+        view = self.world.views.get(self.name) or self.world.store
+        found = view.find(max(view.paths("commits/"), default=""))
+        return int(parse(found[0])["epoch"]) if found else 0
 
     def check_commit(self) -> None:
         commit = self.work.commit if self.work else None
@@ -271,8 +282,12 @@ class SimFollower:
         if (held.version if held else -1) < self.reached and self.name not in self.world.rotted:
             self.world.violate(f"{self.name}: lost version {self.reached} ({replica.trouble})")
         if held is None:
-            self.reached = -1
+            self.reached, self._floor = -1, self._remembered()
             self.world.rotted.discard(self.name)
+
+    def _remembered(self) -> int:
+        memory = self.directory / "seen.json"
+        return int(json.loads(memory.read_bytes())["held"]) if self.trust.is_active and memory.exists() else -1
 
     def _check_current(self, when: str) -> None:
         """`current` is always complete: engines load it at any time, also after a power cut."""

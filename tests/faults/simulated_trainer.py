@@ -41,6 +41,11 @@ def publisher_ambush(rng: random.Random) -> Ambush:
     return Ambush(operation, prefix, rng.random() < 0.5, rng.choice([0, 0, 1, 2, 5]), pause)
 
 
+def rival_ambush(rng: random.Random) -> Ambush:
+    """A pause just before it claims the run, an epoch or a version: a rival is likely to be first."""
+    return Ambush("create", rng.choice(["epochs/", "epochs/", "run.json", "commits/"]), False, 0, rng.uniform(0.1, 5.0))
+
+
 class Watched(Publication):
     """Signals its end with an event, because polling would be slow in virtual time."""
 

@@ -44,7 +44,7 @@ from faults.simulated_keeper import SimKeeper
 from faults.simulated_keys import SimKeys
 from faults.simulated_runtime import Ambush, Faults, Livelock, Process, SimLoop
 from faults.simulated_sweeper import SimSweeper, sweeper_ambush
-from faults.simulated_trainer import SimTrainer, publisher_ambush
+from faults.simulated_trainer import SimTrainer, publisher_ambush, rival_ambush
 from faults.simulated_world import Violation, World
 from faults.store_rules import are_all_revoked
 from faults.tampering import Tamperer
@@ -54,6 +54,8 @@ from weightwire.upkeep.retention import Retention
 _CATCH_UP = 2 * 3600.0  # seconds that followers have after the faults end; damaged files are tried every 10 minutes
 
 _LONGEST_WORK = 60.0  # seconds of processor time
+
+_START = 1.0  # seconds in which rivals start
 
 
 class Simulation:
@@ -101,6 +103,8 @@ class Simulation:
         self.has_slow_reader = random.Random(f"slow reader {seed}").random() < 0.1
         if self.has_slow_reader:
             self.world.rules.retention = Retention(anchors=1, window=0.0, grace=0.0)
+        # Trainers that start at the same moment, each slow at the worst one.
+        self.has_rivals = random.Random(f"rivals {seed}").random() < 0.1
 
     async def supervise(
         self,
@@ -116,6 +120,8 @@ class Simulation:
             trap = ambush(self.random) if self.ambushes and self.random.random() < 0.5 else None
             if self.has_slow_reader and name == self.followers[0].name:
                 trap = slow_reader_ambush(self.random)
+            if self.has_rivals and ambush is publisher_ambush and self.world.loop.time() < _START:
+                trap = rival_ambush(self.random)
             process = world.process(name, trap)
             task = process.start(life(process))
             died = asyncio.create_task(process.died.wait())
@@ -157,11 +163,11 @@ class Simulation:
             delay = rng.choice([0.0, 0.0, 30.0])
             self.lives.append(asyncio.create_task(self.supervise(follower.name, follower.live, follower_ambush, delay)))
         trainers = []
-        for number in range(1 + (rng.random() < 0.5) + (rng.random() < 0.2)):
+        for number in range(1 + (rng.random() < 0.5) + (rng.random() < 0.2) + self.has_rivals):
             trainer = SimTrainer(world, f"trainer-{number}", rng.randint(3, 12))
             if self.has_slow_reader:
                 trainer.versions, trainer.pace, trainer.anchor_every = 15, 5.0, 2
-            delay = rng.choice([0.0, 0.0, 10.0])
+            delay = 0.0 if self.has_rivals else rng.choice([0.0, 0.0, 10.0])
             trainers.append(self.supervise(trainer.name, trainer.live, publisher_ambush, delay))
         sweeper = SimSweeper(world)
         if rng.random() < 0.6 or self.has_slow_reader:

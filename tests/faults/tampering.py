@@ -57,13 +57,14 @@ class Tamperer:
             else:
                 holders = [one for one in self.followers if one.work is not None and one.work.version is not None]
                 follower = self.random.choice(holders or self.followers)
-                trust = self.trust_lies.to_holders(follower) if self._tests_trust(follower) else None
-                await self._lie_to(follower, trust or self._lies_to_holders())
+                await self._lie_to(follower, self._lies_to_holders(follower))
 
     def _tests_trust(self, follower: SimFollower) -> bool:
         return follower.trust.is_active and self.random.random() < 0.8
 
-    def _lies_to_holders(self) -> list[LieMaker]:
+    def _lies_to_holders(self, follower: SimFollower) -> list[LieMaker]:
+        if self._tests_trust(follower):
+            return [*self.random.choice([[self._fork], []]), *self.trust_lies.to_holders(follower)]
         several: list[list[LieMaker]] = [[self._roll_back], [self._change_run], [self._damage] * 2]
         several += [[self._fork] * 5, [self._fork] * 5, self._forgeries(), self._forgeries()]
         return self.random.choice(several)

@@ -44,10 +44,10 @@ class TrustLies:
         hides = partial(self._hide, follower)
         first: list[LieMaker] = self.random.choice([self._strangers(), [], []])
         first += self.random.choice([[hides, hides], []])
-        last: list[LieMaker] = [self._forget, self._other_run, self._thiefs_run_json, self._other_form]
+        last: list[LieMaker] = [self._forget, self._lose_data, self._other_run, self._thiefs_run_json, self._other_form]
         if follower.trust.max_age is not None:
             last += [self._hole, self._freeze, partial(self._forge_alive, follower), self._zombie]
-        return [*first, *self.random.sample(last, 2)]
+        return [*first, *self.random.sample(last, 3)]
 
     def to_newcomers(self, follower: SimFollower) -> list[LieMaker]:
         several: list[LieMaker] = [] if follower.trust.pins else [self._thiefs_run]  # it would pin the thief's keys
@@ -260,6 +260,14 @@ class TrustLies:
             return None
         snapshot = self.random.choice(older[-3:])
         return Lie(snapshot, name="rolled back, weights lost", is_refused=True, needs_restart=True, needs_rot=True)
+
+    def _lose_data(self, chain: Chain, held: int) -> Lie | None:
+        """The follower loses its replica, and only older versions can be rebuilt."""
+        if held < 0:
+            return None
+        data = ("deltas/", "anchors/", "shortcuts/"), held - 1
+        name = "data of the version held hidden, weights lost"
+        return Lie(self.world.store, name=name, newest=data, needs_restart=True, needs_rot=True)
 
     def _hide(self, follower: SimFollower, chain: Chain, held: int) -> Lie | None:
         """The newest versions are gone. First only their data is, so that they are seen and not held."""

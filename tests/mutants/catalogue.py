@@ -14,16 +14,24 @@ from mutants.sglang_mutants import SGLANG_MUTANTS
 from mutants.trust_mutants import TRUST_MUTANTS
 from mutants.upkeep_mutants import UPKEEP_MUTANTS
 
-MUTANTS: dict[str, Mutant] = {
+# Mutants of the protocol and the replica, which the simulation alone should notice. It has no files of many tensors, no
+# engines and no servers.
+SIMULATED: dict[str, Mutant] = {
     one.name: one
     for one in (
         *CHAIN_MUTANTS,
         *TRUST_MUTANTS,
         *CATCHUP_MUTANTS,
         *REPLICA_MUTANTS,
-        *DELTA_MUTANTS,
         *PUBLISHER_MUTANTS,
         *UPKEEP_MUTANTS,
+    )
+}
+
+MUTANTS: dict[str, Mutant] = SIMULATED | {
+    one.name: one
+    for one in (
+        *DELTA_MUTANTS,
         *ENGINE_MUTANTS,
         *SGLANG_MUTANTS,
         *HOSTILE_MUTANTS,

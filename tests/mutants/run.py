@@ -1,7 +1,7 @@
 """Runs the simulation and the tests against every mutant, and prints who noticed it.
 
     python tests/mutants/run.py                             # all: simulation, then the tests of the room
-    python tests/mutants/run.py --simulation-only --seeds 1000
+    python tests/mutants/run.py --simulation-only           # those of protocol and replica, without the tests
     python tests/mutants/run.py --only "leases ignored"
 
 A mutant that survives is a missing fault in tests/faults, or a missing test.
@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # to run it as a script
 
-from mutants.catalogue import MUTANTS
+from mutants.catalogue import MUTANTS, SIMULATED
 from mutants.mutant import SOURCE, Mutant
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -103,7 +103,8 @@ def main() -> None:
     parser.add_argument("--tests-only", action="store_true")
     parser.add_argument("--parallel", type=int, default=2)
     args = parser.parse_args()
-    chosen = [MUTANTS[name] for name in args.only or MUTANTS]
+    names = args.only or (SIMULATED if args.simulation_only else MUTANTS)
+    chosen = [MUTANTS[name] for name in names]
 
     def judge(mutant: Mutant) -> Verdict:
         return try_mutant(mutant, args.seeds, simulation_only=args.simulation_only, tests_only=args.tests_only)
