@@ -76,6 +76,8 @@ def serving(model: Path, scratch: Path, backend: str | None, requests: int, long
     extension.mkdir(parents=True)
     shutil.copy(HERE / "checkpoint_patches.py", extension)
     options = ["--max-model-len", str(longest), "--max-num-seqs", str(requests)]
+    # Prompts are computed whole: on CPUs, vLLM 0.32 crashes if a request with a seed is computed in parts.
+    options += ["--max-num-batched-tokens", str(requests * longest)]
     options += ["--worker-extension-cls", "checkpoint_patches.CheckpointPatches"]
     path = os.pathsep.join(filter(None, [str(extension), os.environ.get("PYTHONPATH")]))
     server = VLLM(scratch, model, backend=backend, options=options, env={"PYTHONPATH": path}, is_warm=False)
