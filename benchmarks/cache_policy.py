@@ -8,7 +8,8 @@ As in pause.py, a real vLLM runs on this machine's CPU, and clients stream compl
 prompts of 1000 tokens. `follow --cache keep` and `--cache flush` each get a server of their own. In every round nothing
 happens for some seconds, and then a step is published. The first round does not count.
 
-A client that starts its next request delays the others without an update, too: the server computes a prompt.
+A client that starts its next request delays the others in any case: the server computes its prompt. Such gaps do not
+count.
 
 Needs torch, transformers, vLLM (built for CPUs), 12 GB of memory and Linux.
 """

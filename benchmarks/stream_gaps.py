@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +17,14 @@ __all__ = [
     "gaps",
     "gaps_before_pause",
     "gaps_in",
+    "gaps_without_prompts",
     "longest_gaps",
     "stalls",
     "tokens_per_second",
 ]
+
+
+SAME_STEP = 0.05  # seconds between the arrivals of tokens that the server computed together
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,21 @@ def gaps_before_pause(all_gaps: list[Gap], slots: list[Slot]) -> list[float]:
     return sorted(gap.seconds for gap in all_gaps for slot in slots if slot.began < gap.ended <= slot.ready)
 
 
+def gaps_without_prompts(measured: Measured) -> list[Gap]:
+    """The gaps in which no new request began to answer: the server computes its prompt, which delays all others."""
+    began: dict[int, float] = {}
+    for request, _, at, _ in measured.arrivals:
+        began.setdefault(request, at)
+    firsts = sorted(began.values())
+    return [gap for gap in gaps(measured) if bisect(firsts, gap.began) == bisect(firsts, gap.ended + SAME_STEP)]
+
+
 def longest_gaps(measured: Measured, update: str) -> Iterator[Times]:
-    """The seconds of the longest gap of any client in each round: without an update, and with one."""
-    seen = gaps(measured)
+    """The seconds of the longest gap of any client in each round: without an update, and with one.
+
+    Gaps during the prompt of a new request do not count: with long prompts they are the longest, in any round.
+    """
+    seen = gaps_without_prompts(measured)
     for nothing, changed in zip(measured.of("nothing"), measured.of(update), strict=True):
         yield {"nothing": gaps_in(seen, [nothing])[-1], update: gaps_in(seen, [changed])[-1]}
 
