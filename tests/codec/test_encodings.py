@@ -1,15 +1,15 @@
-"""Blocks: the shortest encoding is used, and the tag identifies it."""
+"""Blocks: the encoding that should be shortest is used, and the tag identifies it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from support.encoded import encode_dense, encode_ulp
 from support.samples import BASES, CHANGES, LAYOUTS, Units, base, change
 from weightwire.codec.block_codec import encoding
 from weightwire.codec.encodings import decode_block, encode_block
-from weightwire.codec.plane_encodings import encode_dense, encode_full
-from weightwire.codec.ulp_encoding import encode_ulp
+from weightwire.codec.full_encoding import encode_full
 from weightwire.weights.dtypes import DTYPES, Dtype
 
 BF16 = DTYPES["BF16"]
@@ -60,17 +60,24 @@ def test_blocks_without_a_base_are_encoded_as_full() -> None:
 
 
 @pytest.mark.parametrize("how", CHANGES)
-def test_the_shortest_encoding_is_used(how: str) -> None:
+def test_no_other_encoding_is_much_shorter(how: str) -> None:
     old = base(BF16, 3000)
     new = change(old, BF16, how)
-    chosen = len(encode_block(old, new, BF16, 0))
-    tried = [len(encode_ulp(old, new, BF16, 0))]
-    if 8 * int((old != new).sum()) > 3000:
-        tried += [len(encode_dense(old, new, BF16)), len(encode_full(new, BF16))]
-    assert chosen == min(tried)
+    others = [encode_ulp(old, new, BF16, 0), encode_dense(old, new, BF16, 0), encode_full(new, BF16)]
+    assert len(encode_block(old, new, BF16, 0)) <= 1.02 * min(map(len, others)) + 32
 
 
-@pytest.mark.parametrize("tag", [0, 4, 8, 16, 12 | 1, 12 | 2, 12 | 3, 32 | 1, 0xFF, 2 | 16, 3 | 16])
+def test_a_block_that_hardly_compresses_is_full_if_that_is_shorter() -> None:
+    """Also if the sample saw few of its changes."""
+    old = base(BF16, 1 << 20)
+    new = base(BF16, 1 << 20, seed=9)
+    for i in range(128):
+        start = i * (len(old) - 1024) // 127
+        new[start : start + 1024] = old[start : start + 1024]
+    assert encoding(encode_block(old, new, BF16, 0)) == "full"
+
+
+@pytest.mark.parametrize("tag", [0, 4, 8, 16, 12 | 1, 12 | 2, 12 | 3, 32 | 1, 0xFF, 3 | 16])
 def test_unknown_tags_are_rejected(tag: int) -> None:
     with pytest.raises(ValueError, match="unknown encoding"):
         decode_block(memoryview(bytes([tag]) + bytes(30)), base(BF16, 10), 10, BF16, 0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from support.samples import LAYOUTS, base, special, units_of
-from weightwire.codec.exponent_classes import ZERO_CLASS, Bounds, choose_bounds, classes_of, order, unorder
+from weightwire.codec.exponent_classes import ZERO_CLASS, Bounds, choose_classes, classes_of, order, unorder
 from weightwire.weights.dtypes import DTYPES, Dtype
 
 BF16 = DTYPES["BF16"]
@@ -64,7 +64,7 @@ def test_classes_ignore_the_sign() -> None:
 
 def test_integers_have_one_class() -> None:
     units = base(DTYPES["I32"], 100, "bits")
-    bounds = choose_bounds(units, ~units, DTYPES["I32"])
+    bounds = choose_classes(units, ~units, DTYPES["I32"]).bounds
     assert bounds == ()
     assert (classes_of(units, DTYPES["I32"], bounds) == ZERO_CLASS).all()
 
@@ -74,7 +74,7 @@ def bounds_of(rates: dict[int, float], each: int = 4000, copies: int = 1) -> Bou
     old = np.tile(np.repeat(np.array(list(rates), np.uint16) << 7, each), copies)
     at = np.arange(len(old)) * 7919 % each
     changed = at < np.tile(np.repeat(np.array(list(rates.values())) * each, each), copies)
-    return choose_bounds(old, np.where(changed, old + np.uint16(1), old).astype(np.uint16), BF16)
+    return choose_classes(old, np.where(changed, old + np.uint16(1), old).astype(np.uint16), BF16).bounds
 
 
 def test_exponents_that_change_alike_share_a_class() -> None:
@@ -89,7 +89,7 @@ def test_exponents_that_change_at_different_rates_are_classes() -> None:
 def test_exponents_with_other_steps_are_classes() -> None:
     old = np.repeat(np.array([120, 118], np.uint16) << 7, 4000)
     steps = np.where(np.arange(8000) % 4, 0, np.where(np.arange(8000) < 4000, 1, 2)).astype(np.uint16)
-    assert choose_bounds(old, old + steps, BF16) == (119,)
+    assert choose_classes(old, old + steps, BF16).bounds == (119,)
 
 
 def test_there_are_at_most_15_classes() -> None:
@@ -119,4 +119,24 @@ def test_changes_outside_the_sample_count_if_they_are_few() -> None:
     old = np.repeat(np.array([120, 118], np.uint16) << 7, 150_000)
     new = old.copy()
     new[1030:2000] += 1  # between the first two stretches
-    assert choose_bounds(old, new, BF16) == (119,)
+    assert choose_classes(old, new, BF16).bounds == (119,)
+
+
+@pytest.mark.parametrize(("changed", "is_dense"), [(125, False), (126, True)])
+def test_a_block_of_which_more_than_an_eighth_changes_is_dense(changed: int, is_dense: bool) -> None:
+    old = base(BF16, 1000)
+    new = old.copy()
+    new[:changed] += np.uint16(1)
+    assert choose_classes(old, new, BF16).is_dense is is_dense
+
+
+def test_the_sample_tells_whether_a_large_block_is_dense() -> None:
+    """128 stretches of 1024 units are seen: here all units but these change."""
+    count = 1 << 20
+    old = base(BF16, count, "equal")
+    new = old + np.uint16(1)
+    assert choose_classes(old, new, BF16).is_dense
+    for i in range(128):
+        start = i * (count - 1024) // 127
+        new[start : start + 1024] = old[start : start + 1024]
+    assert not choose_classes(old, new, BF16).is_dense

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from support.crafted_files import parse_ulp
+from support.encoded import encode_ulp
 from support.samples import (
     BASES,
     CHANGES,
@@ -25,7 +26,6 @@ from support.samples import (
     words_of,
 )
 from weightwire.codec import _kernel, numpy_kernel
-from weightwire.codec.ulp_encoding import encode_ulp
 from weightwire.weights.dtypes import DTYPES, Dtype
 
 BF16 = DTYPES["BF16"]

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from support.crafted_files import Marks, Steps, Ulp, parse_ulp
+from support.encoded import encode_ulp
 from support.samples import LAYOUTS, Units, base, change
 from weightwire.codec import _kernel, numpy_kernel
-from weightwire.codec.ulp_encoding import decode_ulp, encode_ulp
+from weightwire.codec.ulp_encoding import decode_ulp
 from weightwire.weights.dtypes import DTYPES, Dtype
 
 BF16 = DTYPES["BF16"]

@@ -75,7 +75,14 @@ def test_every_way_to_encode_is_pinned() -> None:
                     found.add(f"{encoding(block)}{LANES[block[0] >> 2 & 3]}{' lines' * (block[0] >> 4)}")
     assert found >= {"delta", "anchor", "removed", "coo", "fresh", "rows", "empty", "stack", "single", *DTYPES}
     assert found >= {"ulp", "ulp four", "ulp sixteen", "ulp lines", "ulp four lines"}
-    assert found >= {"dense", "dense four", "full", "full four", "full sixteen"}
+    assert found >= {"dense", "dense four", "dense sixteen lines", "full", "full four", "full sixteen"}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("ulp")])
+def test_cases_are_encoded_as_their_names_say(name: str) -> None:
+    delta = golden(name)
+    blocks = [delta.block(stack, index) for stack in delta.stacks for index, size in enumerate(stack.blocks) if size]
+    assert {encoding(block) for block in blocks} == {"ulp"}
 
 
 # The script that makes them

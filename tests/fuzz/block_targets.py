@@ -14,13 +14,13 @@ from fuzz.blocks import HEAD, Block, block_in, input_of, repeated
 from fuzz.mutations import damage, lie
 from fuzz.target import ACCEPTED, Target, demand
 from fuzz.verdicts import decode_with, judge_block
+from support.encoded import encode_dense, encode_ulp
 from support.samples import CHANGES, LAYOUTS, change, unit_dtype, vector_widths, words
 from weightwire.codec import _kernel
 from weightwire.codec.block_frame import DENSE, FULL, ULP
 from weightwire.codec.block_layout import Layout
 from weightwire.codec.coo_encoding import decode_coo, encode_coo
-from weightwire.codec.plane_encodings import encode_dense, encode_full
-from weightwire.codec.ulp_encoding import encode_ulp
+from weightwire.codec.full_encoding import encode_full
 from weightwire.weights.dtypes import DTYPES, Dtype
 
 KINDS = {"ulp": ULP, "dense": DENSE, "full": FULL}
@@ -57,7 +57,7 @@ def encoded(block: Block, kind: int, how: str, seed: int) -> bytes:
     new = change(old, dtype, how, seed, block.line)
     if kind == ULP:
         return encode_ulp(old, new, dtype, block.line)
-    return encode_dense(old, new, dtype) if kind == DENSE else encode_full(new, dtype)
+    return encode_dense(old, new, dtype, block.line) if kind == DENSE else encode_full(new, dtype)
 
 
 def block_seeds(kind: int) -> Iterator[bytes]:

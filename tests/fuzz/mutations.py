@@ -8,15 +8,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 import weightwire
 from fuzz.blocks import Block, File, block_of
 from fuzz.verdicts import decode_with
 from support.crafted_files import (
+    Dense,
     Marks,
     PlainIndex,
     Planes,
     Steps,
     Ulp,
+    dense_tables,
+    parse_dense,
     parse_planes,
     parse_ulp,
     put_together,
@@ -26,8 +31,10 @@ from support.crafted_files import (
     with_index,
     with_stacks,
 )
+from support.samples import unit_dtype
 from weightwire import Delta
 from weightwire.codec import _kernel
+from weightwire.codec.block_frame import DENSE, ULP
 from weightwire.codec.frequency_tables import gap_table
 from weightwire.delta import EncodedStack, Entry
 from weightwire.delta.decoder import BlockJob
@@ -100,16 +107,21 @@ ACCIDENTS: list[Callable[[bytes, random.Random, bytes], bytes]] = [
 
 def lie(block: Block, rng: random.Random) -> bytes:
     """The block with one to three changed fields. Everything else is consistent."""
-    if block.data[0] & 3 == 1:
-        told: Ulp | Planes = parse_ulp(block.data, block.kind)
-        lies: list[Callable[[Any, random.Random], None]] = [lie_in_head, lie_in_marks, lie_in_marks, lie_in_steps]
+    lies: list[Callable[[Any, random.Random], None]]
+    told: Ulp | Dense | Planes
+    if block.data[0] & 3 == ULP:
+        told, lies = parse_ulp(block.data, block.kind), [lie_in_head, lie_in_marks, lie_in_marks, lie_in_steps]
+    elif block.data[0] & 3 == DENSE:
+        old = np.frombuffer(block.old or b"", unit_dtype(block.kind))
+        told, lies = parse_dense(block.data, old, block.kind, block.line), [lie_in_dense]
     else:
-        told = parse_planes(block.data, block.count, block.kind.unit)
-        lies = [lie_in_planes]
+        told, lies = parse_planes(block.data, block.count, block.kind.unit), [lie_in_planes]
     for _ in range(rng.choice((1, 1, 2, 3))):
         rng.choice(lies)(told, rng)
     if isinstance(told, Ulp) and rng.random() < 0.8:
         make_consistent(told, rng)
+    if isinstance(told, Dense) and rng.random() < 0.8:
+        make_dense_consistent(told, rng)
     try:
         return told.build()
     except (ValueError, OverflowError):  # it cannot be coded: some symbol has no share
@@ -185,14 +197,18 @@ def lie_in_steps(block: Ulp, rng: random.Random) -> None:
     elif what == 3:
         steps.claimed = nearby(rng, len(steps.symbols), rng.choice((64, 4000, 1 << 22, 1 << 32))) or 1
     elif what == 4:
-        levels = list(steps.levels)
-        levels[rng.randrange(len(levels))] = rng.choice((0, 1, 20, 39, 40, 41))
-        levels += [rng.choice((1, 40))] * rng.choice((0, 0, 1, 30, 100))
-        steps.levels = tuple(levels) if levels[-1] else (*levels, 40)
+        steps.levels = lying_levels(steps.levels, rng)
     else:
         steps.plus = rng.choice((-1, 0, 1, 77, 127, 128, 129, 255, 256))
         if rng.random() < 0.7:
             steps.symbols = [one_with_share(symbol, steps) for symbol in steps.symbols]
+
+
+def lying_levels(levels: tuple[int, ...], rng: random.Random) -> tuple[int, ...]:
+    changed = list(levels)
+    changed[rng.randrange(len(changed))] = rng.choice((0, 1, 20, 39, 40, 41))
+    changed += [rng.choice((1, 40))] * rng.choice((0, 0, 1, 30, 100))
+    return tuple(changed) if changed[-1] else (*changed, 40)
 
 
 def one_with_share(symbol: int, steps: Steps) -> int:
@@ -213,6 +229,42 @@ def make_consistent(block: Ulp, rng: random.Random) -> None:
     for one in [marks for marks, _ in block.classes] + ([block.lines] if block.lines else []):
         gaps = sum(symbol != len(one.table) - 1 for symbol in one.symbols)
         one.low = (one.low + [rng.getrandbits(max(1, one.raw)) for _ in range(gaps)])[:gaps]
+
+
+def lie_in_dense(block: Dense, rng: random.Random) -> None:
+    what = rng.randrange(9)
+    table = rng.choice(block.tables)
+    if what == 0:
+        most = (1 << block.exponent) - 1
+        block.bounds = sorted({rng.randrange(most + 1) for _ in range(rng.randrange(16))}, reverse=True)
+    elif what == 1:
+        block.present ^= {rng.randrange(16)}
+    elif what == 2:
+        block.tag ^= rng.choice((4, 8, 16))
+    elif what == 3:
+        block.tail = rng.choice((b"\0", b"\1", rng.randbytes(3), bytes(9)))
+    elif what == 4:
+        table.levels = lying_levels(table.levels, rng)
+    elif what == 5:
+        table.plus = rng.choice((-1, 0, 1, 77, 127, 128, 129, 255, 256))
+    elif what == 6 and block.symbols:
+        block.symbols[rng.randrange(len(block.symbols))] = rng.randrange(2 * len(table.levels))
+    elif what == 7:
+        block.symbols = block.symbols[:-1] if rng.random() < 0.5 else [*block.symbols, 0]
+        block.classes = (block.classes + block.classes[-1:])[: len(block.symbols)]
+    elif block.lines:
+        block.lines.claimed = nearby(rng, len(block.lines.symbols), rng.choice((64, 1 << 22, 1 << 32)))
+
+
+def make_dense_consistent(block: Dense, rng: random.Random) -> None:
+    """Only symbols that the tables have, and the raw bits of every step."""
+    tables, which = dense_tables(block.present, block.tables, block.classes)
+    for i, (symbol, at) in enumerate(zip(block.symbols, which.tolist(), strict=True)):
+        usable = [one for one, share in enumerate(tables[at]) if share]
+        block.symbols[i] = symbol if symbol in usable else rng.choice(usable)
+    widths = [width for symbol in block.symbols if symbol and (width := raw_bits((symbol - 1) >> 1))]
+    if [width for _, width in block.low] != widths:
+        block.low = [(rng.getrandbits(width), width) for width in widths]
 
 
 def lie_in_planes(block: Planes, rng: random.Random) -> None:
@@ -324,7 +376,7 @@ def lie_in_members(entries: tuple[Entry, ...], others: tuple[Entry, ...], rng: r
     a, b = entry.digest or (0, 0)
     name = rng.choice((others[other].name, "", "new", "\0\x1b[2J", "x" * 300))
     choices: list[list[Entry]] = [
-        [*members[:at], *members[at + 1 :]],
+        [*members[:at], *members[at + 1 :]] or members,
         [*members, replace(entry, name=name)],
         [*members, entry],
         members[::-1],

@@ -69,6 +69,24 @@ def all_steps() -> Case:
     return old, new, diff
 
 
+def sparse(case: Case, every: int) -> Case:
+    """A case in which only every so-many'th unit changes, so that its blocks are `ulp`."""
+    old, new, how = case
+    kept: Weights = {}
+    for name, (dtype, shape, data) in old.items():
+        was, now = (np.frombuffer(bytes(one), f"<u{DTYPES[dtype].unit}") for one in (data, new[name][2]))
+        kept[name] = (dtype, shape, bytearray(np.where(np.arange(len(was)) % every, was, now).tobytes()))
+    return old, kept, how
+
+
+def complement() -> Case:
+    """Most members of one class change, and none of another."""
+    old = np.repeat(np.array([125, 115], "<u2") << np.uint16(7), [20_000, 2000])
+    moved = change(old, BF16, "most")
+    moved[:20_000] = old[:20_000]
+    return one(BF16, old.shape, old), one(BF16, old.shape, moved), diff
+
+
 def special_numbers() -> Case:
     """From every special number to every other."""
     old, new = {}, {}
@@ -89,12 +107,17 @@ def outliers() -> Case:
 
 
 def dense() -> Case:
-    """Every weight of a norm moves a little: F32 by thousands of steps, BF16 by a few."""
-    f32, bf16 = base(F32, 3000), base(BF16, 3000)
-    old = {**one(F32, (3000,), f32), "y": ("BF16", (3000,), bytearray(bf16.tobytes()))}
+    """Every weight of a norm moves a little: F32 by thousands of steps, BF16 by a few. So do every other row's."""
+    f32, bf16, rows = base(F32, 3000), base(BF16, 5000), base(BF16, 600 * 128)
+    old = {**one(F32, (3000,), f32), "y": ("BF16", (5000,), bytearray(bf16.tobytes()))}
+    old["rows"] = ("BF16", (600, 128), bytearray(rows.tobytes()))
     moved = f32 + units_of(below(3, 3000, 5000).astype(np.uint64), F32)
-    stepped = bf16 + units_of(below(4, 3000, 7).astype(np.uint64), BF16) - np.uint16(3)
-    return old, {**one(F32, (3000,), moved), "y": ("BF16", (3000,), bytearray(stepped.tobytes()))}, diff
+    stepped = bf16 + units_of(below(4, 5000, 7).astype(np.uint64), BF16) - np.uint16(3)
+    new = {**one(F32, (3000,), moved), "y": ("BF16", (5000,), bytearray(stepped.tobytes()))}
+    steps = units_of(below(5, len(rows), 40).astype(np.uint64), BF16)
+    steps[np.arange(len(rows)) // 128 % 2 == 1] = 0
+    new["rows"] = ("BF16", (600, 128), bytearray((rows + steps).tobytes()))
+    return old, new, diff
 
 
 def full() -> Case:
@@ -197,14 +220,15 @@ CASES: dict[str, Callable[[], Case]] = {
     "special": special_numbers,
     "stacks": stacks,
     "steps": all_steps,
-    "ulp-complement": lambda: changed(BF16, (3000,), "equal", "most"),
+    "ulp-complement": complement,
     "ulp-down": lambda: changed(BF16, (9000,), "weights", "down"),
     "ulp-four-lanes": lambda: changed(BF16, (80_000,), "weights", "likely"),
     "ulp-sixteen-lanes": lambda: changed(BF16, (600_000,), "weights", "likely"),
     "ulp-lines": lambda: changed(BF16, (60, 128), "weights", "rows", 128),
     "ulp-lines-four-lanes": lambda: changed(BF16, (2000, 128), "weights", "rows", 128),
-    "ulp-mostly-up": lambda: changed(BF16, (5000,), "weights", "mostly-up"),
+    "ulp-mostly-up": lambda: sparse(changed(BF16, (20_000,), "weights", "mostly-up"), 5),
     "ulp-one": lambda: changed(BF16, (1000,), "weights", "one"),
+    "ulp-half": lambda: sparse(every_dtype("half"), 5),
     "ulp-one-lane": lambda: changed(BF16, (4000,), "weights", "likely"),
 }
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from weightwire import Delta
 from weightwire.codec import rans
 from weightwire.codec.bit_stream import BitReader, BitWriter, read_uvarint, unzigzag, uvarint, zigzag
-from weightwire.codec.frequency_tables import Shares, gap_table, read_levels, shares, split, write_levels
+from weightwire.codec.exponent_classes import Units, classes_of
+from weightwire.codec.frequency_tables import SCALE, Shares, gap_table, read_levels, shares, split, write_levels
 from weightwire.delta import EncodedStack
 from weightwire.delta.decoder import BlockJob
 from weightwire.delta.encoded_stack import HASH_SIZE
@@ -72,15 +74,43 @@ class Steps:
     same: bool = False  # the table of the class before, which must be equal
 
     def write_table(self, bits: BitWriter) -> None:
-        write_levels(bits, self.levels)
-        bits.number({BALANCED: 0, 256: 1, -1: 2}.get(self.plus, 3), 2)
-        if self.plus not in (BALANCED, 256, -1):
-            bits.number(self.plus, 8)
+        write_step_table(bits, self.levels, self.plus)
 
     @property
     def table(self) -> Shares:
         plus = max(0, self.plus)
         return split(shares(self.levels, 1 if plus in (0, 256) else 2), plus)
+
+
+def write_step_table(bits: BitWriter, levels: tuple[int, ...], plus: int) -> None:
+    write_levels(bits, levels)
+    bits.number({BALANCED: 0, 256: 1, -1: 2}.get(plus, 3), 2)
+    if plus not in (BALANCED, 256, -1):
+        bits.number(plus, 8)
+
+
+def read_step_table(bits: BitReader, most: int) -> tuple[tuple[int, ...], int]:
+    levels = read_levels(bits, most)
+    mode = bits.number(2)
+    return levels, bits.number(8) if mode == 3 else (BALANCED, 256, -1)[mode]
+
+
+def write_classes(bits: BitWriter, exponent: int, bounds: Sequence[int], present: set[int]) -> None:
+    bits.number(len(bounds), 4)
+    for i, bound in enumerate(bounds):
+        if i == 0:
+            bits.number(bound, exponent)
+        else:
+            bits.golomb(max(0, bounds[i - 1] - bound - 1), 0)
+    for c in (*range(len(bounds) + 1), 15):
+        bits.number(c in present, 1)
+
+
+def read_classes(bits: BitReader, exponent: int) -> tuple[list[int], set[int]]:
+    bounds: list[int] = []
+    for _ in range(bits.number(4)):
+        bounds.append(bounds[-1] - bits.golomb(0) - 1 if bounds else bits.number(exponent))
+    return bounds, {c for c in (*range(len(bounds) + 1), 15) if bits.number(1)}
 
 
 @dataclass
@@ -98,14 +128,7 @@ class Ulp:
 
     def build(self) -> bytes:
         bits = BitWriter()
-        bits.number(len(self.bounds), 4)
-        for i, bound in enumerate(self.bounds):
-            if i == 0:
-                bits.number(bound, self.exponent)
-            else:
-                bits.golomb(max(0, self.bounds[i - 1] - bound - 1), 0)
-        for c in (*range(len(self.bounds) + 1), 15):
-            bits.number(c in self.present, 1)
+        write_classes(bits, self.exponent, self.bounds, self.present)
         if self.lines:
             self.lines.write_head(bits, 0)
         expected = 20
@@ -128,14 +151,76 @@ class Ulp:
         for _, steps in self.classes:
             for value, width in steps.low:
                 bits.number(value, width)
-        sections = [(marks.symbols, marks.table) for marks in every]
-        sections += [(steps.symbols, steps.table) for _, steps in self.classes]
+        sections = [section(marks.symbols, marks.table) for marks in every]
+        sections += [section(steps.symbols, steps.table) for _, steps in self.classes]
         return frame(self.tag, sections, self.words) + bits.to_bytes() + self.tail
 
 
 @dataclass
+class DenseTable:
+    """The table of a class of a `dense` block. The first level is that of unchanged units."""
+
+    levels: tuple[int, ...]
+    plus: int
+    same: bool = False  # the table of the class before, which must be equal
+
+    @property
+    def shares(self) -> Shares:
+        plus = max(0, self.plus)
+        slots = shares(self.levels, 1 if plus in (0, 256) else 2)
+        return (slots[0], *split(slots[1:], plus))
+
+
+@dataclass
+class Dense:
+    """A `dense` block. In a valid one, `tables` has one table for each of `present`, in their order."""
+
+    tag: int
+    exponent: int  # bits
+    bounds: list[int]
+    present: set[int]
+    lines: Marks | None
+    tables: list[DenseTable]
+    classes: list[int]  # of the units of active lines
+    symbols: list[int]  # of these units
+    low: list[tuple[int, int]]  # value, width
+    tail: bytes = b""
+    words: int | None = None
+
+    def build(self) -> bytes:
+        bits = BitWriter()
+        write_classes(bits, self.exponent, self.bounds, self.present)
+        if self.lines:
+            self.lines.write_head(bits, 0)
+        for i, table in enumerate(self.tables):
+            before = self.tables[i - 1]
+            same = table.same and (before.levels, before.plus) == (table.levels, table.plus)
+            if i:
+                bits.number(same, 1)
+            if not i or not same:
+                write_step_table(bits, table.levels, table.plus)
+        if self.lines:
+            self.lines.write_raw(bits)
+        for value, width in self.low:
+            bits.number(value, width)
+        tables, which = dense_tables(self.present, self.tables, self.classes)
+        sections = [section(self.lines.symbols, self.lines.table)] if self.lines else []
+        sections.append(rans.Section(np.array(self.symbols, np.uint8), tables, which[: len(self.symbols)]))
+        return frame(self.tag, sections, self.words) + bits.to_bytes() + self.tail
+
+
+def dense_tables(
+    present: set[int], tables: Sequence[DenseTable], classes: Sequence[int]
+) -> tuple[list[Shares], npt.NDArray[np.uint8]]:
+    """All tables, and which of them each unit has. The last is that of classes without a change."""
+    number = {c: i for i, c in enumerate(sorted(present)) if i < len(tables)}
+    which = np.array([number.get(c, len(tables)) for c in classes], np.uint8)
+    return [*(table.shares for table in tables), (SCALE,)], which
+
+
+@dataclass
 class Planes:
-    """A `dense` or `full` block: for each plane its bytes and, if it is coded, its levels."""
+    """A `full` block: for each plane its bytes and, if it is coded, its levels."""
 
     tag: int
     raw_planes: int
@@ -152,17 +237,21 @@ class Planes:
                 raw += plane
             else:
                 write_levels(bits, levels)
-                sections.append((list(plane), shares(levels, 1)))
+                sections.append(section(list(plane), shares(levels, 1)))
         return frame(self.tag, sections, self.words) + bytes([self.raw_planes]) + raw + bits.to_bytes() + self.tail
 
 
-def frame(tag: int, sections: list[tuple[list[int], Shares]], claimed: int | None = None) -> bytes:
+def section(symbols: list[int], table: Shares) -> rans.Section:
+    return rans.Section.of(np.array(symbols, np.uint8), table)
+
+
+def frame(tag: int, sections: list[rans.Section], claimed: int | None = None) -> bytes:
     """The start of a block. Raises ValueError if a table has no slot for a symbol."""
-    for symbols, table in sections:
-        if any(symbol >= len(table) or not table[symbol] for symbol in symbols):
-            raise ValueError("a symbol has no share")
-    coded = [(np.array(symbols, np.uint8), table) for symbols, table in sections]
-    states, words = rans.encode(coded, LANES[tag >> 2 & 3])
+    for one in sections:
+        for symbol, which in zip(one.symbols.tolist(), one.which.tolist(), strict=True):
+            if symbol >= len(one.tables[which]) or not one.tables[which][symbol]:
+                raise ValueError("a symbol has no share")
+    states, words = rans.encode(sections, LANES[tag >> 2 & 3])
     count = uvarint(len(words) if claimed is None else claimed)
     return bytes([tag]) + count + np.array(states, "<u4").tobytes() + np.array(words, "<u2").tobytes()
 
@@ -187,10 +276,7 @@ def parse_ulp(data: bytes, dtype: Dtype) -> Ulp:
     """Parses a well-formed block."""
     decoder, rest = _open(data)
     bits = BitReader(rest)
-    bounds: list[int] = []
-    for _ in range(bits.number(4)):
-        bounds.append(bounds[-1] - bits.golomb(0) - 1 if bounds else bits.number(dtype.exponent))
-    present = {c for c in (*range(len(bounds) + 1), 15) if bits.number(1)}
+    bounds, present = read_classes(bits, dtype.exponent)
     heads = [_head(bits, 0)] if data[0] & 16 else []
     counts = []
     expected = 20
@@ -203,21 +289,20 @@ def parse_ulp(data: bytes, dtype: Dtype) -> Ulp:
         if tables and bits.number(1):
             tables.append(replace(tables[-1], symbols=[], low=[], same=True))
             continue
-        levels = read_levels(bits, TOKENS[dtype.unit])
-        mode = bits.number(2)
-        tables.append(Steps([], [], levels, bits.number(8) if mode == 3 else (BALANCED, 256, -1)[mode]))
-    marks = []
-    for complement, symbols, j in heads:
-        raw, go_on, table = gap_table(j)
-        found = decoder.section(symbols, table).tolist()
-        low = [bits.number(raw) for symbol in found if symbol != go_on]
-        marks.append(Marks(complement, j, found, low))
+        tables.append(Steps([], [], *read_step_table(bits, TOKENS[dtype.unit])))
+    marks = [_marks(decoder, bits, *head) for head in heads]
     lines = marks.pop(0) if data[0] & 16 else None
     steps = [
         _steps(decoder, bits, table, count if one.complement else len(one.low))
         for one, count, table in zip(marks, counts, tables, strict=True)
     ]
     return Ulp(data[0], dtype.exponent, bounds, present, lines, list(zip(marks, steps, strict=True)))
+
+
+def _marks(decoder: rans.Decoder, bits: BitReader, complement: bool, symbols: int, j: int) -> Marks:
+    raw, go_on, table = gap_table(j)
+    found = decoder.section(symbols, table).tolist()
+    return Marks(complement, j, found, [bits.number(raw) for symbol in found if symbol != go_on])
 
 
 def _steps(decoder: rans.Decoder, bits: BitReader, steps: Steps, count: int) -> Steps:
@@ -231,6 +316,43 @@ def _steps(decoder: rans.Decoder, bits: BitReader, steps: Steps, count: int) -> 
 def raw_bits(token: int) -> int:
     """The number of raw bits of a step token."""
     return 0 if token < 15 else (token - 15) // 4 + 2 if token < 63 else token - 47
+
+
+def parse_dense(data: bytes, old: Units, dtype: Dtype, line: int) -> Dense:
+    """Parses a well-formed block."""
+    decoder, rest = _open(data)
+    bits = BitReader(rest)
+    bounds, present = read_classes(bits, dtype.exponent)
+    head = _head(bits, 0) if data[0] & 16 else None
+    tables: list[DenseTable] = []
+    for _ in present:
+        same = bool(tables) and bool(bits.number(1))
+        tables.append(
+            replace(tables[-1], same=True) if same else DenseTable(*read_step_table(bits, 1 + TOKENS[dtype.unit]))
+        )
+    lines = _marks(decoder, bits, *head) if head else None
+    if lines:
+        old = old.reshape(-1, line)[_listed(lines, len(old) // line)].ravel()
+    classes = classes_of(old, dtype, tuple(bounds)).tolist()
+    symbols = decoder.mixed(*dense_tables(present, tables, classes)).tolist()
+    widths = [raw_bits((symbol - 1) >> 1) for symbol in symbols if symbol]
+    low = [(bits.number(width), width) for width in widths if width]
+    return Dense(data[0], dtype.exponent, bounds, present, lines, tables, classes, symbols, low)
+
+
+def _listed(marks: Marks, members: int) -> npt.NDArray[np.bool_]:
+    """Which members are marked."""
+    go_on = len(marks.table) - 1
+    ranks, rank, quotient, low = [], -1, 0, iter(marks.low)
+    for symbol in marks.symbols:
+        quotient += symbol
+        if symbol != go_on:
+            rank += (quotient << marks.raw) + next(low) + 1
+            ranks.append(rank)
+            quotient = 0
+    found = np.full(members, marks.complement)
+    found[ranks] = not marks.complement
+    return found
 
 
 def parse_planes(data: bytes, count: int, unit: int) -> Planes:

@@ -26,7 +26,7 @@ from weightwire.codec.block_codec import (
 )
 from weightwire.codec.block_layout import BLOCK, Layout
 from weightwire.codec.coo_encoding import BlockChanges, decode_coo, encode_coo, read_coo
-from weightwire.codec.plane_encodings import BYTES_PER_BYTE
+from weightwire.codec.full_encoding import BYTES_PER_BYTE
 
 __all__ = [
     "BLOCK",

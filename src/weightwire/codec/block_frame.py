@@ -5,24 +5,23 @@ Part of the executable specification (docs/FORMAT.md, "Entropy coder").
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from weightwire.codec import rans
 from weightwire.codec.bit_stream import read_uvarint, uvarint
-from weightwire.codec.frequency_tables import Shares
 
-__all__ = ["DENSE", "FULL", "LANES", "LINES", "ULP", "Sections", "entropy_coded", "read_entropy_coded"]
+__all__ = ["DENSE", "FULL", "LANES", "LINES", "ULP", "entropy_coded", "read_entropy_coded"]
 
 ULP, DENSE, FULL = 1, 2, 3
 LANES = (1, 4, 16)  # bits 2 and 3 of a block's first byte are an index of these
 LINES = 16  # a flag beside them
 
-Sections = list[tuple[rans.Symbols, Shares]]
 
-
-def entropy_coded(head: int, sections: Sections) -> bytes:
+def entropy_coded(head: int, sections: Sequence[rans.Section]) -> bytes:
     """The tag, the word count, the states and the words."""
-    lanes = rans.lanes_for(sum(len(symbols) for symbols, _ in sections))
+    lanes = rans.lanes_for(sum(len(section.symbols) for section in sections))
     states, words = rans.encode(sections, lanes)
     coded = np.array(states, "<u4").tobytes() + np.array(words, "<u2").tobytes()
     return bytes([head | LANES.index(lanes) << 2]) + uvarint(len(words)) + coded

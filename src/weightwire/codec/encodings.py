@@ -6,9 +6,10 @@ malformed block raises ValueError; the caller adds the file and the tensor.
 
 from __future__ import annotations
 
-from weightwire.codec.block_frame import DENSE, FULL, LANES, ULP
-from weightwire.codec.exponent_classes import Units
-from weightwire.codec.plane_encodings import decode_dense, decode_full, encode_dense, encode_full
+from weightwire.codec.block_frame import DENSE, FULL, LANES
+from weightwire.codec.dense_encoding import decode_dense, encode_dense
+from weightwire.codec.exponent_classes import Units, choose_classes
+from weightwire.codec.full_encoding import decode_full, encode_full
 from weightwire.codec.ulp_encoding import Positions, decode_ulp, encode_ulp
 from weightwire.weights import Dtype
 
@@ -16,19 +17,20 @@ __all__ = ["decode_block", "encode_block"]
 
 
 def encode_block(old: Units | None, new: Units, dtype: Dtype, line: int) -> bytes:
-    """The shortest encoding of a block, empty if nothing changed.
+    """The encoding of a block that should be shortest, empty if nothing changed.
 
     `line` is the length of a line, or 0 if the block is not made of whole lines.
     """
     if old is None:
         return encode_full(new, dtype)
-    changed = int((old != new).sum())
-    if changed == 0:
+    if (old == new).all():
         return b""
-    candidates = [encode_ulp(old, new, dtype, line)]
-    if 8 * changed > len(new):
-        candidates += [encode_dense(old, new, dtype), encode_full(new, dtype)]
-    return min(candidates, key=len)
+    choice = choose_classes(old, new, dtype)
+    encode = encode_dense if choice.is_dense else encode_ulp
+    steps = encode(old, new, dtype, line, choice.bounds)
+    if 8 * len(steps) <= 5 * new.nbytes:
+        return steps
+    return min(steps, encode_full(new, dtype), key=len)
 
 
 def decode_block(
@@ -36,12 +38,12 @@ def decode_block(
 ) -> tuple[Positions | None, Units]:
     """The changed positions (None: all units) and the new units. Writes nothing."""
     kind = data[0] & 3
-    if kind == 0 or (data[0] >> 2 & 3) >= len(LANES) or data[0] >> 4 > (kind == ULP):
+    if kind == 0 or (data[0] >> 2 & 3) >= len(LANES) or data[0] >> 4 > (kind != FULL):
         raise ValueError("it has an unknown encoding")
     if kind == FULL:
         return None, decode_full(data, length, dtype)
     if old is None:
         raise ValueError("it needs a base")
     if kind == DENSE:
-        return None, decode_dense(data, old, dtype)
+        return None, decode_dense(data, old, dtype, line)
     return decode_ulp(data, old, dtype, line)

@@ -8,15 +8,29 @@ likely a weight is to change and by how much.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from weightwire.codec.bit_stream import BitReader, BitWriter
 from weightwire.codec.frequency_tables import entropy_of
 from weightwire.weights import Dtype
 
-__all__ = ["CLASSES", "ZERO_CLASS", "Bounds", "choose_bounds", "classes_of", "order", "step_tokens", "unorder"]
+__all__ = [
+    "CLASSES",
+    "ZERO_CLASS",
+    "Bounds",
+    "Choice",
+    "Units",
+    "choose_classes",
+    "classes_of",
+    "order",
+    "read_classes",
+    "unorder",
+    "write_classes",
+]
 
 Units = npt.NDArray[np.unsignedinteger]
 Bounds = tuple[int, ...]  # strictly descending exponents: a unit's class is the number of bounds above its exponent
@@ -29,6 +43,7 @@ _STRETCHES = 128
 _ENOUGH = 256
 _HEAD = 24  # bits that a class costs
 _NOISE = 4  # bits by which a sample flatters a class
+_MANY = 8  # a block is dense if more than one of so many units changes
 _KINDS = 32  # of steps: magnitudes up to 16, and both signs
 
 
@@ -45,7 +60,7 @@ def classes_of(units: Units, dtype: Dtype, bounds: Bounds) -> npt.NDArray[np.uin
     return np.where(exponents == 0, ZERO_CLASS, above).astype(np.uint8)
 
 
-def step_tokens(old: Units, new: Units, dtype: Dtype) -> npt.NDArray[np.int64]:
+def _step_kinds(old: Units, new: Units, dtype: Dtype) -> npt.NDArray[np.int64]:
     """The kind of each step: magnitudes of 16 and more are one kind."""
     steps = (order(new, dtype) - order(old, dtype)).view(old.dtype.str.replace("u", "i")).astype(np.int64)
     magnitudes = np.where(steps < 0, -steps, steps).view(np.uint64)
@@ -67,12 +82,20 @@ class _Counts:
     def add(self, old: Units, new: Units, dtype: Dtype) -> None:
         self.units += np.bincount(_exponents(old, dtype), minlength=len(self.units))
         changed = old != new
-        where = _exponents(old[changed], dtype), step_tokens(old[changed], new[changed], dtype)
+        where = _exponents(old[changed], dtype), _step_kinds(old[changed], new[changed], dtype)
         np.add.at(self.steps, where, 1)
 
 
-def choose_bounds(old: Units, new: Units, dtype: Dtype) -> Bounds:
-    """The classes for a block, from a sample: exponents that change alike share a class.
+@dataclass(frozen=True)
+class Choice:
+    """How to encode a block, from a sample: its classes, and whether many of its units change."""
+
+    bounds: Bounds
+    is_dense: bool
+
+
+def choose_classes(old: Units, new: Units, dtype: Dtype) -> Choice:
+    """Exponents that change alike share a class.
 
     If the sample has few changes, all changes of the block count, and the sample only tells how many units there are.
     """
@@ -84,15 +107,15 @@ def choose_bounds(old: Units, new: Units, dtype: Dtype) -> Bounds:
         for i in range(_STRETCHES):
             start = i * (length - _STRETCH) // (_STRETCHES - 1)
             counts.add(old[start : start + _STRETCH], new[start : start + _STRETCH], dtype)
-    penalty = _HEAD << 24
-    if seen < length and counts.steps.sum() < _ENOUGH:
+    penalty, changed = _HEAD << 24, int(counts.steps.sum())
+    if seen < length and changed < _ENOUGH:
         everything = _Counts.of(1 << dtype.exponent)
         everything.add(old, new, dtype)
         counts.steps = everything.steps
         counts.units = np.maximum(counts.units * length // seen, counts.steps.sum(axis=1))
     elif seen < length:
         penalty = (penalty * seen // length) + (_NOISE << 24)
-    return _merge(counts, penalty)
+    return Choice(_merge(counts, penalty), _MANY * changed > seen)
 
 
 @dataclass
@@ -129,6 +152,33 @@ def _merge(counts: _Counts, penalty: int) -> Bounds:
             merged[i] = both(groups[i], groups[i + 1])
             losses[i] = merged[i].cost - groups[i].cost - groups[i + 1].cost
     return tuple(group.high + 1 for group in groups[1:])
+
+
+def write_classes(bits: BitWriter, bounds: Bounds, present: Sequence[int], dtype: Dtype) -> None:
+    """The bounds, and which classes have a change."""
+    bits.number(len(bounds), 4)
+    for i, bound in enumerate(bounds):
+        if i == 0:
+            bits.number(bound, dtype.exponent)
+        else:
+            bits.golomb(bounds[i - 1] - bound - 1, 0)
+    for c in (*range(len(bounds) + 1), ZERO_CLASS):
+        bits.number(c in present, 1)
+
+
+def read_classes(bits: BitReader, dtype: Dtype) -> tuple[Bounds, list[int]]:
+    count = bits.number(4)
+    if count > (CLASSES - 2 if dtype.exponent else 0):
+        raise ValueError("it has too many classes")
+    bounds: list[int] = []
+    for _ in range(count):
+        bounds.append(bounds[-1] - bits.golomb(0) - 1 if bounds else bits.number(dtype.exponent))
+        if bounds[-1] < 1:
+            raise ValueError("a class is out of range")
+    present = [c for c in (*range(count + 1), ZERO_CLASS) if bits.number(1)]
+    if not present:
+        raise ValueError("it changes nothing")
+    return tuple(bounds), present
 
 
 def order(units: Units, dtype: Dtype) -> Units:

@@ -93,6 +93,21 @@ static inline unsigned golomb_bits(uint64_t value, unsigned order) {
     return 2 * width - order + 1;
 }
 
+/* Appends the first `count` bits of `data`. */
+static void bits_append(BitWriter *w, const uint8_t *data, uint64_t count) {
+    uint64_t at = 0;
+    if (!bytes_reserve(&w->bytes, count / 8 + 16)) return;
+    for (; at + 32 <= count; at += 32) {
+        uint32_t value;
+        memcpy(&value, data + at / 8, 4);
+        w->held |= (uint64_t)value << w->count;
+        memcpy(w->bytes.data + w->bytes.size, &w->held, 4);
+        w->bytes.size += 4;
+        w->held >>= 32;
+    }
+    for (; at < count; at += 8) bits_number(w, data[at / 8], count - at < 8 ? (unsigned)(count - at) : 8);
+}
+
 /* Drops everything that was written since `before`. */
 static void bits_go_back(BitWriter *w, const BitWriter *before) {
     w->bytes.size = before->bytes.size;

@@ -1,10 +1,11 @@
-/* Chooses the classes of a block: choose_bounds of ../exponent_classes.py. */
+/* Chooses the classes of a block: choose_classes of ../exponent_classes.py. */
 #ifndef WW_CLASS_CHOICE_H
 #define WW_CLASS_CHOICE_H
 
 #include "hot.h"
 
 enum { STRETCH = 1024, STRETCHES = 128, ENOUGH = 256 };
+enum { MANY = 8 }; /* a block is dense if more than one of so many units changes */
 
 #define HEAD_COST (UINT64_C(24) << 24)  /* of a class */
 #define NOISE_COST (UINT64_C(4) << 24) /* by which a sample flatters a class */
@@ -104,8 +105,9 @@ static int merge_exponents(Classing *k, const Counts *found, uint64_t penalty) {
     return 1;
 }
 
-/* Chooses the classes of a block from a sample. Returns 0 if memory runs out. */
-static int choose_classes(const Pieces *old, const Pieces *new, size_t count, Classing *k, ClassTable *table) {
+/* Chooses the classes of a block from a sample, and tells if many units change. Returns 0 if memory runs out. */
+static int choose_classes(
+    const Pieces *old, const Pieces *new, size_t count, Classing *k, ClassTable *table, int *dense) {
     size_t seen = count < STRETCH * STRETCHES ? count : STRETCH * STRETCHES, rows = (size_t)1 << k->exponent;
     Counts *found = scratch_new(sizeof *found);
     if (!found) return 0;
@@ -117,6 +119,7 @@ static int choose_classes(const Pieces *old, const Pieces *new, size_t count, Cl
     uint64_t changed = 0, penalty = HEAD_COST;
     for (size_t e = 0; e < rows; e++)
         for (unsigned i = 0; i < STEP_KINDS; i++) changed += found->steps[e][i];
+    *dense = MANY * changed > seen;
     if (seen < count && changed < ENOUGH) {
         memset(found->steps, 0, rows * sizeof *found->steps);
         count_stretch(old, new, 0, count, k, found, 0);

@@ -2,7 +2,8 @@
 #ifndef WW_DECODING_H
 #define WW_DECODING_H
 
-#include "plane_encodings.h"
+#include "dense_encoding.h"
+#include "full_encoding.h"
 #include "swap.h"
 #include "ulp_encoding.h"
 
@@ -14,9 +15,8 @@ static const char *decode_start(
     const uint8_t *data, size_t size, const Pieces *old, size_t count, size_t line, Classing *k, Reading *g,
     size_t *changes) {
     unsigned kind = data[0] & 3;
-    if (data[0] >> 4 > (kind == ULP) || !kind || (data[0] >> 2 & 3) == 3) return "it has an unknown encoding";
+    if (data[0] >> 4 > (kind != FULL) || !kind || (data[0] >> 2 & 3) == 3) return "it has an unknown encoding";
     if (kind != FULL && !old) return "it needs a base";
-    if (kind != ULP && size < planes_least(count, k->unit)) return "it is too short for what it claims to hold";
     const char *why = kind == ULP ? read_ulp(data, size, count, line, k, g) : NULL;
     *changes = kind == ULP ? g->steps : count;
     return why;
@@ -27,7 +27,8 @@ static const char *decode_finish(
     const uint8_t *data, size_t size, const Pieces *old, size_t count, size_t line, Classing *k, Reading *g,
     Landed *landed) {
     if (is_ulp(data)) return land_marks(g, old, count, line, k, landed);
-    const char *why = decode_planes(data, size, (data[0] & 3) == DENSE ? old : NULL, count, k, landed->value);
+    const char *why = (data[0] & 3) == DENSE ? decode_dense(data, size, old, count, line, k, landed->value)
+                                             : decode_full(data, size, count, k, landed->value);
     if (!why && landed->target)
         swap_block(landed->target, NULL, landed->value, count, k->unit, landed->where, landed->digests);
     return why;

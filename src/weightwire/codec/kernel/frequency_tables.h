@@ -4,7 +4,7 @@
 
 #include "bit_stream.h"
 
-enum { SCALE_BITS = 12, SCALE = 1 << SCALE_BITS, GAP_TABLES = 13, TOP_LEVEL = 40, SYMBOLS = 256, BALANCED = 128 };
+enum { SCALE_BITS = 12, SCALE = 1 << SCALE_BITS, GAP_TABLES = 13, TOP_LEVEL = 40, SYMBOLS = 256 };
 
 static const uint32_t GO_ON[GAP_TABLES] = {
     2147483648u, 2397865488u, 2630870735u, 2844240754u, 3037000500u, 3209167158u, 3361473452u,
@@ -87,26 +87,6 @@ static void shares(const Levels *levels, unsigned least, Table *t) {
     }
 }
 
-/* Shares of signed symbols from those of magnitudes: a step table. */
-static void step_table(const Levels *levels, unsigned plus, Table *t) {
-    int one_sign = plus == 0 || plus == 256;
-    Table magnitudes;
-    shares(levels, one_sign ? 1 : 2, &magnitudes);
-    t->symbols = 2 * magnitudes.symbols;
-    for (unsigned s = 0; s < magnitudes.symbols; s++) {
-        unsigned share = magnitudes.share[s], above;
-        if (one_sign || !share) {
-            above = plus ? share : 0;
-        } else {
-            above = share * plus >> 8;
-            if (above < 1) above = 1;
-            if (above > share - 1) above = share - 1;
-        }
-        t->share[2 * s] = (uint16_t)above;
-        t->share[2 * s + 1] = (uint16_t)(share - above);
-    }
-}
-
 static void write_levels(BitWriter *w, const Levels *levels) {
     int64_t previous = TOP_LEVEL;
     bits_golomb(w, levels->count - 1, 2);
@@ -160,31 +140,6 @@ static const char *read_levels(BitReader *r, unsigned most, Levels *out) {
     }
     out->count = (unsigned)count;
     return level == 0 || !has_top ? "a table is not in its canonical form" : NULL;
-}
-
-static unsigned bias(uint64_t positive, uint64_t total) {
-    if (positive == 0) return 0;
-    if (positive == total) return 256;
-    int64_t lean = 2 * (int64_t)positive - (int64_t)total;
-    if ((uint64_t)(lean * lean) <= 11 * total) return BALANCED;
-    uint64_t plus = (512 * positive + total) / (2 * total);
-    return plus < 1 ? 1 : plus > 255 ? 255 : (unsigned)plus;
-}
-
-static void write_bias(BitWriter *w, unsigned plus) {
-    bits_number(w, plus == BALANCED ? 0 : plus == 256 ? 1 : plus == 0 ? 2 : 3, 2);
-    if (plus != BALANCED && plus != 256 && plus != 0) bits_number(w, plus, 8);
-}
-
-static unsigned bias_bits(unsigned plus) { return plus == BALANCED || plus == 256 || plus == 0 ? 2 : 10; }
-
-/* Returns -1 if the bias is out of range. */
-static int read_bias(BitReader *r) {
-    static const int known[3] = {BALANCED, 256, 0};
-    uint64_t mode = read_number(r, 2);
-    if (mode < 3) return known[mode];
-    int plus = (int)read_number(r, 8);
-    return plus ? plus : -1;
 }
 
 #endif

@@ -2,6 +2,7 @@
 #ifndef WW_HOT_H
 #define WW_HOT_H
 
+#include "dense.h"
 #include "landing.h"
 #include "replace.h"
 #include "scan.h"
@@ -20,7 +21,7 @@
 #include "hot_loops.h"
 
 #define NAME(x) x##_512
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx512vpopcntdq,avx2,bmi,bmi2,popcnt,lzcnt")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,avx512vpopcntdq,avx512cd,avx2,bmi,bmi2,popcnt,lzcnt")))
 #define VECTORS 512
 #include "hot_loops.h"
 
@@ -29,7 +30,7 @@ static int widest_vectors(void) {
     __builtin_cpu_init();
     int narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
     int wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vpopcntdq") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vpopcntdq") &&
                __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2");
     return narrow && wide ? 512 : narrow ? 256 : 0;
 }

@@ -15,6 +15,8 @@
 
 #include "scan_loop.h"
 
+#include "dense_loop.h"
+
 #include "landing_loop.h"
 
 #include "replace_loop.h"

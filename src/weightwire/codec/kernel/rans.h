@@ -32,57 +32,99 @@ static inline uint32_t divide(uint32_t x, uint32_t share, uint64_t reciprocal) {
     return share == 1 ? x : (uint32_t)((unsigned __int128)reciprocal * x >> 64);
 }
 
-#if HAS_LANES
-/* Codes all groups of sixteen symbols, after those that are left over at the end. */
-static void encode_groups(Encoder *e, const uint8_t *symbols, size_t count, const Table *t) {
-    LaneCodes codes;
-    uint32_t start = 0;
-    for (unsigned s = 0; s < t->symbols; s++) {
-        codes.inverse[s] = t->share[s] ? 1.0 / t->share[s] : 0;
-        codes.code[s] = ((t->share[s] - 1u) & (SCALE - 1)) | start << 12;
-        start += t->share[s];
-    }
-    e->at = encode_sixteen(e->state, e->words, e->at, &codes, symbols, count);
-}
-#endif
-
-/* Sections are coded last to first, each from its end. */
-static void encode_section(Encoder *e, const uint8_t *symbols, size_t count, const Table *t) {
-    size_t grouped = 0;
-#if HAS_LANES
-    if (vectors == 512 && e->lanes == 16 && count >= 64) grouped = count & ~(size_t)15;
-#endif
+/* Of one table, for each symbol. */
+typedef struct {
     struct {
         uint64_t reciprocal;
         uint32_t share, start;
-    } code[SYMBOLS];
+    } of[SYMBOLS];
+} Codes;
+
+static void codes_of(const Table *t, Codes *codes) {
     uint32_t start = 0;
     for (unsigned s = 0; s < t->symbols; s++) {
-        code[s].share = t->share[s];
-        code[s].start = start;
-        code[s].reciprocal = t->share[s] > 1 ? UINT64_MAX / t->share[s] + 1 : 0;
+        codes->of[s].share = t->share[s];
+        codes->of[s].start = start;
+        codes->of[s].reciprocal = t->share[s] > 1 ? UINT64_MAX / t->share[s] + 1 : 0;
         start += t->share[s];
     }
+}
+
+#if HAS_LANES
+static void lane_codes_of(const Table *t, LaneCodes *codes) {
+    uint32_t start = 0;
+    for (unsigned s = 0; s < t->symbols; s++) {
+        codes->inverse[s] = t->share[s] ? 1.0 / t->share[s] : 0;
+        codes->code[s] = ((t->share[s] - 1u) & (SCALE - 1)) | start << 12;
+        start += t->share[s];
+    }
+}
+#endif
+
+/* Codes the symbols of a section from `first` to before `end`, from the last. `which` is NULL if there is one table. */
+static inline __attribute__((always_inline)) void encode_symbols(
+    Encoder *e, const uint8_t *symbols, const uint8_t *which, size_t first, size_t end, const Codes *codes) {
     uint16_t *words = e->words;
     size_t at = e->at;
     uint32_t state[16];
     memcpy(state, e->state, sizeof state);
     unsigned mask = e->lanes - 1;
-    for (size_t i = count; i-- > grouped;) {
-        uint32_t x = state[i & mask], share = code[symbols[i]].share;
+    for (size_t i = end; i-- > first;) {
+        const Codes *c = codes + (which ? which[i] : 0);
+        uint32_t x = state[i & mask], share = c->of[symbols[i]].share;
         /* Without a branch: whether a word is needed is random. */
         words[at - 1] = (uint16_t)x;
         unsigned due = x >= (uint64_t)share << 20;
         at -= due;
         x >>= 16 * due;
-        uint32_t quotient = divide(x, share, code[symbols[i]].reciprocal);
-        state[i & mask] = (quotient << SCALE_BITS) + (x - quotient * share) + code[symbols[i]].start;
+        uint32_t quotient = divide(x, share, c->of[symbols[i]].reciprocal);
+        state[i & mask] = (quotient << SCALE_BITS) + (x - quotient * share) + c->of[symbols[i]].start;
     }
     memcpy(e->state, state, sizeof state);
     e->at = at;
+}
+
+/* The symbols of a section that are coded in groups of sixteen. The rest at its end is coded before them. */
+static size_t grouped_symbols(const Encoder *e, size_t count) {
 #if HAS_LANES
-    if (grouped) encode_groups(e, symbols, grouped, t);
+    if (vectors == 512 && e->lanes == 16 && count >= 64) return count & ~(size_t)15;
 #endif
+    (void)e, (void)count;
+    return 0;
+}
+
+/* Sections are coded last to first, each from its end. */
+static void encode_section(Encoder *e, const uint8_t *symbols, size_t count, const Table *t) {
+    size_t grouped = grouped_symbols(e, count);
+    Codes codes;
+    codes_of(t, &codes);
+    encode_symbols(e, symbols, NULL, grouped, count, &codes);
+#if HAS_LANES
+    LaneCodes lanes;
+    if (!grouped) return;
+    lane_codes_of(t, &lanes);
+    e->at = encode_sixteen(e->state, e->words, e->at, &lanes, symbols, NULL, grouped);
+#endif
+}
+
+/* Codes a section whose symbol i has the table which[i]. Returns 0 without memory. */
+static int encode_mixed_section(
+    Encoder *e, const uint8_t *symbols, const uint8_t *which, size_t count, const Table *tables, unsigned used) {
+    size_t grouped = grouped_symbols(e, count);
+    Codes *codes = scratch_new(used * sizeof *codes);
+    if (!codes) return 0;
+    for (unsigned i = 0; i < used; i++) codes_of(&tables[i], &codes[i]);
+    encode_symbols(e, symbols, which, grouped, count, codes);
+    scratch_free(codes);
+#if HAS_LANES
+    if (!grouped) return 1;
+    LaneCodes *lanes = scratch_new(used * sizeof *lanes);
+    if (!lanes) return 0;
+    for (unsigned i = 0; i < used; i++) lane_codes_of(&tables[i], &lanes[i]);
+    e->at = encode_sixteen(e->state, e->words, e->at, lanes, symbols, which, grouped);
+    scratch_free(lanes);
+#endif
+    return 1;
 }
 
 typedef struct {
@@ -114,17 +156,19 @@ static inline uint8_t decode_one(uint32_t *state, const uint8_t **words, const D
     return (uint8_t)(entry >> 24);
 }
 
-/* Returns 0 if the words run out. */
-static int decode_section(Decoder *d, const DecodeTable *t, uint8_t *out, size_t count) {
+/* Decodes a section. `which` is NULL if it has one table. Returns 0 if the words run out. */
+static inline __attribute__((always_inline)) int decode_symbols(
+    Decoder *d, const DecodeTable *tables, const uint8_t *which, uint8_t *out, size_t count) {
+#define TABLE_OF(i) (which ? &tables[which[i]] : tables)
     size_t i = 0;
     const uint8_t *words = d->words;
     if (d->lanes == 4) {
         uint32_t a = d->state[0], b = d->state[1], c = d->state[2], e = d->state[3];
         for (; i + 4 <= count && d->end - words >= 8; i += 4) {
-            out[i] = decode_one(&a, &words, t);
-            out[i + 1] = decode_one(&b, &words, t);
-            out[i + 2] = decode_one(&c, &words, t);
-            out[i + 3] = decode_one(&e, &words, t);
+            out[i] = decode_one(&a, &words, TABLE_OF(i));
+            out[i + 1] = decode_one(&b, &words, TABLE_OF(i + 1));
+            out[i + 2] = decode_one(&c, &words, TABLE_OF(i + 2));
+            out[i + 3] = decode_one(&e, &words, TABLE_OF(i + 3));
         }
         d->state[0] = a;
         d->state[1] = b;
@@ -132,15 +176,17 @@ static int decode_section(Decoder *d, const DecodeTable *t, uint8_t *out, size_t
         d->state[3] = e;
     }
 #if HAS_LANES
-    if (d->lanes == 16 && vectors == 512) i = decode_sixteen(d->state, &words, d->end, t->entry, out, count);
+    if (d->lanes == 16 && vectors == 512)
+        i = decode_sixteen(d->state, &words, d->end, tables->entry, which, out, count);
 #endif
     if (d->lanes == 16) {
         for (; i + 16 <= count && d->end - words >= 32; i += 16)
-            for (unsigned lane = 0; lane < 16; lane++) out[i + lane] = decode_one(&d->state[lane], &words, t);
+            for (unsigned lane = 0; lane < 16; lane++)
+                out[i + lane] = decode_one(&d->state[lane], &words, TABLE_OF(i + lane));
     }
     for (; i < count; i++) {
         uint32_t *state = &d->state[i & (d->lanes - 1)];
-        uint32_t entry = t->entry[*state & (SCALE - 1)];
+        uint32_t entry = TABLE_OF(i)->entry[*state & (SCALE - 1)];
         uint32_t x = ((entry & (SCALE - 1)) + 1) * (*state >> SCALE_BITS) + (entry >> 12 & (SCALE - 1));
         if (x < RANS_LOW) {
             uint16_t word;
@@ -154,6 +200,16 @@ static int decode_section(Decoder *d, const DecodeTable *t, uint8_t *out, size_t
     }
     d->words = words;
     return 1;
+#undef TABLE_OF
+}
+
+static int decode_section(Decoder *d, const DecodeTable *table, uint8_t *out, size_t count) {
+    return decode_symbols(d, table, NULL, out, count);
+}
+
+static int decode_mixed_section(
+    Decoder *d, const DecodeTable *tables, const uint8_t *which, uint8_t *out, size_t count) {
+    return decode_symbols(d, tables, which, out, count);
 }
 
 static int decoder_ends_well(const Decoder *d) {

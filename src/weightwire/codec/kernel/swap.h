@@ -6,7 +6,26 @@
 
 enum { SOON = 32 }; /* changes to prefetch: they are too far apart for the hardware prefetcher */
 
-/* Exchanges values and units of the target. Each change adds its part to the digest, so positions may be in any order. */
+/* Exchanges all units of the target with values. */
+static void swap_all(const Pieces *target, uint8_t *values, size_t size, Indexing where, Digest *digests) {
+    enum { PIECE = 4096 }; /* bytes: a multiple of all words */
+    uint8_t held[PIECE];
+    for (size_t start = 0; start < size; start += target->size) {
+        uint8_t *segment = piece_of(target, start / target->size);
+        Digest before = {{0}}, *after = &digests[start / target->size];
+        for (size_t at = 0, here; at < target->size; at += here, values += here) {
+            here = target->size - at < PIECE ? target->size - at : PIECE;
+            HOT(digest, segment + at, here, where.word, where.start + at / where.word, &before);
+            HOT(digest, values, here, where.word, where.start + at / where.word, after);
+            memcpy(held, segment + at, here);
+            memcpy(segment + at, values, here);
+            memcpy(values, held, here);
+        }
+        for (unsigned i = 0; i < 2; i++) after->sum[i] -= before.sum[i];
+    }
+}
+
+/* Exchanges values and units of the target at their positions. Each change adds its part to the digest, so positions may be in any order. */
 static inline __attribute__((always_inline)) void swap_at(
     const Pieces *target, const uint32_t *positions, uint8_t *values, size_t changes, Indexing where, Digest *digests,
     const unsigned unit) {
@@ -16,11 +35,11 @@ static inline __attribute__((always_inline)) void swap_at(
     uint8_t *piece = changes ? piece_of(target, 0) : NULL;
     words.count = 0;
     for (size_t i = 0; i < changes; i++) {
-        if (positions && i + SOON < changes) {
+        if (i + SOON < changes) {
             size_t soon = positions[i + SOON] - origin;
             if (soon < where.segment) __builtin_prefetch(piece + soon * unit, 1);
         }
-        size_t at = positions ? positions[i] : i;
+        size_t at = positions[i];
         if (at - origin >= where.segment) { /* positions of a segment are mostly neighbours */
             HOT(digest_all, &words, digest);
             digest = digests + at / where.segment;
@@ -38,6 +57,10 @@ static inline __attribute__((always_inline)) void swap_at(
 static void swap_block(
     const Pieces *target, const uint32_t *positions, uint8_t *values, size_t changes, unsigned unit, Indexing where,
     Digest *digests) {
+    if (!positions) {
+        swap_all(target, values, changes * unit, where, digests);
+        return;
+    }
     switch (unit) {
         case 1: swap_at(target, positions, values, changes, where, digests, 1); break;
         case 2: swap_at(target, positions, values, changes, where, digests, 2); break;

@@ -2,119 +2,25 @@
 #ifndef WW_ULP_ENCODING_H
 #define WW_ULP_ENCODING_H
 
-#include "block_frame.h"
-#include "hot.h"
-#include "step_tokens.h"
+#include "class_heads.h"
+#include "marks.h"
+#include "step_tables.h"
 
 enum { FIRST_J = 20 };
 
 #define WRONG_STEPS "the number of steps differs from the number of changes"
 
-/* --- marks: ranks as gaps --- */
-
-typedef struct {
-    int complement;
-    unsigned j;
-    uint32_t *rank; /* the coded ones */
-    size_t ranks;
-    uint8_t *symbol;
-    size_t symbols;
-} Marks;
-
-/* Takes ownership of the sorted `rank`. If most members are marked, the others are coded. */
-static int marks_of(Marks *m, uint32_t *rank, size_t ranks, uint32_t members) {
-    m->rank = rank;
-    m->ranks = ranks;
-    m->complement = 2 * ranks > members;
-    if (m->complement) {
-        m->ranks = members - ranks;
-        m->rank = scratch_new((m->ranks + 1) * sizeof *m->rank);
-        size_t at = 0, k = 0;
-        for (uint32_t r = 0; m->rank && r < members; r++) {
-            if (at < ranks && rank[at] == r)
-                at++;
-            else
-                m->rank[k++] = r;
-        }
-        scratch_free(rank);
-        if (!m->rank) return 0;
-    }
-    m->j = m->ranks ? j_of(members, m->ranks) : 0;
-    unsigned raw = gap_raw(m->j), go_on = GO_ON_SYMBOL[gap_which(m->j)];
-    size_t room = m->ranks + ((size_t)members >> raw) / go_on + 1;
-    m->symbol = scratch_new(room);
-    if (!m->symbol) return 0;
-    m->symbols = 0;
-    uint32_t after = 0;
-    for (size_t i = 0; i < m->ranks; i++) {
-        uint32_t quotient = (m->rank[i] - after) >> raw;
-        for (; quotient >= go_on; quotient -= go_on) m->symbol[m->symbols++] = (uint8_t)go_on;
-        m->symbol[m->symbols++] = (uint8_t)quotient;
-        after = m->rank[i] + 1;
-    }
-    return 1;
-}
-
-static void marks_free(Marks *m) {
-    scratch_free(m->rank);
-    scratch_free(m->symbol);
-}
-
-static void write_marks(BitWriter *w, const Marks *m, unsigned expected) {
-    bits_number(w, (uint64_t)m->complement, 1);
-    bits_golomb(w, m->symbols, 8);
-    if (m->symbols) bits_golomb(w, zigzag((int64_t)m->j - (int64_t)expected), 1);
-}
-
-static void write_marks_raw(BitWriter *w, const Marks *m) {
-    unsigned raw = gap_raw(m->j);
-    uint32_t after = 0;
-    for (size_t i = 0; raw && i < m->ranks; i++) {
-        bits_number(w, m->rank[i] - after, raw);
-        after = m->rank[i] + 1;
-    }
-}
-
 static unsigned next_j(unsigned j) { return j > 4 ? j - 4 : 0; }
 
-/* --- ulp --- */
-
-static int lines_pay(const Scan *s, const size_t *marked, size_t lines) {
-    int64_t saved = 0;
-    for (unsigned c = 0; c < CLASSES; c++)
-        saved += (int64_t)entropy_of_two(marked[c], s->members[c] - marked[c]) -
-                 (int64_t)entropy_of_two(marked[c], s->inside[c] - marked[c]);
-    return saved > (int64_t)entropy_of_two(s->lines, lines - s->lines) + (INT64_C(64) << 24);
-}
-
-enum { TOKENS = 111 };
-
-/* The table of one class, or of several neighbours that share it. */
-typedef struct {
-    uint32_t counts[TOKENS]; /* of magnitude tokens */
-    uint64_t positive, total;
-    Levels levels;
-    unsigned plus;
-    uint64_t cost; /* of the steps and the table, in units of 2^-24 bits */
-} StepTable;
+/* --- writing --- */
 
 typedef struct {
     uint64_t *step;
     uint8_t *symbol;
     size_t count;
-    int same; /* it has the table of the class before */
-    StepTable table;
 } Steps;
 
-static void step_table_finish(StepTable *t) {
-    quantise(t->counts, TOKENS, &t->levels);
-    t->plus = bias(t->positive, t->total);
-    unsigned bits = levels_bits(&t->levels) + bias_bits(t->plus);
-    t->cost = entropy_of(t->counts, TOKENS) + entropy_of_two(t->positive, t->total - t->positive) + ((uint64_t)bits << 24);
-}
-
-static void steps_code(Steps *s) {
-    StepTable *t = &s->table;
+static void steps_code(Steps *s, StepTable *t) {
     memset(t, 0, sizeof *t);
     for (size_t i = 0; i < s->count; i++) {
         unsigned raw, token = token_of(magnitude_of(s->step[i]), &raw), negative = (unsigned)(s->step[i] >> 63);
@@ -123,29 +29,6 @@ static void steps_code(Steps *s) {
         s->symbol[i] = (uint8_t)(2 * token + negative);
     }
     t->total = s->count;
-    step_table_finish(t);
-}
-
-/* A class shares the table of the one before if that is shorter. */
-static void share_tables(Steps *steps) {
-    unsigned member[CLASSES], members = 0;
-    for (unsigned c = 0; c < CLASSES; c++) {
-        if (!steps[c].count) continue;
-        if (members) {
-            const StepTable *before = &steps[member[members - 1]].table, *own = &steps[c].table;
-            StepTable both = *own;
-            for (unsigned t = 0; t < TOKENS; t++) both.counts[t] += before->counts[t];
-            both.positive += before->positive;
-            both.total += before->total;
-            step_table_finish(&both);
-            steps[c].same = both.cost <= before->cost + own->cost;
-            if (!steps[c].same) members = 0;
-            member[members++] = c;
-            for (unsigned i = 0; steps[c].same && i < members; i++) steps[member[i]].table = both;
-        } else {
-            member[members++] = c;
-        }
-    }
 }
 
 /* The changes of a block before they are written. */
@@ -153,6 +36,7 @@ typedef struct {
     int by_lines;
     Marks lines, marks[CLASSES];
     Steps steps[CLASSES];
+    StepTables tables;
 } Plan;
 
 static void plan_free(Plan *p) {
@@ -169,7 +53,7 @@ static int plan_make(Plan *p, Scan *s, size_t lines) {
     size_t marked[CLASSES] = {0};
     uint32_t *rank[CLASSES] = {0};
     for (size_t i = 0; i < s->count; i++) marked[s->class[i]]++;
-    p->by_lines = lines && lines_pay(s, marked, lines);
+    p->by_lines = lines && lines_pay(s->members, s->inside, marked, s->lines, lines);
     int good = 1;
     for (unsigned c = 0; c < CLASSES; c++) {
         if (!marked[c]) continue;
@@ -191,9 +75,10 @@ static int plan_make(Plan *p, Scan *s, size_t lines) {
             continue;
         }
         good &= marks_of(&p->marks[c], rank[c], marked[c], p->by_lines ? s->inside[c] : s->members[c]);
-        steps_code(&p->steps[c]);
+        p->tables.present[c] = 1;
+        steps_code(&p->steps[c], &p->tables.table[c]);
     }
-    if (good) share_tables(p->steps);
+    if (good) share_tables(&p->tables);
     if (good && p->by_lines) {
         uint32_t *listed = s->line;
         s->line = NULL;
@@ -203,15 +88,7 @@ static int plan_make(Plan *p, Scan *s, size_t lines) {
 }
 
 static void plan_write_bits(const Plan *p, const Classing *k, BitWriter *w) {
-    bits_number(w, k->bounds, 4);
-    for (unsigned i = 0; i < k->bounds; i++) {
-        if (i == 0)
-            bits_number(w, k->bound[0], k->exponent);
-        else
-            bits_golomb(w, k->bound[i - 1] - k->bound[i] - 1u, 0);
-    }
-    for (unsigned c = 0; c <= k->bounds; c++) bits_number(w, p->steps[c].count > 0, 1);
-    bits_number(w, p->steps[ZERO_CLASS].count > 0, 1);
+    write_classes(w, k, p->tables.present);
     if (p->by_lines) write_marks(w, &p->lines, 0);
     unsigned expected = FIRST_J;
     for (unsigned c = 0; c < CLASSES; c++) {
@@ -221,15 +98,7 @@ static void plan_write_bits(const Plan *p, const Classing *k, BitWriter *w) {
         if (m->complement) bits_golomb(w, p->steps[c].count - 1, 8);
         expected = next_j(m->symbols ? m->j : expected);
     }
-    int first = 1;
-    for (unsigned c = 0; c < CLASSES; c++) {
-        if (!p->steps[c].count) continue;
-        if (!first) bits_number(w, (uint64_t)p->steps[c].same, 1);
-        first = 0;
-        if (p->steps[c].same) continue;
-        write_levels(w, &p->steps[c].table.levels);
-        write_bias(w, p->steps[c].table.plus);
-    }
+    write_step_tables(w, &p->tables);
     if (p->by_lines) write_marks_raw(w, &p->lines);
     for (unsigned c = 0; c < CLASSES; c++) write_marks_raw(w, &p->marks[c]);
     for (unsigned c = 0; c < CLASSES; c++) {
@@ -252,7 +121,7 @@ static int plan_write_symbols(const Plan *p, Bytes *out) {
     if (!encoder_start(&e, symbols)) return 0;
     for (unsigned c = CLASSES; c-- > 0;) {
         if (!p->steps[c].count) continue;
-        step_table(&p->steps[c].table.levels, p->steps[c].table.plus, &t);
+        step_shares(&p->tables.table[c].levels, p->tables.table[c].plus, 0, &t);
         encode_section(&e, p->steps[c].symbol, p->steps[c].count, &t);
     }
     for (unsigned c = CLASSES; c-- > 0;) {
@@ -286,56 +155,16 @@ static int encode_ulp(Scan *s, const Classing *k, size_t lines, Bytes *out) {
 /* --- reading --- */
 
 typedef struct {
-    int complement;
-    unsigned j;
-    size_t symbols;
-    uint32_t *distance; /* as a Cursor reads them */
-    size_t marks;
+    Gaps gaps;
     uint64_t *step;
     size_t steps;
-    Table table;
 } Head;
 
-static const char *read_marks(BitReader *r, size_t length, unsigned expected, Head *h) {
-    h->complement = (int)read_number(r, 1);
-    h->symbols = read_golomb(r, 8);
-    if (h->symbols > length) return "it has more marks than weights";
-    int64_t j = expected;
-    if (h->symbols) j += unzigzag(read_golomb(r, 1));
-    if (j < 0 || j > 127) return "a gap parameter is out of range";
-    h->j = (unsigned)j;
-    return NULL;
-}
-
-/* Gap symbols and raw bits -> distances. */
-static const char *read_gaps(Decoder *d, BitReader *r, size_t length, DecodeTable *slots, uint8_t *symbols, Head *h) {
-    Table t;
-    unsigned raw = gap_raw(h->j), go_on = GO_ON_SYMBOL[gap_which(h->j)];
-    h->distance = scratch_new((h->symbols + 1) * sizeof *h->distance);
-    if (!h->distance) return OUT_OF_MEMORY;
-    gap_table(gap_which(h->j), &t);
-    decode_table(&t, slots);
-    if (!decode_section(d, slots, symbols, h->symbols)) return "its entropy-coded part is too short";
-    if (h->symbols && symbols[h->symbols - 1] == go_on) return "a gap does not end";
-    uint64_t quotient = 0, after = 0;
-    for (size_t i = 0; i < h->symbols; i++) {
-        quotient += symbols[i];
-        if (symbols[i] == go_on) continue;
-        uint64_t gap = (quotient << raw) + (raw ? read_number(r, raw) : 0);
-        after += gap + 1;
-        if (after > length) return "it marks a weight past its end";
-        h->distance[h->marks] = (uint32_t)gap + (h->marks > 0);
-        h->marks++;
-        quotient = 0;
-    }
-    h->distance[h->marks] = FAR;
-    return r->failed ? "its bit stream is too short" : NULL;
-}
-
-static const char *read_steps(Decoder *d, BitReader *r, DecodeTable *slots, uint8_t *symbols, Head *h) {
+static const char *read_steps(
+    Decoder *d, BitReader *r, const Table *table, DecodeTable *slots, uint8_t *symbols, Head *h) {
     h->step = scratch_new((h->steps + 1) * sizeof *h->step);
     if (!h->step) return OUT_OF_MEMORY;
-    decode_table(&h->table, slots);
+    decode_table(table, slots);
     if (!decode_section(d, slots, symbols, h->steps)) return "its entropy-coded part is too short";
     for (size_t i = 0; i < h->steps; i++) {
         unsigned raw;
@@ -348,7 +177,9 @@ static const char *read_steps(Decoder *d, BitReader *r, DecodeTable *slots, uint
 
 typedef struct {
     int by_lines;
-    Head lines, head[CLASSES];
+    Gaps lines;
+    Head head[CLASSES];
+    Table table[CLASSES];
     unsigned used;
     uint8_t class[CLASSES];
     size_t steps; /* of all classes */
@@ -358,59 +189,29 @@ typedef struct {
 static void reading_free(Reading *g) {
     scratch_free(g->lines.distance);
     for (unsigned i = 0; i < g->used; i++) {
-        scratch_free(g->head[i].distance);
+        scratch_free(g->head[i].gaps.distance);
         scratch_free(g->head[i].step);
     }
 }
 
-static const char *read_bounds(BitReader *r, Classing *k) {
-    k->bounds = (unsigned)read_number(r, 4);
-    if (k->bounds > (k->exponent ? MOST_BOUNDS : 0)) return "it has too many classes";
-    int64_t bound = 0;
-    for (unsigned i = 0; i < k->bounds; i++) {
-        bound = i ? bound - (int64_t)read_golomb(r, 0) - 1 : (int64_t)read_number(r, k->exponent);
-        if (bound < 1) return "a class is out of range";
-        k->bound[i] = (uint16_t)bound;
-    }
-    return NULL;
-}
-
 static const char *read_heads(Reading *g, BitReader *r, size_t count, size_t lines, Classing *k) {
-    const char *why = read_bounds(r, k);
+    const char *why = read_classes(r, k, &g->classes, g->class, &g->used);
     if (why) return why;
-    use_bounds(k, &g->classes);
-    uint64_t present = read_number(r, k->bounds + 1);
-    present |= read_number(r, 1) << ZERO_CLASS;
-    if (r->failed) return "its bit stream is too short";
-    if (!present) return "it changes nothing";
     if (g->by_lines && !lines) return "it lists lines where there are none";
     if (g->by_lines && (why = read_marks(r, lines, 0, &g->lines))) return why;
     unsigned expected = FIRST_J;
     size_t symbols = 0, steps = 0; /* of all classes: no weight belongs to two of them */
-    for (unsigned c = 0; c < CLASSES; c++) {
-        if (!(present >> c & 1)) continue;
-        Head *h = &g->head[g->used];
-        g->class[g->used++] = (uint8_t)c;
-        if ((why = read_marks(r, count - symbols, expected, h))) return why;
-        if (h->complement) h->steps = read_golomb(r, 8) + 1;
-        if (!h->complement && !h->symbols) return "it lists a class without a change";
-        symbols += h->symbols;
+    for (unsigned i = 0; i < g->used; i++) {
+        Head *h = &g->head[i];
+        if ((why = read_marks(r, count - symbols, expected, &h->gaps))) return why;
+        if (h->gaps.complement) h->steps = read_golomb(r, 8) + 1;
+        if (!h->gaps.complement && !h->gaps.symbols) return "it lists a class without a change";
+        symbols += h->gaps.symbols;
         steps += h->steps;
         if (steps > count) return "it has more steps than weights";
-        expected = next_j(h->j);
+        expected = next_j(h->gaps.j);
     }
-    for (unsigned i = 0; i < g->used; i++) {
-        Levels levels;
-        if (i && read_number(r, 1)) {
-            g->head[i].table = g->head[i - 1].table;
-            continue;
-        }
-        if ((why = read_levels(r, tokens_of_width(k->unit), &levels))) return why;
-        int plus = read_bias(r);
-        if (plus < 0) return "a sign table is out of range";
-        step_table(&levels, (unsigned)plus, &g->head[i].table);
-    }
-    return r->failed ? "its bit stream is too short" : NULL;
+    return read_step_tables(r, g->used, k->unit, 0, g->table);
 }
 
 static const char *read_body(
@@ -419,28 +220,13 @@ static const char *read_body(
     if (g->by_lines && (why = read_gaps(d, r, lines, slots, symbols, &g->lines))) return why;
     for (unsigned i = 0; i < g->used; i++) {
         Head *h = &g->head[i];
-        if ((why = read_gaps(d, r, count, slots, symbols, h))) return why;
-        if (!h->complement) h->steps = h->marks;
+        if ((why = read_gaps(d, r, count, slots, symbols, &h->gaps))) return why;
+        if (!h->gaps.complement) h->steps = h->gaps.marks;
     }
     for (unsigned i = 0; i < g->used; i++)
-        if ((why = read_steps(d, r, slots, symbols, &g->head[i]))) return why;
+        if ((why = read_steps(d, r, &g->table[i], slots, symbols, &g->head[i]))) return why;
     if (!decoder_ends_well(d)) return "its entropy-coded part does not end where it should";
     return bits_end_well(r, 0) ? NULL : "its bit stream is too long or too short";
-}
-
-/* The lines to process. `room` holds their list. */
-static void lines_to_scan(
-    const Reading *g, size_t count, size_t lines, size_t segment, uint32_t *room, Lines *out) {
-    *out = (Lines){NULL, count / segment, segment};
-    if (!g->by_lines) return;
-    *out = (Lines){room, 0, count / lines};
-    const uint32_t *distance = g->lines.distance;
-    uint64_t next = *distance;
-    for (uint32_t l = 0; l < lines; l++) {
-        int marked = l == next;
-        if (marked) next += *++distance;
-        if (marked != g->lines.complement) room[out->count++] = l;
-    }
 }
 
 /* Applies the changes that were read. `out` has room for all steps. */
@@ -450,12 +236,13 @@ static const char *land_marks(
     size_t lines = line ? count / line : 0;
     for (unsigned i = 0; i < g->used; i++) {
         Head *h = &g->head[i];
-        cursors[i] = (Cursor){g->class[i], h->complement, h->distance, *h->distance, h->step, h->step + h->steps};
+        const uint32_t *distance = h->gaps.distance;
+        cursors[i] = (Cursor){g->class[i], h->gaps.complement, distance, *distance, h->step, h->step + h->steps};
     }
     uint32_t *listed = scratch_new((lines + 1) * sizeof *listed);
     if (!listed) return OUT_OF_MEMORY;
-    Lines through;
-    lines_to_scan(g, count, lines, out->where.segment, listed, &through);
+    Lines through = {NULL, count / out->where.segment, out->where.segment};
+    if (g->by_lines) through = (Lines){listed, list_lines(&g->lines, lines, listed), line};
     const char *why = NULL;
     if (!HOT(land, old, &through, k, cursors, g->used, out)) why = WRONG_STEPS;
     scratch_free(listed);
@@ -481,7 +268,7 @@ static const char *read_ulp(
     if (why) return why;
     size_t most = g->lines.symbols;
     for (unsigned i = 0; i < g->used; i++) {
-        size_t here = g->head[i].symbols > g->head[i].steps ? g->head[i].symbols : g->head[i].steps;
+        size_t here = g->head[i].gaps.symbols > g->head[i].steps ? g->head[i].gaps.symbols : g->head[i].steps;
         most = here > most ? here : most;
     }
     DecodeTable *slots = scratch_new(sizeof *slots);

@@ -1,28 +1,20 @@
-/* The `dense` and `full` encodings, as in ../plane_encodings.py. */
-#ifndef WW_PLANE_ENCODINGS_H
-#define WW_PLANE_ENCODINGS_H
+/* The `full` encoding, as in ../full_encoding.py. */
+#ifndef WW_FULL_ENCODING_H
+#define WW_FULL_ENCODING_H
 
 #include "block_frame.h"
 #include "exponent_classes.h"
 
 enum { PER_BYTE = 1024 };
 
-static inline uint64_t fold_full(uint64_t new, const Classing *k) {
+static inline uint64_t rotated(uint64_t new, const Classing *k) {
     unsigned width = 8 * k->unit;
     return k->exponent ? low_bits(new << 1 | new >> (width - 1), width) : new;
 }
 
-static inline uint64_t unfold_full(uint64_t folded, const Classing *k) {
+static inline uint64_t unrotated(uint64_t rotated, const Classing *k) {
     unsigned width = 8 * k->unit;
-    return k->exponent ? low_bits(folded >> 1 | folded << (width - 1), width) : folded;
-}
-
-static inline uint64_t fold_dense(uint64_t old, uint64_t new, const Classing *k) {
-    return low_bits(zigzag((int64_t)step_between(old, new, k->exponent, k->unit)), 8 * k->unit);
-}
-
-static inline uint64_t unfold_dense(uint64_t old, uint64_t folded, const Classing *k) {
-    return step_from(old, (uint64_t)unzigzag(folded), k->exponent, k->unit);
+    return k->exponent ? low_bits(rotated >> 1 | rotated << (width - 1), width) : rotated;
 }
 
 /* The cost of a coded plane, in units of 2^-24 bits. */
@@ -33,42 +25,39 @@ static uint64_t plane_cost(const uint32_t *counts, const Table *t) {
     return total;
 }
 
-/* Cuts units into planes that are `apart`, and counts the symbols of each. `old` is NULL for a full block. */
-static inline __attribute__((always_inline)) void fold(
-    const uint8_t *old, const uint8_t *new, size_t count, const Classing *k, uint8_t *planes, size_t apart,
-    uint32_t (*counts)[SYMBOLS], const unsigned unit) {
+/* Cuts rotated units into planes that are `apart`, and counts the symbols of each. */
+static inline __attribute__((always_inline)) void cut(
+    const uint8_t *units, size_t count, const Classing *k, uint8_t *planes, size_t apart, uint32_t (*counts)[SYMBOLS],
+    const unsigned unit) {
     for (size_t i = 0; i < count; i++) {
-        uint64_t bits = load(new + i * unit, unit);
-        uint64_t folded = old ? fold_dense(load(old + i * unit, unit), bits, k) : fold_full(bits, k);
+        uint64_t bits = rotated(load(units + i * unit, unit), k);
         for (unsigned b = 0; b < unit; b++) {
-            uint8_t byte = (uint8_t)(folded >> (8 * b));
+            uint8_t byte = (uint8_t)(bits >> (8 * b));
             planes[b * apart + i] = byte;
             counts[b][byte]++;
         }
     }
 }
 
-static void fold_units(
-    const Pieces *old, const Pieces *new, size_t count, const Classing *k, uint8_t *planes,
-    uint32_t (*counts)[SYMBOLS]) {
-    size_t segment = new->size / k->unit;
+static void cut_units(
+    const Pieces *units, size_t count, const Classing *k, uint8_t *planes, uint32_t (*counts)[SYMBOLS]) {
+    size_t segment = units->size / k->unit;
     for (size_t at = 0; at < count; at += segment) {
-        const uint8_t *o = old ? piece_of(old, at / segment) : NULL, *n = piece_of(new, at / segment);
+        const uint8_t *p = piece_of(units, at / segment);
         switch (k->unit) {
-            case 1: fold(o, n, segment, k, planes + at, count, counts, 1); break;
-            case 2: fold(o, n, segment, k, planes + at, count, counts, 2); break;
-            case 4: fold(o, n, segment, k, planes + at, count, counts, 4); break;
-            default: fold(o, n, segment, k, planes + at, count, counts, 8); break;
+            case 1: cut(p, segment, k, planes + at, count, counts, 1); break;
+            case 2: cut(p, segment, k, planes + at, count, counts, 2); break;
+            case 4: cut(p, segment, k, planes + at, count, counts, 4); break;
+            default: cut(p, segment, k, planes + at, count, counts, 8); break;
         }
     }
 }
 
 /* No block is shorter than this. */
-static size_t planes_least(size_t count, unsigned unit) { return (count * unit + PER_BYTE - 1) / PER_BYTE; }
+static size_t full_least(size_t count, unsigned unit) { return (count * unit + PER_BYTE - 1) / PER_BYTE; }
 
-/* `old` is NULL for a full block. Gives up with an empty `out` if the result cannot be smaller than `most` bytes. */
-static int encode_planes(
-    const Pieces *old, const Pieces *new, size_t count, const Classing *given, size_t most, Bytes *out) {
+/* Gives up with an empty `out` if the result cannot be smaller than `most` bytes. */
+static int encode_full(const Pieces *new, size_t count, const Classing *given, size_t most, Bytes *out) {
     const Classing own = *given, *k = &own;
     unsigned unit = k->unit, raw_planes = 0, coded = 0;
     uint8_t *planes = scratch_new(count * unit + 1);
@@ -80,7 +69,7 @@ static int encode_planes(
     uint64_t expected = 0; /* in bits of 2^-24 */
     if (good) {
         memset(counts, 0, unit * sizeof *counts);
-        fold_units(old, new, count, k, planes, counts);
+        cut_units(new, count, k, planes, counts);
     }
     for (unsigned b = 0; good && b < unit; b++) {
         Levels levels;
@@ -106,13 +95,13 @@ static int encode_planes(
     if (good && !hopeless) {
         for (unsigned b = unit; b-- > 0;)
             if (!(raw_planes >> b & 1)) encode_section(&e, planes + b * count, count, &tables[b]);
-        encoder_finish(&e, old ? DENSE : FULL, out);
+        encoder_finish(&e, FULL, out);
         bytes_add_byte(out, (uint8_t)raw_planes);
         for (unsigned b = 0; b < unit; b++)
             if (raw_planes >> b & 1) bytes_add(out, planes + b * count, count);
         bits_flush(&w);
         bytes_add(out, w.bytes.data, w.bytes.size);
-        bytes_pad(out, planes_least(count, unit));
+        bytes_pad(out, full_least(count, unit));
     }
     good = good && !w.bytes.failed && !out->failed;
     scratch_free(planes);
@@ -123,37 +112,32 @@ static int encode_planes(
     return good;
 }
 
-static inline __attribute__((always_inline)) void unfold(
-    const uint8_t *old, const uint8_t *planes, size_t apart, size_t count, const Classing *k, uint8_t *value,
-    const unsigned unit) {
+static inline __attribute__((always_inline)) void join(
+    const uint8_t *planes, size_t count, const Classing *k, uint8_t *value, const unsigned unit) {
     for (size_t i = 0; i < count; i++) {
-        uint64_t folded = 0;
-        for (unsigned b = 0; b < unit; b++) folded |= (uint64_t)planes[b * apart + i] << (8 * b);
-        folded = old ? unfold_dense(load(old + i * unit, unit), folded, k) : unfold_full(folded, k);
-        memcpy(value + i * unit, &folded, unit);
+        uint64_t bits = 0;
+        for (unsigned b = 0; b < unit; b++) bits |= (uint64_t)planes[b * count + i] << (8 * b);
+        bits = unrotated(bits, k);
+        memcpy(value + i * unit, &bits, unit);
     }
 }
 
-static void unfold_units(
-    const Pieces *old, const uint8_t *planes, size_t count, const Classing *given, uint8_t *value) {
+static void join_planes(const uint8_t *planes, size_t count, const Classing *given, uint8_t *value) {
     const Classing own = *given, *k = &own;
-    size_t segment = old ? old->size / k->unit : count;
-    for (size_t at = 0; at < count; at += segment) {
-        const uint8_t *o = old ? piece_of(old, at / segment) : NULL;
-        switch (k->unit) {
-            case 1: unfold(o, planes + at, count, segment, k, value + at, 1); break;
-            case 2: unfold(o, planes + at, count, segment, k, value + 2 * at, 2); break;
-            case 4: unfold(o, planes + at, count, segment, k, value + 4 * at, 4); break;
-            default: unfold(o, planes + at, count, segment, k, value + 8 * at, 8); break;
-        }
+    switch (k->unit) {
+        case 1: join(planes, count, k, value, 1); break;
+        case 2: join(planes, count, k, value, 2); break;
+        case 4: join(planes, count, k, value, 4); break;
+        default: join(planes, count, k, value, 8); break;
     }
 }
 
 /* Returns NULL on success; `value` then holds `count` units. */
-static const char *decode_planes(
-    const uint8_t *data, size_t size, const Pieces *old, size_t count, const Classing *k, uint8_t *value) {
+static const char *decode_full(
+    const uint8_t *data, size_t size, size_t count, const Classing *k, uint8_t *value) {
     unsigned unit = k->unit;
-    const char *why;
+    const char *why = "it is too short for what it claims to hold";
+    if (size < full_least(count, unit)) return why;
     Decoder d;
     const uint8_t *rest = decoder_start(&d, data, size, &why), *end = data + size;
     if (!rest) return why;
@@ -185,9 +169,9 @@ static const char *decode_planes(
         if (!decode_section(&d, slots, planes + b * count, count)) why = "its entropy-coded part is too short";
     }
     if (!why && !decoder_ends_well(&d)) why = "its entropy-coded part does not end where it should";
-    if (!why && !bits_end_well(&r, size == planes_least(count, unit)))
+    if (!why && !bits_end_well(&r, size == full_least(count, unit)))
         why = "its bit stream is too long or too short";
-    if (!why) unfold_units(old, planes, count, k, value);
+    if (!why) join_planes(planes, count, k, value);
     scratch_free(planes);
     scratch_free(slots);
     return why;

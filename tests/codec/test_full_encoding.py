@@ -1,4 +1,4 @@
-"""The `dense` and `full` encodings: byte planes, coded if that is shorter and raw otherwise."""
+"""The `full` encoding: byte planes, coded if that is shorter and raw otherwise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from support.crafted_files import Planes, parse_planes
 from support.samples import BASES, LAYOUTS, base, change
 from weightwire.codec import _kernel, numpy_kernel
-from weightwire.codec.plane_encodings import decode_dense, decode_full, encode_dense, encode_full
+from weightwire.codec.full_encoding import decode_full, encode_full
 from weightwire.weights.dtypes import DTYPES, Dtype
 
 BF16, U8 = DTYPES["BF16"], DTYPES["U8"]
@@ -23,7 +23,6 @@ def test_blocks_round_trip(dtype: Dtype, kind: str) -> None:
     for how in ("one", "half", "all", "signs"):
         new = change(old, dtype, how)
         assert (decode_full(memoryview(encode_full(new, dtype)), 700, dtype) == new).all()
-        assert (decode_dense(memoryview(encode_dense(old, new, dtype)), old, dtype) == new).all()
 
 
 def test_exponents_compress_and_mantissas_do_not() -> None:
@@ -53,12 +52,6 @@ def test_random_bits_hardly_grow() -> None:
 def rotated_planes(units: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> bytes:
     rotated = units << np.uint64(1) | units >> np.uint64(63)
     return rotated.view(np.uint8).reshape(-1, 8).T.tobytes()
-
-
-def test_small_steps_leave_the_upper_planes_empty() -> None:
-    old = base(DTYPES["F32"], 5000)
-    new = change(old, DTYPES["F32"], "most")
-    assert len(encode_dense(old, new, DTYPES["F32"])) < 0.15 * len(encode_full(new, DTYPES["F32"]))
 
 
 def test_a_block_has_at_least_one_byte_per_1024() -> None:
@@ -137,13 +130,9 @@ LIES: list[Callable[[Planes], None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("tag", ["full", "dense"])
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
-def test_malformed_blocks_are_rejected_by_both_kernels(lie: Callable[[Planes], None], tag: str) -> None:
+def test_malformed_blocks_are_rejected_by_both_kernels(lie: Callable[[Planes], None]) -> None:
     block = honest()
-    if tag == "dense":
-        block.tag = block.tag & ~3 | 2
-    block.build()
     lie(block)
     for one in (numpy_kernel, _kernel):
         with pytest.raises(ValueError, match=r"\w"):
@@ -154,12 +143,6 @@ def test_the_unchanged_block_is_accepted() -> None:
     assert honest().build() == encode_full(NEW, BF16)
     for one in (numpy_kernel, _kernel):
         assert one.decode_block(honest().build(), None, 2000, 2, 8, 7, 0) == (None, bytearray(NEW.tobytes()))
-
-
-def test_a_dense_block_needs_its_base() -> None:
-    for one in (numpy_kernel, _kernel):
-        with pytest.raises(ValueError, match="needs a base"):
-            one.decode_block(encode_dense(OLD, NEW, BF16), None, 2000, 2, 8, 7, 0)
 
 
 @pytest.mark.parametrize("count", [1 << 16, 1 << 22])
