@@ -86,6 +86,10 @@ class Faults:
     disk: float = 0.0  # per flush of a memory map
     busy_until: float = 0.0
 
+    def ease(self) -> None:
+        """Fewer requests fail from now on."""
+        self.failed, self.lost = self.failed / 2, self.lost / 2
+
     def end(self) -> None:
         self.failed = self.lost = self.landing = self.slow = self.pause = self.rotten = self.disk = 0.0
 

@@ -35,6 +35,9 @@ _MOMENTS = [
 ]
 
 
+_PATIENCE = 50  # failed starts until faults become rarer: a trainer that reads a long chain may never start otherwise
+
+
 def publisher_ambush(rng: random.Random) -> Ambush:
     operation, prefix = rng.choice(_MOMENTS)
     pause = rng.choice([None, None, 5.0, 30.0, 90.0, 300.0])
@@ -77,6 +80,7 @@ class SimTrainer:
         self.anchor_every = world.random.choice([None, 2, 2, 5])
         self.signer: Signer | None = None
         self.is_stray = world.keys is not None and world.random.random() < 0.1  # has no key, and must be refused
+        self.starts = 0  # that failed
         self.stays: asyncio.Event | None = None  # it is done, and shows signs of life until then
 
     async def live(self, process: Process) -> bool:
@@ -97,6 +101,9 @@ class SimTrainer:
             return True
         except BucketError as problem:
             self.world.trace(f"{self.world.now()} {self.name}: could not start ({problem.message})")
+            self.starts += 1
+            if self.starts % _PATIENCE == 0:
+                self.world.faults.ease()
             return False
         except (Untrusted, BrokenChain, ForeignRun) as problem:
             self.world.trace(f"{self.world.now()} {self.name}: refuses to start ({problem.message})")

@@ -98,6 +98,25 @@ class TestHeartbeats:
 
         play(act)
 
+    def test_heartbeat_and_lease_stay_until_the_version_is_found_after_a_restart(self, play: Play) -> None:
+        """Without them, gc could delete what the follower needs next."""
+
+        async def act(scene: Scene) -> None:
+            await scene.publish(3)
+            await scene.look()
+            await scene.work.beat()
+            scene.replica.close()
+            scene.bucket.trouble("get", commit_path(3), failed, ALWAYS)
+            scene.open()
+            scene.start()
+            await eventually(lambda: scene.work.trouble)
+            await asyncio.sleep(1)
+            assert (scene.beat.version, scene.beat.trouble) == (3, "")
+            scene.bucket.calm()
+            await eventually(lambda: scene.work.version == 3)
+
+        play(act)
+
     def test_last_heartbeat_ends_the_lease(self, play: Play) -> None:
         async def act(scene: Scene) -> None:
             await scene.publish(2)

@@ -13,6 +13,7 @@ from support.replicas import STORY, check, checkpoints, loaded, reopened
 from weightwire.errors import ReplicaError
 from weightwire.replica.current_refresh import CurrentRefresh
 from weightwire.replica.replica import Replica
+from weightwire.system.durable_files import clone_file
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 
@@ -148,21 +149,40 @@ def test_a_checkpoint_that_is_being_made_is_kept_when_others_are_given_back(repl
     assert lent.exists()
 
 
-def test_a_failed_flush_loses_the_memory(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+def fail(*_: object) -> None:
+    raise OSError(5, os.strerror(5))
+
+
+def test_a_failed_flush_loses_the_memory_at_once(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may have dropped pages, so nothing may be copied from the memory until the refresh is finished."""
     refresh = begun(replica)
-
-    def fail(*_: object) -> None:
-        raise OSError(5, os.strerror(5))
-
     with monkeypatch.context() as patched:
         patched.setattr("weightwire.system.durable_files.flush", fail)
-        with pytest.raises(ReplicaError):
+        with pytest.raises(ReplicaError, match="could not be written to disk"):
             refresh.make_beside()
-    with pytest.raises(ReplicaError, match="could not be written to disk"):
-        replica.finish_refresh(refresh, is_made=False)
     assert replica.position is None
+    with pytest.raises(ReplicaError, match="could not be written to disk"):
+        replica.make_current()
+    replica.finish_refresh(refresh, is_made=False)
+    assert shown(replica) == 1
     with reopened(replica) as again:
         check(again, 2)
+
+
+def test_a_flush_that_fails_during_a_copy_spoils_the_copy(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    refresh = begun(replica)
+
+    def copy_meanwhile(source: Path, target: Path) -> bool:
+        with monkeypatch.context() as patched:
+            patched.setattr("weightwire.system.durable_files.flush", fail)
+            with pytest.raises(ReplicaError):
+                refresh.make_beside()
+        return clone_file(source, target)
+
+    monkeypatch.setattr("weightwire.replica.checkpoint_store.durable_files.clone_file", copy_meanwhile)
+    with pytest.raises(ReplicaError, match="could not be written to disk"):
+        replica.make_current()
+    assert shown(replica) == 1
 
 
 def test_current_is_never_a_mixture_while_versions_arrive(replica: Replica) -> None:

@@ -58,10 +58,13 @@ class HeartbeatWriter:
                 await self._due.wait()
 
     async def beat(self, position: RunPosition, trouble: str) -> None:
-        """Writes a heartbeat, once the run is known."""
+        """Writes a heartbeat, once the run is known.
+
+        After a restart the last one stays until the replica's version is found in the run, and so does its lease.
+        """
         self._due.clear()
         async with self._writing:
-            if position.run is not None:
+            if position.run is not None and not position.is_sought:
                 if self._names.is_due():
                     self._name = self._names.check(self._name, await self._get())
                 # Also if writing fails: the next regular heartbeat is soon enough.

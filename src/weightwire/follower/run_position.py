@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weightwire.catchup import ChainPath
 from weightwire.chain import RUN, ChainReader, Commit, Run, Sealed, read_run, rolled_back
-from weightwire.errors import BrokenChain, Untrusted
+from weightwire.errors import BrokenChain, BucketError, PermissionDenied, TooLarge, Untrusted, WeightwireError
 from weightwire.follower.follow_context import FollowContext
 from weightwire.follower.seen_head import SeenHead
 from weightwire.replica import Position
@@ -26,6 +26,7 @@ class RunPosition:
         self.chain: ChainReader | None = None
         self.commit: Sealed[Commit] | None = None  # of the version that the replica holds
         self.head = -1
+        self.is_sought = False  # the replica holds a version of the run, and it is not known yet whether the run has it
         self._context = context
         self._bucket, self._replica = context.bucket, context.replica
         self._reached: Sealed[Commit] | None = None  # never go below it, even if the replica is lost
@@ -74,8 +75,16 @@ class RunPosition:
             self._warn_once(f"this replica belongs to run {held.run[:12]}; rebuilding it for run {run.run[:12]}")
             self.commit = self._reached = None
         elif held is not None:
-            commit = chain.remember(await self._find(held, chain))
-            await self._check_trusted(commit, chain)
+            self.is_sought = True
+            try:
+                commit = chain.remember(await self._find(held, chain))
+                await self._check_trusted(commit, chain)
+            except WeightwireError as problem:
+                self.is_sought = isinstance(problem, BucketError) and not isinstance(
+                    problem, PermissionDenied | TooLarge
+                )
+                raise
+            self.is_sought = False
             self.advance(commit)
             self.head = held.version
         self.chain = chain

@@ -14,7 +14,8 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -52,7 +53,7 @@ class Position:
         return f"{self.version:020}-{self.commit}.safetensors"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Saved:
     """A version that is being written to disk. Call `flush`, in any thread, then `Workdir.finish`."""
 
@@ -60,15 +61,8 @@ class Saved:
     state: State
     records: tuple[Path, ...]  # the journal records up to this version
     memory: mmap.mmap
-    model: Path
-    failure: OSError | None = None
-
-    def flush(self) -> None:
-        """Writes the model to disk. Changes of later versions may get there, too: the journal still has them."""
-        try:
-            durable_files.flush(self.memory, self.model)
-        except OSError as problem:
-            self.failure = problem
+    flush: Callable[[], None]
+    """Writes the model to disk. Changes of later versions may get there, too: the journal still has them."""
 
 
 class Workdir:
@@ -91,6 +85,7 @@ class Workdir:
         self.lost: str | None = None
         self.journal: dict[Path, int] = {}  # records since the last sync, and their sizes
         self.memory = memory
+        self._flushing = threading.Lock()
         self._threads = threads
         self._weights = weights
         self.weights: Weights = {name: _read_only(tensor) for name, tensor in self._weights.items()}
@@ -183,13 +178,25 @@ class Workdir:
 
     def save(self) -> Saved:
         """The version held, to be written to disk. It may advance before `finish`."""
-        return Saved(self.position, self.state, tuple(self.journal), self.memory, self.path / MODEL_FILE)
+        return Saved(self.position, self.state, tuple(self.journal), self.memory, self._flush)
+
+    def _flush(self) -> None:
+        """In any thread. After a failure the system may have dropped the changes, and says so only once."""
+        with self._flushing:
+            try:
+                durable_files.flush(self.memory, self.path / MODEL_FILE)
+            except OSError as problem:
+                self._lose(f"its changes could not be written to disk ({problem.strerror})", problem)
+
+    def check(self) -> None:
+        """Raises an error if the memory is lost, also if that turns out only now in another thread."""
+        with self._flushing:
+            if self.lost:
+                self._lose(self.lost)
 
     def finish(self, saved: Saved) -> None:
         """Removes the journal records up to a version that was written to disk. Does nothing if a later one was."""
-        if saved.failure is not None:
-            # The system may have dropped the dirty pages, and reports that only once.
-            self._lose(f"its changes could not be written to disk ({saved.failure.strerror})", saved.failure)
+        self.check()
         if saved.position.version < self.synced:
             return
         durable_files.write_file(self.path / _STATE, _describe(saved.position, saved.state))
