@@ -11,9 +11,9 @@ import pytest
 
 from support.crafted_files import Marks, Steps, Ulp, parse_ulp
 from support.encoded import encode_ulp
-from support.samples import LAYOUTS, Units, base, change
+from support.samples import LAYOUTS, Units, base, below, change
 from weightwire.codec import _kernel, numpy_kernel
-from weightwire.codec.ulp_encoding import decode_ulp
+from weightwire.codec.encodings import decode_block
 from weightwire.weights.dtypes import DTYPES, Dtype
 
 BF16 = DTYPES["BF16"]
@@ -31,7 +31,8 @@ def test_positions_and_values_round_trip(dtype: Dtype, how: str) -> None:
     """Even if another encoding would be shorter."""
     old = base(dtype, 500)
     new = change(old, dtype, how)
-    positions, values = decode_ulp(memoryview(encode_ulp(old, new, dtype, 0)), old, dtype, 0)
+    positions, values = decode_block(memoryview(encode_ulp(old, new, dtype, 0)), old, len(old), dtype, 0)
+    assert positions is not None
     assert positions.tolist() == np.flatnonzero(old != new).tolist()
     assert (values == new[old != new]).all()
 
@@ -106,6 +107,24 @@ def test_a_bias_of_signs_is_sent(how: str, plus: set[int]) -> None:
     assert steps.plus in plus
 
 
+def test_integers_are_seen_as_bytes() -> None:
+    """Of eight packed numbers of 4 bits one changes, by one: that is all a step costs, whichever number it is."""
+    old = base(DTYPES["I32"], 40_000, "bits") & np.uint32(0x77777777) | np.uint32(0x11111111)
+    steps = np.uint32(1) << (4 * below(3, 40_000, 8)).astype(np.uint32)
+    new = np.where(np.arange(40_000) % 16, old, old + steps)
+    bits = 160_000 * (entropy(16, 1) / 16 / 4) + 2500 * 3  # which of the 32-bit units, and which number of it
+    assert 8 * len(encode_ulp(old, new, DTYPES["I32"], 0)) < 1.02 * bits
+
+
+@pytest.mark.parametrize("step", [1, 16, 127, 128, 129, 240, 255])
+def test_every_step_of_a_byte_has_its_own_symbol(step: int) -> None:
+    old = np.zeros(100, np.uint8)
+    new = old.copy()
+    new[7] = step
+    ((_, steps),) = parse_ulp(encode_ulp(old, new, DTYPES["U8"], 0), DTYPES["U8"]).classes
+    assert (steps.symbols, steps.low) == ([2 * step - 2 if step <= 128 else 2 * (256 - step) - 1], [])
+
+
 def test_lines_are_listed_if_few_change() -> None:
     old = base(BF16, 640 * 128)
     quiet = change(old, BF16, "rows", line=128)
@@ -123,7 +142,8 @@ def test_lines_are_not_listed_if_that_costs_more() -> None:
 def test_a_change_of_sign_is_an_ordinary_step() -> None:
     old = np.array([0x8000, 0x0000, 0x3F80], "<u2")
     new = np.array([0x0000, 0x8000, 0xBF80], "<u2")
-    positions, values = decode_ulp(memoryview(encode_ulp(old, new, BF16, 0)), old, BF16, 0)
+    positions, values = decode_block(memoryview(encode_ulp(old, new, BF16, 0)), old, len(old), BF16, 0)
+    assert positions is not None
     assert positions.tolist() == [0, 1, 2]
     assert values.tolist() == new.tolist()
 

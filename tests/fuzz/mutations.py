@@ -223,7 +223,7 @@ def make_consistent(block: Ulp, rng: random.Random) -> None:
             wanted = sum(symbol != gap_table(marks.j)[1] for symbol in marks.symbols)
             usable = [symbol for symbol, share in enumerate(steps.table) if share]
             steps.symbols = (steps.symbols + [rng.choice(usable)] * max(0, wanted - len(steps.symbols)))[:wanted]
-        widths = [width for width in (raw_bits(symbol >> 1) for symbol in steps.symbols) if width]
+        widths = [width for width in (raw_bits(symbol >> 1, block.exponent) for symbol in steps.symbols) if width]
         if [width for _, width in steps.low] != widths:
             steps.low = [(rng.getrandbits(width), width) for width in widths]
     for one in [marks for marks, _ in block.classes] + ([block.lines] if block.lines else []):
@@ -262,7 +262,7 @@ def make_dense_consistent(block: Dense, rng: random.Random) -> None:
     for i, (symbol, at) in enumerate(zip(block.symbols, which.tolist(), strict=True)):
         usable = [one for one, share in enumerate(tables[at]) if share]
         block.symbols[i] = symbol if symbol in usable else rng.choice(usable)
-    widths = [width for symbol in block.symbols if symbol and (width := raw_bits((symbol - 1) >> 1))]
+    widths = [width for symbol in block.symbols if symbol and (width := raw_bits((symbol - 1) >> 1, block.exponent))]
     if [width for _, width in block.low] != widths:
         block.low = [(rng.getrandbits(width), width) for width in widths]
 

@@ -28,7 +28,8 @@ from weightwire.delta.index import pack_index
 from weightwire.weights.dtypes import Dtype
 
 LANES = (1, 4, 16, 1)  # the last is invalid
-TOKENS = {1: 31, 2: 63, 4: 79, 8: 111}
+TOKENS = {1: 31, 2: 63, 4: 79, 8: 111}  # of floats by width
+PLAIN_TOKENS = 128  # of bytes that are not floats
 BALANCED = 128
 
 
@@ -79,7 +80,11 @@ class Steps:
     @property
     def table(self) -> Shares:
         plus = max(0, self.plus)
-        return split(shares(self.levels, 1 if plus in (0, 256) else 2), plus)
+        return split_by_sign(shares(self.levels, 1 if plus in (0, 256) else 2), plus)
+
+
+def split_by_sign(slots: Shares, plus: int) -> Shares:
+    return split(slots[: PLAIN_TOKENS - 1], plus) + slots[PLAIN_TOKENS - 1 :]
 
 
 def write_step_table(bits: BitWriter, levels: tuple[int, ...], plus: int) -> None:
@@ -89,8 +94,8 @@ def write_step_table(bits: BitWriter, levels: tuple[int, ...], plus: int) -> Non
         bits.number(plus, 8)
 
 
-def read_step_table(bits: BitReader, most: int) -> tuple[tuple[int, ...], int]:
-    levels = read_levels(bits, most)
+def read_step_table(bits: BitReader, dtype: Dtype, *, dense: bool = False) -> tuple[tuple[int, ...], int]:
+    levels = read_levels(bits, (TOKENS[dtype.unit] if dtype.is_float else PLAIN_TOKENS) + dense)
     mode = bits.number(2)
     return levels, bits.number(8) if mode == 3 else (BALANCED, 256, -1)[mode]
 
@@ -168,7 +173,7 @@ class DenseTable:
     def shares(self) -> Shares:
         plus = max(0, self.plus)
         slots = shares(self.levels, 1 if plus in (0, 256) else 2)
-        return (slots[0], *split(slots[1:], plus))
+        return (slots[0], *split_by_sign(slots[1:], plus))
 
 
 @dataclass
@@ -289,11 +294,11 @@ def parse_ulp(data: bytes, dtype: Dtype) -> Ulp:
         if tables and bits.number(1):
             tables.append(replace(tables[-1], symbols=[], low=[], same=True))
             continue
-        tables.append(Steps([], [], *read_step_table(bits, TOKENS[dtype.unit])))
+        tables.append(Steps([], [], *read_step_table(bits, dtype)))
     marks = [_marks(decoder, bits, *head) for head in heads]
     lines = marks.pop(0) if data[0] & 16 else None
     steps = [
-        _steps(decoder, bits, table, count if one.complement else len(one.low))
+        _steps(decoder, bits, table, count if one.complement else len(one.low), dtype)
         for one, count, table in zip(marks, counts, tables, strict=True)
     ]
     return Ulp(data[0], dtype.exponent, bounds, present, lines, list(zip(marks, steps, strict=True)))
@@ -305,21 +310,23 @@ def _marks(decoder: rans.Decoder, bits: BitReader, complement: bool, symbols: in
     return Marks(complement, j, found, [bits.number(raw) for symbol in found if symbol != go_on])
 
 
-def _steps(decoder: rans.Decoder, bits: BitReader, steps: Steps, count: int) -> Steps:
+def _steps(decoder: rans.Decoder, bits: BitReader, steps: Steps, count: int, dtype: Dtype) -> Steps:
     steps.symbols = decoder.section(count, steps.table).tolist()
     for symbol in steps.symbols:
-        if width := raw_bits(symbol >> 1):
+        if width := raw_bits(symbol >> 1, dtype.exponent):
             steps.low.append((bits.number(width), width))
     return steps
 
 
-def raw_bits(token: int) -> int:
+def raw_bits(token: int, exponent: int) -> int:
     """The number of raw bits of a step token."""
-    return 0 if token < 15 else (token - 15) // 4 + 2 if token < 63 else token - 47
+    return 0 if token < 15 or not exponent else (token - 15) // 4 + 2 if token < 63 else token - 47
 
 
 def parse_dense(data: bytes, old: Units, dtype: Dtype, line: int) -> Dense:
     """Parses a well-formed block."""
+    if not dtype.is_float:
+        old, line = old.view(np.uint8), line * old.itemsize
     decoder, rest = _open(data)
     bits = BitReader(rest)
     bounds, present = read_classes(bits, dtype.exponent)
@@ -327,15 +334,13 @@ def parse_dense(data: bytes, old: Units, dtype: Dtype, line: int) -> Dense:
     tables: list[DenseTable] = []
     for _ in present:
         same = bool(tables) and bool(bits.number(1))
-        tables.append(
-            replace(tables[-1], same=True) if same else DenseTable(*read_step_table(bits, 1 + TOKENS[dtype.unit]))
-        )
+        tables.append(replace(tables[-1], same=True) if same else DenseTable(*read_step_table(bits, dtype, dense=True)))
     lines = _marks(decoder, bits, *head) if head else None
     if lines:
         old = old.reshape(-1, line)[_listed(lines, len(old) // line)].ravel()
     classes = classes_of(old, dtype, tuple(bounds)).tolist()
     symbols = decoder.mixed(*dense_tables(present, tables, classes)).tolist()
-    widths = [raw_bits((symbol - 1) >> 1) for symbol in symbols if symbol]
+    widths = [raw_bits((symbol - 1) >> 1, dtype.exponent) for symbol in symbols if symbol]
     low = [(bits.number(width), width) for width in widths if width]
     return Dense(data[0], dtype.exponent, bounds, present, lines, tables, classes, symbols, low)
 

@@ -95,8 +95,8 @@ static int known_layout(const Classing *k, const Indexing *where, Py_ssize_t byt
     return 0;
 }
 
-static PyObject *new_digests(Py_ssize_t units, const Indexing *where, Digest **digests) {
-    Py_ssize_t size = units / (Py_ssize_t)where->segment * (Py_ssize_t)sizeof(Digest);
+static PyObject *new_digests(size_t segments, Digest **digests) {
+    Py_ssize_t size = (Py_ssize_t)(segments * sizeof(Digest));
     PyObject *result = PyBytes_FromStringAndSize(NULL, size);
     if (!result) return NULL;
     *digests = (Digest *)(void *)PyBytes_AsString(result);
@@ -108,7 +108,7 @@ static PyObject *encode(
     const Block *old, const Block *new, Py_ssize_t count, Py_ssize_t line, Classing *k, Indexing where) {
     Digest *digests;
     Py_ssize_t size = count / (Py_ssize_t)where.segment * 4;
-    PyObject *gained = new_digests(count, &where, &digests), *changed = PyBytes_FromStringAndSize(NULL, size);
+    PyObject *gained = new_digests((size_t)count / where.segment, &digests), *changed = PyBytes_FromStringAndSize(NULL, size);
     PyObject *result = NULL;
     if (gained && changed) {
         Bytes out = {0};
@@ -162,51 +162,104 @@ done:
     return result;
 }
 
-/* Decodes a block against its base, or into it if there is a target. Python allocates the results as soon as their size
- * is known, so large results are not copied. */
+/* The changes of a block, as Python gets them. */
+typedef struct {
+    PyObject *positions, *values, *gained;
+} Changes;
+
+/* Allocates the results as soon as their size is known, so large results are not copied. */
+static int changes_new(Changes *c, size_t changes, unsigned unit, int listed) {
+    c->positions = listed ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(changes * 4)) : Py_NewRef(Py_None);
+    c->values = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(changes * unit));
+    return c->positions && c->values;
+}
+
+static void changes_free(Changes *c) {
+    Py_XDECREF(c->positions);
+    Py_XDECREF(c->values);
+    Py_XDECREF(c->gained);
+}
+
+static void land_in(const Changes *c, int listed, Landed *landed) {
+    landed->position = listed ? (uint32_t *)PyBytes_AsString(c->positions) : NULL;
+    landed->value = (uint8_t *)PyByteArray_AsString(c->values);
+}
+
+/* The same changes of whole units. Without memory returns 0. */
+static int join_changes(Changes *c, const Pieces *units, size_t changes, unsigned unit) {
+    Changes joined = {NULL, NULL, c->gained};
+    const uint32_t *position = (const uint32_t *)PyBytes_AsString(c->positions);
+    const uint8_t *value = (const uint8_t *)PyByteArray_AsString(c->values);
+    size_t count = count_joined(position, changes, unit);
+    if (!changes_new(&joined, count, unit, 1)) {
+        joined.gained = NULL;
+        changes_free(&joined);
+        return 0;
+    }
+    uint32_t *to = (uint32_t *)PyBytes_AsString(joined.positions);
+    uint8_t *out = (uint8_t *)PyByteArray_AsString(joined.values);
+    Py_BEGIN_ALLOW_THREADS;
+    join_bytes(units, position, value, changes, unit, to, out);
+    Py_END_ALLOW_THREADS;
+    Py_DECREF(c->positions);
+    Py_DECREF(c->values);
+    *c = joined;
+    return 1;
+}
+
+/* Undoes a change in place. */
+static void undo(Landed *landed, size_t changes, unsigned unit) {
+    if (landed->position)
+        put_back(landed, unit);
+    else
+        swap_block(landed->target, NULL, landed->value, changes, unit, landed->where, landed->digests);
+}
+
+/* Decodes a block against its base, or into it if there is a target. */
 static PyObject *decode_block(
-    const Py_buffer *data, const Pieces *old, size_t count, size_t line, Classing *k, Landed *landed) {
+    const Py_buffer *data, const Pieces *old, size_t count, size_t line, const Classing *given, Landed *landed) {
     const uint8_t *bytes = data->buf;
-    size_t size = (size_t)data->len, changes = count;
-    PyObject *positions = NULL, *values = NULL, *gained = NULL, *result = NULL;
+    size_t size = (size_t)data->len, changes = 0, units = count;
+    Classing k = is_full(bytes) ? *given : coded_as(given);
+    unsigned in_unit = given->unit / k.unit;
+    Changes c = {NULL, NULL, NULL};
+    PyObject *result = NULL;
     const char *why;
     Reading g;
     memset(&g, 0, sizeof g);
+    count *= in_unit;
+    line *= in_unit;
+    landed->where.segment *= in_unit;
     Py_BEGIN_ALLOW_THREADS;
-    why = decode_start(bytes, size, old, count, line, k, &g, &changes);
+    why = decode_start(bytes, size, old, count, line, &k, &g, &changes);
     Py_END_ALLOW_THREADS;
-    int listed = is_ulp(bytes);
+    int listed = is_ulp(bytes), done = 0;
     if (!why) {
-        positions = listed ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(changes * 4)) : Py_NewRef(Py_None);
-        values = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(changes * k->unit));
-        gained = new_digests(landed->target ? (Py_ssize_t)count : 0, &landed->where, &landed->digests);
-        if (!positions || !values || !gained) why = OUT_OF_MEMORY;
+        size_t gains = landed->target ? units * given->unit / landed->target->size : 0;
+        c.gained = new_digests(gains, &landed->digests);
+        if (!c.gained || !changes_new(&c, changes, k.unit, listed)) why = OUT_OF_MEMORY;
     }
     if (!why) {
-        landed->position = listed ? (uint32_t *)PyBytes_AsString(positions) : NULL;
-        landed->value = (uint8_t *)PyByteArray_AsString(values);
+        land_in(&c, listed, landed);
         Py_BEGIN_ALLOW_THREADS;
-        why = decode_finish(bytes, size, old, count, line, k, &g, landed);
+        why = decode_finish(bytes, size, old, count, line, &k, &g, landed);
         Py_END_ALLOW_THREADS;
+        done = !why && landed->target;
     }
     reading_free(&g);
+    if (!why && listed && in_unit > 1 && !join_changes(&c, old, changes, given->unit)) why = OUT_OF_MEMORY;
     if (why == OUT_OF_MEMORY)
         PyErr_NoMemory();
     else if (why)
         PyErr_SetString(PyExc_ValueError, why);
     else if (landed->target)
-        result = Py_BuildValue("OOO", positions, values, gained);
+        result = Py_BuildValue("OOO", c.positions, c.values, c.gained);
     else
-        result = Py_BuildValue("OO", positions, values);
-    if (!result && !why && landed->target) {
-        if (listed)
-            put_back(landed, k->unit);
-        else
-            swap_block(landed->target, NULL, landed->value, count, k->unit, landed->where, landed->digests);
+        result = Py_BuildValue("OO", c.positions, c.values);
+    if (!result && done) {
+        undo(landed, changes, k.unit);
     }
-    Py_XDECREF(positions);
-    Py_XDECREF(values);
-    Py_XDECREF(gained);
+    changes_free(&c);
     return result;
 }
 
@@ -315,7 +368,7 @@ static PyObject *swap_or_tell(PyObject *args, int write) {
     if (!known_layout(&k, &where, block.size)) goto done;
     Py_ssize_t count = block.size / (Py_ssize_t)k.unit;
     if (!known_patch(positions_object, &positions, &values, count, k.unit, !write)) goto done;
-    result = new_digests(count, &where, &digests);
+    result = new_digests((size_t)(count / segment), &digests);
     if (!result) goto done;
     size_t changes = (size_t)values.len / k.unit;
     Py_BEGIN_ALLOW_THREADS;
@@ -426,7 +479,7 @@ static PyObject *py_digest(PyObject *self, PyObject *args) {
     where.segment = (size_t)segment;
     if (!known_segment(&k, &where) || !borrow(data_object, segment * (Py_ssize_t)k.unit, 0, &data)) goto done;
     if (!known_layout(&k, &where, data.size)) goto done;
-    result = new_digests(data.size / (Py_ssize_t)k.unit, &where, &digests);
+    result = new_digests((size_t)(data.size / (segment * (Py_ssize_t)k.unit)), &digests);
     if (result) {
         size_t segments = (size_t)data.size / data.pieces.size;
         Py_BEGIN_ALLOW_THREADS;

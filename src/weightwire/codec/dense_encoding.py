@@ -54,7 +54,7 @@ class _DensePlan:
     @staticmethod
     def of(old: Units, new: Units, dtype: Dtype, bounds: Bounds) -> _DensePlan:
         classes, changed = classes_of(old, dtype, bounds), old != new
-        steps = Steps.of(steps_between(old[changed], new[changed], dtype))
+        steps = Steps.of(steps_between(old[changed], new[changed], dtype), dtype)
         symbols = np.zeros(len(old), np.uint8)
         symbols[changed] = steps.symbols + np.uint8(1)
         present = [c for c in range(CLASSES) if (changed & (classes == c)).any()]
@@ -126,7 +126,7 @@ def decode_dense(data: memoryview, old: Units, dtype: Dtype, line: int) -> Units
         within = np.repeat(marked(listed, len(old) // line, lines.complement), line)
     before = old[within]
     classes = classes_of(before, dtype, bounds)
-    steps = _read_steps(decoder, bits, *_tables_by_class(present, tables, classes))
+    steps = _read_steps(decoder, bits, *_tables_by_class(present, tables, classes), dtype)
     decoder.finish()
     bits.finish()
     new = old.copy()
@@ -135,12 +135,12 @@ def decode_dense(data: memoryview, old: Units, dtype: Dtype, line: int) -> Units
 
 
 def _read_steps(
-    decoder: Decoder, bits: BitReader, tables: list[Shares], which: npt.NDArray[np.uint8]
+    decoder: Decoder, bits: BitReader, tables: list[Shares], which: npt.NDArray[np.uint8], dtype: Dtype
 ) -> npt.NDArray[np.uint64]:
     """The step of each unit, 0 if it did not change."""
     symbols = decoder.mixed(tables, which).astype(np.int64)
     changed = np.flatnonzero(symbols)
-    least, widths = magnitudes_of((symbols[changed] - 1) >> 1)
+    least, widths = magnitudes_of((symbols[changed] - 1) >> 1, dtype)
     magnitudes = least + bits.numbers(widths)
     steps = np.zeros(len(symbols), np.uint64)
     steps[changed] = np.where(symbols[changed] & 1, magnitudes, -magnitudes)

@@ -37,20 +37,25 @@ __all__ = [
     "write_step_tables",
 ]
 
-_TOKENS = {1: 31, 2: 63, 4: 79, 8: 111}  # tokens of magnitudes by width: 1..15, then 4 per octave, above 2^16 one
+_TOKENS = {1: 31, 2: 63, 4: 79, 8: 111}  # of floats by width: one for each of 1..15, then 4 per octave, above 2^16 one
+_PLAIN_TOKENS = 128  # of bytes that are not floats: one for each magnitude
+_MOST_TOKENS = max(_PLAIN_TOKENS, *_TOKENS.values())
 _BALANCED = 128
 
 Integers = npt.NDArray[np.int64]
 
 
 def steps_between(old: Units, new: Units, dtype: Dtype) -> npt.NDArray[np.int64]:
-    """order(new) - order(old), wrapped to the width of a unit."""
+    """order(new) - order(old), wrapped to the width of a unit. For bytes that are not floats, from -127 to 128."""
     difference = order(new, dtype) - order(old, dtype)
-    return difference.view(difference.dtype.str.replace("u", "i")).astype(np.int64)
+    steps: npt.NDArray[np.int64] = difference.view(difference.dtype.str.replace("u", "i")).astype(np.int64)
+    return steps if dtype.is_float else np.where(steps == -_PLAIN_TOKENS, _PLAIN_TOKENS, steps)
 
 
-def _tokens_of(magnitudes: npt.NDArray[np.uint64]) -> tuple[Integers, Integers]:
+def _tokens_of(magnitudes: npt.NDArray[np.uint64], dtype: Dtype) -> tuple[Integers, Integers]:
     """For each magnitude its token, and the number of low bits that are sent raw."""
+    if not dtype.is_float:
+        return magnitudes.astype(np.int64) - 1, np.zeros(len(magnitudes), np.int64)
     octave = np.zeros(len(magnitudes), np.int64)
     for bit in range(1, int(magnitudes.max(initial=0)).bit_length()):
         octave[magnitudes >> np.uint64(bit) > 0] = bit
@@ -61,8 +66,10 @@ def _tokens_of(magnitudes: npt.NDArray[np.uint64]) -> tuple[Integers, Integers]:
     return np.where(direct, magnitudes.astype(np.int64) - 1, token), np.where(direct, 0, raw)
 
 
-def magnitudes_of(tokens: Integers) -> tuple[npt.NDArray[np.uint64], Integers]:
+def magnitudes_of(tokens: Integers, dtype: Dtype) -> tuple[npt.NDArray[np.uint64], Integers]:
     """For each token its least magnitude, and the number of raw bits to add."""
+    if not dtype.is_float:
+        return (tokens + 1).astype(np.uint64), np.zeros(len(tokens), np.int64)
     octave = np.where(tokens < 63, (tokens - 15) // 4 + 4, tokens - 63 + 16)
     raw = np.where(tokens < 63, octave - 2, octave)
     sub = np.where(tokens < 63, (tokens - 15) % 4 + 4, 1)
@@ -80,9 +87,9 @@ class Steps:
     widths: Integers
 
     @staticmethod
-    def of(steps: npt.NDArray[np.int64]) -> Steps:
+    def of(steps: npt.NDArray[np.int64], dtype: Dtype) -> Steps:
         magnitudes = np.where(steps < 0, -steps, steps).view(np.uint64)
-        tokens, widths = _tokens_of(magnitudes)
+        tokens, widths = _tokens_of(magnitudes, dtype)
         low = magnitudes & ((np.uint64(1) << widths.astype(np.uint64)) - np.uint64(1))
         return Steps((tokens * 2 + (steps < 0)).astype(np.uint8), low, widths)
 
@@ -98,7 +105,7 @@ class StepTable:
     @staticmethod
     def of(symbols: npt.NDArray[np.uint8], unchanged: int | None = None) -> StepTable:
         """`unchanged` is given for a dense block only."""
-        counts = np.bincount(symbols >> 1, minlength=_TOKENS[8])
+        counts = np.bincount(symbols >> 1, minlength=_MOST_TOKENS)
         if unchanged is not None:
             counts = np.concatenate([[unchanged], counts])
         return StepTable(counts, int((symbols & 1 == 0).sum()), len(symbols))
@@ -157,7 +164,7 @@ def read_step_tables(bits: BitReader, classes: int, dtype: Dtype, *, dense: bool
         if tables and bits.number(1):
             tables.append(tables[-1])
             continue
-        levels = read_levels(bits, _TOKENS[dtype.unit] + dense)
+        levels = read_levels(bits, (_TOKENS[dtype.unit] if dtype.is_float else _PLAIN_TOKENS) + dense)
         if len(levels) == 1 and dense:
             raise ValueError("it lists a class without a change")
         tables.append(step_table_shares(levels, _read_bias(bits), dense=dense))
@@ -167,7 +174,8 @@ def read_step_tables(bits: BitReader, classes: int, dtype: Dtype, *, dense: bool
 def step_table_shares(levels: Levels, plus: int, *, dense: bool = False) -> Shares:
     """The shares of all symbols. The first level of a dense block is that of unchanged units, which have no sign."""
     slots = shares(levels, 1 if plus in (0, 256) else 2)
-    return (*slots[:dense], *split(slots[dense:], plus))
+    last = dense + _PLAIN_TOKENS - 1  # stands for one step, of which there is no other sign
+    return (*slots[:dense], *split(slots[dense:last], plus), *slots[last:])
 
 
 def _bias(positive: int, total: int) -> int:

@@ -73,7 +73,7 @@ class _UlpPlan:
             if here.any():
                 present.append(c)
                 marks.append(Marks.of(np.flatnonzero(changed[member]), int(member.sum())))
-                steps.append(Steps.of(steps_between(old[here], new[here], dtype)))
+                steps.append(Steps.of(steps_between(old[here], new[here], dtype), dtype))
         tables = share_tables([StepTable.of(one.symbols) for one in steps])
         return _UlpPlan(bounds, present, lines, marks, steps, tables)
 
@@ -152,7 +152,7 @@ def decode_ulp(data: memoryview, old: Units, dtype: Dtype, line: int) -> tuple[P
         if head.marks.complement and len(here) != head.steps:
             raise ValueError("the number of steps differs from the number of changes")
         positions.append(here)
-        steps = _read_steps(decoder, bits, len(here), head.table)
+        steps = _read_steps(decoder, bits, len(here), head.table, dtype)
         values.append(unorder(order(old[here], dtype) + steps.astype(old.dtype), dtype))
     decoder.finish()
     bits.finish()
@@ -181,8 +181,8 @@ def _read_heads(bits: BitReader, count: int, dtype: Dtype, line: int, *, has_lin
     return _Heads(bounds, lines, [_ClassHead(*one) for one in zip(present, marks, steps, tables, strict=True)])
 
 
-def _read_steps(decoder: Decoder, bits: BitReader, count: int, table: Shares) -> npt.NDArray[np.uint64]:
+def _read_steps(decoder: Decoder, bits: BitReader, count: int, table: Shares, dtype: Dtype) -> npt.NDArray[np.uint64]:
     symbols = decoder.section(count, table).astype(np.int64)
-    least, widths = magnitudes_of(symbols >> 1)
+    least, widths = magnitudes_of(symbols >> 1, dtype)
     magnitudes = least + bits.numbers(widths)
     return np.where(symbols & 1, -magnitudes, magnitudes)

@@ -37,6 +37,11 @@ class Dtype:
         """Bytes of one unit."""
         return max(1, self.bits // 8)
 
+    @cached_property
+    def coded(self) -> Dtype:
+        """The dtype of what the codec counts steps between: of the bytes of a unit if it is not a float."""
+        return self if self.is_float or self.unit == 1 else Dtype("", self.code, 8)
+
     @property
     def is_float(self) -> bool:
         return self.exponent > 0

@@ -9,6 +9,31 @@
 
 static inline int is_ulp(const uint8_t *data) { return (data[0] & 3) == ULP; }
 
+static inline int is_full(const uint8_t *data) { return (data[0] & 3) == FULL; }
+
+/* The number of units that hold these bytes. Positions ascend. */
+static size_t count_joined(const uint32_t *position, size_t changes, unsigned unit) {
+    size_t count = 0;
+    for (size_t i = 0; i < changes; i++) count += !i || position[i] / unit != position[i - 1] / unit;
+    return count;
+}
+
+/* Changed bytes -> changed units: those of a block, with these bytes in place of theirs. */
+static void join_bytes(
+    const Pieces *units, const uint32_t *position, const uint8_t *value, size_t changes, unsigned unit, uint32_t *to,
+    uint8_t *out) {
+    size_t count = 0;
+    for (size_t i = 0; i < changes; i++) {
+        uint32_t at = position[i] / unit;
+        if (!count || to[count - 1] != at) {
+            size_t byte = (size_t)at * unit, segment = byte / units->size;
+            memcpy(out + count * unit, piece_of(units, segment) + (byte - segment * units->size), unit);
+            to[count++] = at;
+        }
+        out[(count - 1) * unit + position[i] % unit] = value[i];
+    }
+}
+
 /* The first step. `old` is NULL without a base. Returns the reason to reject the block, or NULL and how many units it
  * changes. `g` must be zero, and be freed in both cases. */
 static const char *decode_start(

@@ -60,11 +60,11 @@ typedef struct {
     uint8_t width[SYMBOLS];
 } SymbolSteps;
 
-static void symbol_steps(SymbolSteps *out) {
-    out->least[0] = out->width[0] = 0;
-    for (unsigned s = 1; s < SYMBOLS; s++) {
-        unsigned raw = 0;
-        out->least[s] = s <= 2 * TOKENS ? least_of((s - 1) / 2, &raw) : 0;
+static void symbol_steps(const Classing *k, SymbolSteps *out) {
+    memset(out, 0, sizeof *out);
+    for (unsigned s = 1; s < SYMBOLS && s <= 2 * tokens_of(k); s++) {
+        unsigned raw;
+        out->least[s] = least_of((s - 1) / 2, !k->exponent, &raw);
         out->width[s] = (uint8_t)raw;
     }
 }

@@ -37,7 +37,7 @@ static int dense_plan(DensePlan *p, DenseScan *s, size_t count, size_t line) {
         StepTable *t = &p->tables.table[c];
         memset(t, 0, sizeof *t);
         t->counts[0] = symbols_counted(s, c, 0);
-        for (unsigned symbol = 1; symbol <= 2 * TOKENS; symbol++) {
+        for (unsigned symbol = 1; symbol < SYMBOLS; symbol++) {
             uint32_t here = symbols_counted(s, c, symbol);
             t->counts[1 + (symbol - 1) / 2] += here;
             t->positive += symbol & 1 ? here : 0;
@@ -141,7 +141,7 @@ static const char *read_dense_heads(DenseReading *g, Decoder *d, BitReader *r, s
     if (why) return why;
     if (g->by_lines && !lines) return "it lists lines where there are none";
     if (g->by_lines && (why = read_marks(r, lines, 0, &g->lines))) return why;
-    if ((why = read_step_tables(r, g->used, k->unit, 1, g->tables))) return why;
+    if ((why = read_step_tables(r, g->used, k, 1, g->tables))) return why;
     if (!g->by_lines) return NULL;
     uint8_t *symbols = scratch_new(g->lines.symbols + 1);
     g->listed = scratch_new((lines + 1) * sizeof *g->listed);
@@ -174,7 +174,7 @@ static const char *read_dense_units(
     if (!decode_mixed_section(d, g->slots, g->class, g->symbol, runs * length))
         return "its entropy-coded part is too short";
     if (!decoder_ends_well(d)) return "its entropy-coded part does not end where it should";
-    symbol_steps(&g->steps);
+    symbol_steps(k, &g->steps);
     for (size_t at = 0; g->by_lines && at < count; at += segment)
         memcpy(value + at * k->unit, piece_of(old, at / segment), old->size);
     for (size_t i = 0; i < runs; i++) {

@@ -82,11 +82,24 @@ TARGET static inline unsigned NAME(symbols_of_16)(
 
 #endif
 
+/* The symbols of a chunk of bytes that are not floats: 1 for a step of 1, 2 for -1, ... 255 for 128. The compiler
+ * vectorizes it. */
+INLINE unsigned NAME(symbols_of_bytes)(const uint8_t *o, const uint8_t *n, unsigned count, uint8_t *symbol) {
+    unsigned changed = 0;
+    for (unsigned i = 0; i < count; i++) {
+        uint8_t step = (uint8_t)(n[i] - o[i]), up = (uint8_t)(2 * step - 1), down = (uint8_t)(0 - 2 * step);
+        symbol[i] = step == 0 ? 0 : step <= 128 ? up : down;
+        changed += step != 0;
+    }
+    return changed;
+}
+
 /* The symbols of a chunk. Returns how many units changed. */
 INLINE unsigned NAME(symbols_of)(
     const uint8_t *o, const uint8_t *n, unsigned count, const Classing *k, uint8_t *symbol, DenseScan *out,
     const unsigned unit) {
     unsigned changed = 0, i = 0;
+    if (unit == 1 && !k->exponent) return NAME(symbols_of_bytes)(o, n, count, symbol);
 #if VECTORS == 512
     if (unit == 2 && k->exponent) {
         i = count & ~31u;
@@ -98,7 +111,7 @@ INLINE unsigned NAME(symbols_of)(
         symbol[i] = 0;
         if (was == to) continue;
         uint64_t step = step_between(was, to, k->exponent, unit), magnitude = magnitude_of(step);
-        unsigned raw, token = token_of(magnitude, &raw);
+        unsigned raw, token = token_of(magnitude, !k->exponent, &raw);
         symbol[i] = (uint8_t)(2 * token + (step >> 63) + 1);
         if (raw > 32) raw_put(out, magnitude & UINT32_MAX, 32);
         if (raw) raw_put(out, raw > 32 ? magnitude >> 32 : magnitude, raw > 32 ? raw - 32 : raw);
@@ -208,6 +221,13 @@ INLINE void NAME(take_steps)(
     const uint8_t *old, const uint8_t *symbol, size_t count, const Classing *k, const SymbolSteps *steps, BitReader *r,
     uint8_t *value, const unsigned unit) {
     size_t i = 0;
+    if (unit == 1 && !k->exponent) {
+        for (; i < count; i++) {
+            uint8_t s = symbol[i], magnitude = (uint8_t)(s / 2 + s % 2);
+            value[i] = (uint8_t)(s & 1 ? old[i] + magnitude : old[i] - magnitude);
+        }
+        return;
+    }
 #if VECTORS == 512
     if (unit == 2 && k->exponent) i = NAME(take_steps_16)(old, symbol, count, steps, r, value);
 #endif

@@ -18,9 +18,19 @@ typedef struct {
     size_t segment;
 } Indexing;
 
-/* A word is 8 bytes or a unit. Constant sizes avoid a call of memcpy. */
+/* A word is 8 bytes or a unit, or several units that are bytes. Constant sizes avoid a call of memcpy. */
 static inline uint64_t load_word(const uint8_t *p, uint64_t index, unsigned word, unsigned unit) {
-    return word == 8 ? load(p + index * 8, 8) : load(p + index * unit, unit);
+    return word == 8 ? load(p + index * 8, 8) : word == unit ? load(p + index * unit, unit) : load(p + index * word, word);
+}
+
+/* The word of a unit. */
+static inline size_t word_of(size_t at, unsigned word, unsigned unit) {
+    return word == 8 ? at * unit / 8 : word == unit ? at : at * unit / word;
+}
+
+/* How far a unit is shifted in its word. */
+static inline unsigned shift_in(size_t at, unsigned word, unsigned unit) {
+    return word == unit ? 0 : 8 * (unsigned)(at * unit % word);
 }
 
 static inline uint64_t digest_a(uint64_t index, uint64_t word) {
@@ -50,8 +60,8 @@ typedef struct {
 /* Changes a unit of a run. Builds the new word in a register: loading it after a narrower store would stall. */
 static inline void write_unit(
     uint8_t *target, size_t at, uint64_t was, uint64_t to, Indexing where, Rewritten *out, unsigned unit) {
-    size_t word = where.word == 8 ? at * unit / 8 : at, n = out->count++;
-    unsigned shift = where.word == 8 ? 8 * (unsigned)(at * unit % 8) : 0;
+    size_t word = word_of(at, where.word, unit), n = out->count++;
+    unsigned shift = shift_in(at, where.word, unit);
     uint64_t before = load_word(target, word, where.word, unit);
     memcpy(target + at * unit, &to, unit);
     out->index[n] = where.start + word;

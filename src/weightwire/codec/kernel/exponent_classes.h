@@ -19,6 +19,13 @@ typedef struct {
     const ClassTable *table;
 } Classing;
 
+/* `ulp` and `dense` see units that are not floats as bytes, because few bytes of one change. */
+static inline Classing coded_as(const Classing *k) {
+    Classing coded = *k;
+    if (!k->exponent) coded.unit = 1;
+    return coded;
+}
+
 static inline uint8_t class_of(uint64_t bits, const Classing *k) {
     return k->table->class[bits >> k->mantissa & ((UINT64_C(1) << k->exponent) - 1)];
 }
@@ -40,11 +47,11 @@ static inline uint64_t ordered(uint64_t bits, unsigned exponent, unsigned unit) 
     return exponent ? bits ^ ((0 - (bits >> top)) | UINT64_C(1) << top) : bits;
 }
 
-/* The step from old to new, sign-extended from the width of a unit. */
+/* The step from old to new, sign-extended from the width of a unit. Of bytes that are not floats, from -127 to 128. */
 static inline uint64_t step_between(uint64_t old, uint64_t new, unsigned exponent, unsigned unit) {
-    unsigned spare = 64 - 8 * unit;
-    uint64_t difference = ordered(new, exponent, unit) - ordered(old, exponent, unit);
-    return (uint64_t)((int64_t)(difference << spare) >> spare);
+    unsigned spare = 64 - 8 * unit, least = !exponent;
+    uint64_t difference = ordered(new, exponent, unit) - ordered(old, exponent, unit) - least;
+    return (uint64_t)((int64_t)(difference << spare) >> spare) + least;
 }
 
 /* The unit after a step. Only its low bytes count. */

@@ -58,7 +58,7 @@ INLINE int NAME(scan_chunk)(
         change->rank_inside = (uint32_t)(rank - p->skipped[c]);
         change->step = step_between(was, to, k->exponent, unit);
         out->class[out->count++] = (uint8_t)c;
-        uint64_t word = where.word == 8 ? (at + in_chunk) * unit / 8 : at + in_chunk;
+        uint64_t word = word_of(at + in_chunk, where.word, unit);
         if (word == p->last_word) continue;
         p->last_word = word;
         size_t w = p->words.count++;

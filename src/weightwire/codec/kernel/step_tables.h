@@ -5,12 +5,15 @@
 #include "exponent_classes.h"
 #include "frequency_tables.h"
 
-enum { TOKENS = 111, BALANCED = 128 };
+enum { PLAIN_TOKENS = 128, TOKENS = PLAIN_TOKENS, BALANCED = 128 }; /* plain: of bytes that are not floats */
 
-static unsigned tokens_of_width(unsigned unit) { return unit == 1 ? 31 : unit == 2 ? 63 : unit == 4 ? 79 : TOKENS; }
+static unsigned tokens_of(const Classing *k) {
+    if (!k->exponent) return PLAIN_TOKENS;
+    return k->unit == 1 ? 31 : k->unit == 2 ? 63 : k->unit == 4 ? 79 : 111;
+}
 
-static inline unsigned token_of(uint64_t magnitude, unsigned *raw) {
-    if (magnitude < 16) {
+static inline unsigned token_of(uint64_t magnitude, int plain, unsigned *raw) {
+    if (magnitude < 16 || plain) {
         *raw = 0;
         return (unsigned)magnitude - 1;
     }
@@ -19,8 +22,8 @@ static inline unsigned token_of(uint64_t magnitude, unsigned *raw) {
     return octave < 16 ? 15 + (octave - 4) * 4 + (unsigned)(magnitude >> (octave - 2) & 3) : 63 + octave - 16;
 }
 
-static inline uint64_t least_of(unsigned token, unsigned *raw) {
-    if (token < 15) {
+static inline uint64_t least_of(unsigned token, int plain, unsigned *raw) {
+    if (token < 15 || plain) {
         *raw = 0;
         return token + 1;
     }
@@ -80,6 +83,10 @@ static void step_shares(const Levels *levels, unsigned plus, unsigned dense, Tab
     t->symbols = dense;
     for (unsigned s = dense; s < slots.symbols; s++) {
         unsigned share = slots.share[s], above;
+        if (s - dense == PLAIN_TOKENS - 1) { /* stands for one step, of which there is no other sign */
+            t->share[t->symbols++] = (uint16_t)share;
+            break;
+        }
         if (one_sign || !share) {
             above = plus ? share : 0;
         } else {
@@ -138,7 +145,8 @@ static void write_step_tables(BitWriter *w, const StepTables *all) {
 }
 
 /* Reads the tables of so many classes. */
-static const char *read_step_tables(BitReader *r, unsigned classes, unsigned unit, unsigned dense, Table *tables) {
+static const char *read_step_tables(
+    BitReader *r, unsigned classes, const Classing *k, unsigned dense, Table *tables) {
     for (unsigned i = 0; i < classes; i++) {
         Levels levels;
         const char *why;
@@ -146,7 +154,7 @@ static const char *read_step_tables(BitReader *r, unsigned classes, unsigned uni
             tables[i] = tables[i - 1];
             continue;
         }
-        if ((why = read_levels(r, tokens_of_width(unit) + dense, &levels))) return why;
+        if ((why = read_levels(r, tokens_of(k) + dense, &levels))) return why;
         if (dense && levels.count == 1) return "it lists a class without a change";
         int plus = read_bias(r);
         if (plus < 0) return "a sign table is out of range";

@@ -89,8 +89,8 @@ static inline __attribute__((always_inline)) void look_at_changes(
             piece = piece_of(old, at / where.segment);
             last = UINT64_MAX;
         }
-        size_t in_segment = at - origin, word = where.word == 8 ? in_segment * unit / 8 : in_segment;
-        unsigned shift = where.word == 8 ? 8 * (unsigned)(in_segment * unit % 8) : 0;
+        size_t in_segment = at - origin, word = word_of(in_segment, where.word, unit);
+        unsigned shift = shift_in(in_segment, where.word, unit);
         if (word != last) {
             if (words.count == BATCH) HOT(digest_all, &words, digest);
             last = word;

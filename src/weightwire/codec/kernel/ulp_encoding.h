@@ -20,10 +20,10 @@ typedef struct {
     size_t count;
 } Steps;
 
-static void steps_code(Steps *s, StepTable *t) {
+static void steps_code(Steps *s, int plain, StepTable *t) {
     memset(t, 0, sizeof *t);
     for (size_t i = 0; i < s->count; i++) {
-        unsigned raw, token = token_of(magnitude_of(s->step[i]), &raw), negative = (unsigned)(s->step[i] >> 63);
+        unsigned raw, token = token_of(magnitude_of(s->step[i]), plain, &raw), negative = (unsigned)(s->step[i] >> 63);
         t->counts[token]++;
         t->positive += !negative;
         s->symbol[i] = (uint8_t)(2 * token + negative);
@@ -49,7 +49,7 @@ static void plan_free(Plan *p) {
 }
 
 /* Sorts the changes by class and turns them into symbols. */
-static int plan_make(Plan *p, Scan *s, size_t lines) {
+static int plan_make(Plan *p, Scan *s, const Classing *k, size_t lines) {
     size_t marked[CLASSES] = {0};
     uint32_t *rank[CLASSES] = {0};
     for (size_t i = 0; i < s->count; i++) marked[s->class[i]]++;
@@ -76,7 +76,7 @@ static int plan_make(Plan *p, Scan *s, size_t lines) {
         }
         good &= marks_of(&p->marks[c], rank[c], marked[c], p->by_lines ? s->inside[c] : s->members[c]);
         p->tables.present[c] = 1;
-        steps_code(&p->steps[c], &p->tables.table[c]);
+        steps_code(&p->steps[c], !k->exponent, &p->tables.table[c]);
     }
     if (good) share_tables(&p->tables);
     if (good && p->by_lines) {
@@ -101,12 +101,12 @@ static void plan_write_bits(const Plan *p, const Classing *k, BitWriter *w) {
     write_step_tables(w, &p->tables);
     if (p->by_lines) write_marks_raw(w, &p->lines);
     for (unsigned c = 0; c < CLASSES; c++) write_marks_raw(w, &p->marks[c]);
-    for (unsigned c = 0; c < CLASSES; c++) {
+    for (unsigned c = 0; k->exponent && c < CLASSES; c++) {
         for (size_t i = 0; i < p->steps[c].count; i++) {
             if (p->steps[c].symbol[i] < 30) continue;
             unsigned raw;
             uint64_t magnitude = magnitude_of(p->steps[c].step[i]);
-            token_of(magnitude, &raw);
+            token_of(magnitude, 0, &raw);
             bits_number(w, magnitude, raw);
         }
     }
@@ -141,7 +141,7 @@ static int encode_ulp(Scan *s, const Classing *k, size_t lines, Bytes *out) {
     Plan p;
     BitWriter w = {0};
     memset(&p, 0, sizeof p);
-    int good = plan_make(&p, s, lines) && plan_write_symbols(&p, out);
+    int good = plan_make(&p, s, k, lines) && plan_write_symbols(&p, out);
     if (good) {
         plan_write_bits(&p, k, &w);
         bytes_add(out, w.bytes.data, w.bytes.size);
@@ -161,14 +161,14 @@ typedef struct {
 } Head;
 
 static const char *read_steps(
-    Decoder *d, BitReader *r, const Table *table, DecodeTable *slots, uint8_t *symbols, Head *h) {
+    Decoder *d, BitReader *r, const Table *table, int plain, DecodeTable *slots, uint8_t *symbols, Head *h) {
     h->step = scratch_new((h->steps + 1) * sizeof *h->step);
     if (!h->step) return OUT_OF_MEMORY;
     decode_table(table, slots);
     if (!decode_section(d, slots, symbols, h->steps)) return "its entropy-coded part is too short";
     for (size_t i = 0; i < h->steps; i++) {
         unsigned raw;
-        uint64_t magnitude = least_of(symbols[i] >> 1, &raw);
+        uint64_t magnitude = least_of(symbols[i] >> 1, plain, &raw);
         if (raw) magnitude += read_number(r, raw);
         h->step[i] = symbols[i] & 1 ? 0 - magnitude : magnitude;
     }
@@ -211,11 +211,12 @@ static const char *read_heads(Reading *g, BitReader *r, size_t count, size_t lin
         if (steps > count) return "it has more steps than weights";
         expected = next_j(h->gaps.j);
     }
-    return read_step_tables(r, g->used, k->unit, 0, g->table);
+    return read_step_tables(r, g->used, k, 0, g->table);
 }
 
 static const char *read_body(
-    Reading *g, Decoder *d, BitReader *r, size_t count, size_t lines, DecodeTable *slots, uint8_t *symbols) {
+    Reading *g, Decoder *d, BitReader *r, size_t count, size_t lines, const Classing *k, DecodeTable *slots,
+    uint8_t *symbols) {
     const char *why = NULL;
     if (g->by_lines && (why = read_gaps(d, r, lines, slots, symbols, &g->lines))) return why;
     for (unsigned i = 0; i < g->used; i++) {
@@ -224,7 +225,7 @@ static const char *read_body(
         if (!h->gaps.complement) h->steps = h->gaps.marks;
     }
     for (unsigned i = 0; i < g->used; i++)
-        if ((why = read_steps(d, r, &g->table[i], slots, symbols, &g->head[i]))) return why;
+        if ((why = read_steps(d, r, &g->table[i], !k->exponent, slots, symbols, &g->head[i]))) return why;
     if (!decoder_ends_well(d)) return "its entropy-coded part does not end where it should";
     return bits_end_well(r, 0) ? NULL : "its bit stream is too long or too short";
 }
@@ -273,7 +274,7 @@ static const char *read_ulp(
     }
     DecodeTable *slots = scratch_new(sizeof *slots);
     uint8_t *symbols = scratch_new(most + 1);
-    why = slots && symbols ? read_body(g, &d, &r, count, lines, slots, symbols) : OUT_OF_MEMORY;
+    why = slots && symbols ? read_body(g, &d, &r, count, lines, k, slots, symbols) : OUT_OF_MEMORY;
     scratch_free(slots);
     scratch_free(symbols);
     for (unsigned i = 0; i < g->used; i++) g->steps += g->head[i].steps;
