@@ -206,6 +206,12 @@ CATCHUP_MUTANTS = [
         ),
     ),
     mutant(
+        "lease dropped at a restart",
+        "a restarted follower keeps its lease until its version is found",
+        _TESTS,
+        ("follower/heartbeat.py", " and not position.is_sought", ""),
+    ),
+    mutant(
         "heartbeat claims the newest version",
         "a heartbeat names the version that is held",
         _TESTS,

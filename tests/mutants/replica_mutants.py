@@ -45,7 +45,7 @@ REPLICA_MUTANTS = [
         "model not flushed",
         "the model is on disk before the journal is emptied",
         _TESTS,
-        (_WORKDIR, "durable_files.flush(self.memory, self.model)", "pass"),
+        (_WORKDIR, "durable_files.flush(self.memory, self.path / MODEL_FILE)", "pass"),
     ),
     mutant(
         "state written before the model",
@@ -201,8 +201,8 @@ REPLICA_MUTANTS = [
         _TESTS,
         (
             _STORE,
-            "            durable_files.sync_tree(made)\n            self._current.point(made)\n",
-            "            durable_files.sync_tree(made)\n",
+            "  # what was copied can be trusted\n            self._current.point(made)\n",
+            "\n",
         ),
         (
             _STORE,
@@ -236,9 +236,24 @@ REPLICA_MUTANTS = [
         _TESTS,
         (
             _WORKDIR,
-            '            self._lose(f"its changes could not be written to disk ({saved.failure.strerror})", '
-            "saved.failure)\n",
-            "            return\n",
+            '                self._lose(f"its changes could not be written to disk ({problem.strerror})", problem)\n',
+            "                return\n",
         ),
+    ),
+    mutant(
+        "failed flush noticed late",
+        "nothing is copied from a memory whose flush has failed in another thread",
+        _TESTS,
+        (
+            _WORKDIR,
+            '                self._lose(f"its changes could not be written to disk ({problem.strerror})", problem)\n',
+            '                raise ReplicaError(f"{self.path}: not written") from problem\n',
+        ),
+    ),
+    mutant(
+        "copy of dropped pages",
+        "a flush that fails during a copy spoils the copy",
+        _TESTS,
+        (_STORE, "            work.check()  # what was copied can be trusted\n", ""),
     ),
 ]

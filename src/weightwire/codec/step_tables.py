@@ -174,7 +174,7 @@ def read_step_tables(bits: BitReader, classes: int, dtype: Dtype, *, dense: bool
 def step_table_shares(levels: Levels, plus: int, *, dense: bool = False) -> Shares:
     """The shares of all symbols. The first level of a dense block is that of unchanged units, which have no sign."""
     slots = shares(levels, 1 if plus in (0, 256) else 2)
-    last = dense + _PLAIN_TOKENS - 1  # stands for one step, of which there is no other sign
+    last = dense + _PLAIN_TOKENS - 1  # for one step, which has no other sign
     return (*slots[:dense], *split(slots[dense:last], plus), *slots[last:])
 
 

@@ -83,7 +83,7 @@ static void step_shares(const Levels *levels, unsigned plus, unsigned dense, Tab
     t->symbols = dense;
     for (unsigned s = dense; s < slots.symbols; s++) {
         unsigned share = slots.share[s], above;
-        if (s - dense == PLAIN_TOKENS - 1) { /* stands for one step, of which there is no other sign */
+        if (s - dense == PLAIN_TOKENS - 1) { /* it is for one step, which has no other sign */
             t->share[t->symbols++] = (uint16_t)share;
             break;
         }
