@@ -18,10 +18,12 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from typing import Any, get_args
 
 import numpy as np
@@ -65,6 +67,8 @@ TIMES_MEMCPY = {"encode": Bar(3.0), "decode": Bar(2.8)}
 TIMES_BASILICA = Bar(2.0, at_least=True)
 TIMES_ONE_THREAD = Bar(1.5, at_least=True)
 EXTRA_MEMORY = Bar(256.0)
+DENSE_SPEED = {"encode": Bar(400.0, at_least=True), "decode and apply": Bar(500.0, at_least=True)}
+DENSE_ROUNDS = 5
 RANDOM_WEIGHTS = 1 << 24
 
 
@@ -241,8 +245,33 @@ def bounds() -> list[Row]:
             Bar(1.0),
             f"{share:.1%} changed",
         ),
+        *dense_speed(old, new),
         Row("random bits: delta / raw", noise_size / raw, "{:.6f}", Bar(1.01)),
         Row("random bits: anchor / raw", noise_anchor_size / raw, "{:.6f}", Bar(1.01)),
+    ]
+
+
+def dense_speed(old: FlatWeights, new: FlatWeights) -> list[Row]:
+    """Bytes of weights for each second of one thread, if most of them change. The median of five rounds."""
+    before, target = weightwire.digest(old.bf16), flat_copy(old.bits)
+    seconds: dict[str, list[float]] = {"encode": [], "decode and apply": []}
+    for _ in range(DENSE_ROUNDS):
+        target.flat[:] = old.flat
+        began = time.perf_counter()
+        delta = weightwire.diff(old.bf16, new.bf16, before=before, threads=1)
+        seconds["encode"].append(time.perf_counter() - began)
+        began = time.perf_counter()
+        weightwire.patch(target.bf16, delta, threads=1)
+        seconds["decode and apply"].append(time.perf_counter() - began)
+    return [
+        Row(
+            f"synthetic, lr 1e-3: {work}, one thread, MB/s",
+            old.flat.nbytes / 1e6 / median(times),
+            "{:.0f}",
+            DENSE_SPEED[work],
+            f"{old.flat.nbytes / 1e6 / max(times):.0f} to {old.flat.nbytes / 1e6 / min(times):.0f}",
+        )
+        for work, times in seconds.items()
     ]
 
 
