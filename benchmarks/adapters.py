@@ -5,7 +5,8 @@
 
 A real vLLM runs on this machine's CPU. Clients stream completions of the base model all the time. In every round
 nothing happens for some seconds, and then a version of the adapter, in which every weight changed, is published,
-followed and loaded. The first round does not count.
+followed and loaded. The first round does not count. vLLM loads an adapter between two steps of the model, so an update
+takes at least what is left of the running step.
 
 Needs torch, transformers, peft, vLLM (built for CPUs), 12 GB of memory and Linux.
 """
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from operator import itemgetter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from arguments import benchmark_parser
@@ -26,7 +28,7 @@ from benchmark_run import run_benchmark
 from child_process import PATIENCE
 from pause import CLIENTS, Streams, no_update, observe
 from rounds import OTHERS, Spread, Times, range_of, ratio_row
-from stream_gaps import Measured, longest_gaps
+from stream_gaps import Measured, gaps, gaps_in, longest_gaps
 from table import BUSY, Bar, Report, Row
 from training import open_training
 from vllm_server import LONGEST, VLLM, make_model
@@ -112,6 +114,10 @@ def rows_of(measured: Measured) -> Iterator[Row]:
     loaded = Spread.of(updates, lambda times: 1000 * times["loaded"])
     yield Row(
         "update of the adapter in the server, ms", loaded.median, "{:.0f}", LONGEST_UPDATE, range_of(loaded, updates)
+    )
+    between = median(gaps_in(gaps(measured), measured.of("nothing")))
+    yield Row(
+        "the same / time between two tokens", loaded.median / 1000 / between, "{:.2f}", None, f"{1000 * between:.0f} ms"
     )
     rounds = list(longest_gaps(measured, "update"))
     yield ratio_row(rounds, "longest gap of other requests: update / none", "update", "nothing", Bar(2.0))
