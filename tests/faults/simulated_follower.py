@@ -17,11 +17,12 @@ from faults.simulated_runtime import EPOCH, Ambush, Process, View
 from faults.simulated_store import SimBucket
 from faults.simulated_world import Arrays, World, copy_of, sha256
 from weightwire import patch
-from weightwire.chain.record_paths import ALIVE
+from weightwire.chain.record_paths import ALIVE, commit_path
 from weightwire.chain.records import Commit, DataFile, Sealed, back_versions, seal
 from weightwire.errors import WeightwireError
 from weightwire.follower.follow_loop import FollowLoop
 from weightwire.follower.trust_settings import TrustSettings
+from weightwire.replica import Position
 from weightwire.replica.checkpoint_about import CheckpointAbout
 from weightwire.replica.replica import Replica
 from weightwire.telemetry.events import Event
@@ -322,10 +323,21 @@ class SimFollower:
         else:
             self._wrong[key] = path
 
+    def _is_in_run(self, held: Position) -> bool:
+        """Whether an honest store would show that a version belongs to the run. With trusted keys it may be refused."""
+        stored = self.world.store.objects.get(commit_path(held.version))
+        honest = self.name not in self.world.deceived and not self.trust.is_active
+        return honest and stored is not None and sha256(stored[0]) == held.commit
+
     def _check_heartbeat(self, path: str, data: bytes) -> None:
-        """A heartbeat never claims more than the replica holds: the rest may be deleted."""
+        """A heartbeat never claims more than the replica holds. Nor does it give up a lease that is still needed."""
         held = self.work.replica.position if self.work else None
         with suppress(KeyError):
-            version = json.loads(data)["version"]
+            beat = json.loads(data)
+            version = beat["version"]
+            last = self.world.store.objects.get(path)
+            claimed = last is not None and json.loads(last[0])["version"] >= 0
+            if version < 0 and claimed and held is not None and beat["lease"] and self._is_in_run(held):
+                self.world.violate(f"{path}: claims nothing, but {self.name} needs what follows version {held.version}")
             if version >= 0 and held is not None and version > held.version:
                 self.world.violate(f"{path}: claims version {version}, but {self.name} holds {held.version}")

@@ -97,6 +97,9 @@ class Faults:
         self.busy_until = max(self.busy_until, moment)
 
 
+_LONG = {"make_beside"}  # takes seconds for a large model, in which everything else goes on
+
+
 @dataclass
 class Ambush:
     """Strikes at a request of a kind, before or after it takes effect: a crash, or a pause of so many seconds.
@@ -228,6 +231,8 @@ class SimRuntime(Runtime):
                     raise
         if process.disk and process.disk.is_down:  # whatever the code made of it
             process.kill()
+        if name in _LONG:
+            await asyncio.sleep(self.random.expovariate(0.2))
         await process.meet("thread", name, after=True)
         await process.step()
         return result[0]

@@ -76,7 +76,7 @@ class World:
     broken: asyncio.Event = field(default_factory=asyncio.Event)
     keys: SimKeys | None = None  # None: the run is not signed
     views: dict[str, View] = field(default_factory=dict)  # by process name: what a lying store shows
-    deceived: set[str] = field(default_factory=set)  # trainers that a store has lied to
+    deceived: set[str] = field(default_factory=set)  # processes that a store has lied to
     disks: dict[str, SimDisk] = field(default_factory=dict)
     rotted: set[str] = field(default_factory=set)  # followers whose replica was damaged, which may lose it
 

@@ -103,6 +103,7 @@ class Simulation:
         self.has_slow_reader = random.Random(f"slow reader {seed}").random() < 0.1
         if self.has_slow_reader:
             self.world.rules.retention = Retention(anchors=1, window=0.0, grace=0.0)
+            faults.failed = max(faults.failed, 0.08)  # after a crash it may not find its version at once
         # Trainers that start at the same moment, each slow at the worst one.
         self.has_rivals = random.Random(f"rivals {seed}").random() < 0.1
 

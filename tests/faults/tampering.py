@@ -106,6 +106,7 @@ class Tamperer:
             self.name = lie.name or self.name
             self.world.trace(f"{self.world.now()} {follower.name}: is lied to ({self.name})")
             self.world.views[follower.name] = lie
+            self.world.deceived.add(follower.name)
             if lie.needs_rot:
                 self.world.rotted.add(follower.name)
             if follower.process and held is not None and (lie.needs_restart or self.random.random() < 0.1):

@@ -52,7 +52,7 @@ TRUST_MUTANTS = [
         "held version not checked",
         "a version that was fetched without trusted keys is checked",
         _TESTS,
-        ("follower/run_position.py", "                await self._check_trusted(commit, chain)\n", ""),
+        ("follower/run_position.py", "            await self._check_trusted(commit, chain)\n", ""),
     ),
     mutant(
         "replaced publisher shows life",

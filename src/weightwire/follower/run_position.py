@@ -66,8 +66,19 @@ class RunPosition:
         """Finds the run, and the replica's version in it."""
         if self.chain is not None:
             return self.chain
-        run = self.run = await read_run(self._bucket)
         held = self._replica.position
+        self.is_sought = held is not None
+        try:
+            self.chain = await self._open(held)
+        except WeightwireError as problem:
+            is_final = isinstance(problem, PermissionDenied | TooLarge) or not isinstance(problem, BucketError)
+            self.is_sought = self.is_sought and not is_final
+            raise
+        self.is_sought = False
+        return self.chain
+
+    async def _open(self, held: Position | None) -> ChainReader:
+        run = self.run = await read_run(self._bucket)
         chain = ChainReader(self._bucket, run, self.seen.open(run, held.run if held else None, self._bucket.url))
         if self._replica.trouble:
             self._warn_once(self._replica.trouble)
@@ -75,19 +86,10 @@ class RunPosition:
             self._warn_once(f"this replica belongs to run {held.run[:12]}; rebuilding it for run {run.run[:12]}")
             self.commit = self._reached = None
         elif held is not None:
-            self.is_sought = True
-            try:
-                commit = chain.remember(await self._find(held, chain))
-                await self._check_trusted(commit, chain)
-            except WeightwireError as problem:
-                self.is_sought = isinstance(problem, BucketError) and not isinstance(
-                    problem, PermissionDenied | TooLarge
-                )
-                raise
-            self.is_sought = False
+            commit = chain.remember(await self._find(held, chain))
+            await self._check_trusted(commit, chain)
             self.advance(commit)
             self.head = held.version
-        self.chain = chain
         return chain
 
     def _warn_once(self, message: str) -> None:
