@@ -131,13 +131,16 @@ def test_too_many_levels_are_rejected() -> None:
         ([0, 1], "canonical form"),  # one level, 39: no symbol has the top level
         ([0, 2], "out of range"),  # one level, 41
         ([1, 0, 79, 0], "canonical form"),  # 40, 0: the last is absent
+        ([2, 79, 0, 0, 80], "canonical form"),  # 0, none more, and then 0 again: that is one run
         ([1, 79, 3], "canonical form"),  # 0, and three more absent ones where there is room for one
         ([1, 0, 81], "out of range"),  # 40, -1
     ],
 )
 def test_malformed_levels_are_rejected(numbers: list[int], reason: str) -> None:
     bits = BitWriter()
-    orders = {(1, 79, 3): [2, 2, 1], (1, 0, 79, 0): [2, 2, 2, 1]}.get(tuple(numbers), [2, 2, 2])
+    orders = {(1, 79, 3): [2, 2, 1], (1, 0, 79, 0): [2, 2, 2, 1], (2, 79, 0, 0, 80): [2, 2, 1, 2, 2]}.get(
+        tuple(numbers), [2, 2, 2]
+    )
     for number, order in zip(numbers, orders, strict=False):
         bits.golomb(number, order)
     with pytest.raises(ValueError, match=reason):

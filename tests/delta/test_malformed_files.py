@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,6 +120,26 @@ def test_a_tensor_removed_against_the_state_is_refused() -> None:
     with pytest.raises(WeightwireError) as caught:
         weightwire.patch(old_weights(), put_together(header, data), copy=True)
     assert isinstance(caught.value, CorruptDelta)
+
+
+@pytest.mark.parametrize("removed", ["[]", '["z","y"]', '["y","y"]', '["y",1]', '{"y":1}', ""])
+def test_a_list_of_removed_tensors_has_one_form(removed: str) -> None:
+    header, data = taken_apart(in_place_delta())
+    header["__metadata__"] |= {"removed": removed}
+    assert "removed" in str(refuse(put_together(header, data), CorruptDelta))
+
+
+def test_a_removed_tensor_must_be_there() -> None:
+    header, data = taken_apart(make_delta())
+    header["__metadata__"] |= {"removed": '["another"]', "before": ""}
+    with pytest.raises(WrongBase, match="'another': to be removed, but missing in the base"):
+        weightwire.patch(old_weights(), put_together(header, data), copy=True)
+
+
+def test_a_result_that_nothing_identifies_is_refused() -> None:
+    header, data = taken_apart(in_place_delta())
+    header["__metadata__"] |= {"before": "", "after": ""}
+    assert "neither a state nor digests" in str(refuse(put_together(header, data), CorruptDelta))
 
 
 def test_an_anchor_that_needs_a_base_is_refused() -> None:
@@ -274,7 +295,10 @@ CHANGED = in_place_delta().entries["a"].changed
         {"names": ["a", "b"], "per": 0},
         {"names": ["a", "b"], "per": 2, "coo": True},
         {"names": ["a", "b"], "per": 2, "rows": (0, 50)},
+        {"names": ["a", "b"], "per": 3},
         {"names": ["a", "b"], "per": 656},
+        {"names": ["a", "__metadata__"], "per": 2},
+        {"shape": (0, 2**62, 2**62)},
         {"names": ["a", "b"], "per": 2**64 - 1},
         {"names": ["a", "b"], "per": 1, "shape": (BLOCK + 1,)},
         {"names": ["a", "b"], "per": 1, "shape": (0, 64)},
@@ -385,7 +409,7 @@ def test_a_flipped_bit_in_the_data_is_found(at: int) -> None:
 
 def hollow(entry: Entry, parts: list[bytes]) -> bytes:
     """A file with one entry, whose claims are not checked."""
-    stack = EncodedStack((entry,), 1, tuple(map(len, parts)), tuple(map(block_hash, parts)))
+    stack = EncodedStack((replace(entry, digest=(0, 0)),), 1, tuple(map(len, parts)), tuple(map(block_hash, parts)))
     return pack([Packed(stack, parts)]).to_bytes()
 
 

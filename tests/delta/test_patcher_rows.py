@@ -65,6 +65,16 @@ def test_rows_of_a_new_tensor_need_an_existing_tensor() -> None:
     assert held["x"].bits.tobytes() == words(1, 1600).view(np.uint16).reshape(100, 64)[10:20].tobytes()
 
 
+def test_new_rows_fill_a_place_in_a_copy_too() -> None:
+    """Rows that the base of the delta lacked. The weights that they are applied to have them."""
+    old, new = (words(seed, 1600).view(np.uint16).reshape(100, 64) for seed in (1, 2))
+    made = diff({}, shard(new, 10, 20))
+    for copy in (True, False):
+        patched = patch({"x": old.copy()}, made, copy=copy)["x"]
+        assert patched[10:20].tobytes() == new[10:20].tobytes()
+        assert np.delete(patched, slice(10, 20), axis=0).tobytes() == np.delete(old, slice(10, 20), axis=0).tobytes()
+
+
 def test_an_anchor_of_several_ranks_is_applied_file_by_file() -> None:
     """One file per rank: rows of some tensors, and other tensors completely."""
     new = {"x": words(1, 1600).view(np.uint16).reshape(100, 64), "y": np.arange(9, dtype=np.uint16)}

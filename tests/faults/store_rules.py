@@ -124,7 +124,7 @@ class StoreRules(Watch):
             beat, modified = _read(store.objects, path), store.objects[path][1]
             if beat is None:
                 unreadable |= {path} if now - modified < DAY else set()
-            elif beat["version"] >= 0:
+            elif beat["version"] >= 0 and beat["run"] == (_read(store.objects, "run.json") or {}).get("run"):
                 leases[path] = beat["version"], modified + min(beat["lease"], DAY)
         return SweepStart(now, leases, unreadable, dict(store.latest("shortcuts/")), self.may_delete, keys, anchors)
 
@@ -179,7 +179,10 @@ class StoreRules(Watch):
             return f"version {min(young)} is younger than the window"
         for path, (held, until) in start.leases.items():
             beat = _read(objects, path)
-            if until > start.at and beat is not None and beat["lease"] > 0 and version > max(held, beat["version"]):
+            needs = (
+                beat is not None and beat["lease"] > 0 and beat["version"] >= 0
+            )  # it may have told that it needs nothing
+            if until > start.at and beat is not None and needs and version > max(held, beat["version"]):
                 return f"{path} holds a lease at version {held}"
         return ""
 

@@ -31,8 +31,8 @@ from weightwire.weights.dtypes import DTYPES, Dtype  # noqa: E402
 Weights = dict[str, Any]
 Case = tuple[Weights, Weights, Callable[[Weights, Weights], Delta]]
 
-BF16, F16, F32, F64, E4M3, U8, U16, U64 = (
-    DTYPES[name] for name in ("BF16", "F16", "F32", "F64", "F8_E4M3", "U8", "U16", "U64")
+BF16, F16, F32, F64, E4M3, U8, U16, U64, I32 = (
+    DTYPES[name] for name in ("BF16", "F16", "F32", "F64", "F8_E4M3", "U8", "U16", "U64", "I32")
 )
 
 
@@ -195,6 +195,27 @@ def come_and_go() -> Case:
     return old, new, diff
 
 
+def integers() -> Case:
+    """Packed numbers, whose lines are counted in bytes: few rows, every other row, and a stack with lines."""
+    old: Weights = {}
+    new: Weights = {}
+    for name, how in (("few", "rows"), ("many", "all"), ("stack.0", "rows"), ("stack.1", "rows")):
+        shape = (20, 64) if name.startswith("stack") else (60, 72) if how == "rows" else (61, 72)
+        count = shape[0] * shape[1]
+        units = base(I32, count, "bits", count)
+        now = change(units, I32, how, seed=len(name), line=shape[1])
+        if how == "all":
+            now = np.where(np.arange(count) // shape[1] % 2, units, now).astype("<u4")
+        old[name] = ("I32", shape, bytearray(units.tobytes()))
+        new[name] = ("I32", shape, bytearray(now.tobytes()))
+    return old, new, diff
+
+
+def fresh_stack() -> Case:
+    new = {f"layer.{k}": ("BF16", (16, 64), bytearray(base(BF16, 16 * 64, seed=k).tobytes())) for k in range(3)}
+    return {}, new, lambda _, now: anchor(now)
+
+
 def everything() -> Case:
     _, new, _ = every_dtype("few")
     return {}, new, lambda _, now: anchor(now)
@@ -213,7 +234,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "dense": dense,
     "dtypes-few": lambda: every_dtype("few"),
     "dtypes-half": lambda: every_dtype("half"),
+    "fresh-stack": fresh_stack,
     "full": full,
+    "integers": integers,
     "nothing": nothing,
     "outliers": outliers,
     "rows": rows,

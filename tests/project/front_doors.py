@@ -372,6 +372,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "LENGTH_SIZE",
         "MAX_DIMS",
         "MAX_INT",
+        "METADATA",
         "MODEL_FILE",
         "Rows",
         "Schema",

@@ -165,9 +165,12 @@ def read_levels(bits: BitReader, most: int) -> Levels:
         raise ValueError("a table has too many symbols")
     levels: list[int] = []
     while len(levels) < count:
-        levels.append((levels[-1] if levels else _TOP_LEVEL) + unzigzag(bits.golomb(2)))
+        before = levels[-1] if levels else _TOP_LEVEL
+        levels.append(before + unzigzag(bits.golomb(2)))
         if not 0 <= levels[-1] <= _TOP_LEVEL:
             raise ValueError("a table level is out of range")
+        if before == levels[-1] == 0:
+            raise ValueError("a table is not in its canonical form")
         if levels[-1] == 0:
             levels += [0] * min(bits.golomb(1), count)
     if len(levels) != count or levels[-1] == 0 or max(levels) != _TOP_LEVEL:

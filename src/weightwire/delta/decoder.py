@@ -133,6 +133,9 @@ def check_tensors(delta: Delta, base: Weights, entries: Iterable[Entry]) -> None
         (held_first, held_last), (first, last) = tensor.rows or whole, entry.rows or whole
         if first < held_first or last > held_last:
             raise WrongBase(f"{delta.where}: tensor {name!r}: some rows are missing in the base", hint=_OTHER_BASE)
+    for name in delta.removed:
+        if name not in base:
+            raise WrongBase(f"{delta.where}: tensor {name!r}: to be removed, but missing in the base", hint=_OTHER_BASE)
 
 
 def check_state(

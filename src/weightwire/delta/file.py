@@ -211,7 +211,7 @@ class Delta:
             head = bytes(read(0, begin))
             stacks = unpack_index(head[size:], total - begin)
             names = {entry.name for stack in stacks for entry in stack.entries}
-            removed = _read_removed(metadata.get("removed", "[]"), names)
+            removed = _read_removed(metadata["removed"], names) if "removed" in metadata else ()
             kind, before, after = metadata["kind"], metadata["before"], metadata["after"]
             if kind not in (ANCHOR, DELTA):
                 raise ValueError(f"unknown kind {kind!r:.40}")
@@ -219,6 +219,8 @@ class Delta:
                 raise ValueError("a state digest is malformed")
             if kind == ANCHOR and (removed or before or not all(stack.fresh for stack in stacks)):
                 raise ValueError("an anchor must not need a base")
+            if not after and any(entry.digest is None for stack in stacks for entry in stack.entries):
+                raise ValueError("it has neither a state nor digests to check the result with")
         except (ValueError, KeyError) as problem:
             reason = f"{problem} is missing in its metadata" if isinstance(problem, KeyError) else problem
             raise CorruptDelta(f"{where}: {reason}", hint=AGAIN) from problem
@@ -279,7 +281,8 @@ def _read_removed(text: str, names: set[str]) -> tuple[str, ...]:
         removed = json.loads(text)
     except (ValueError, RecursionError):
         removed = None
-    if not isinstance(removed, list) or not all(isinstance(name, str) and is_unicode(name) for name in removed):
+    is_list = isinstance(removed, list) and all(isinstance(name, str) and is_unicode(name) for name in removed)
+    if not removed or not is_list or sorted({*removed}, key=str.encode) != removed:
         raise ValueError("its list of removed tensors is malformed")
     for name in removed:
         if name in names:

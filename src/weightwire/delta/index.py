@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 from weightwire.codec import BLOCK, BYTES_PER_BYTE, Digest, Layout, read_uvarint, uvarint
 from weightwire.delta.encoded_stack import HASH_SIZE, EncodedStack, Entry
-from weightwire.weights import BY_CODE, MAX_DIMS, MAX_INT, Dtype, Rows
+from weightwire.weights import BY_CODE, MAX_DIMS, MAX_INT, METADATA, Dtype, Rows
 
 __all__ = ["pack_index", "unpack_index"]
 
@@ -24,6 +25,7 @@ _MOST_COLUMNS = 1 << 26  # bytes; a zlib stream expands up to 1000 times
 _MOST_NAMES = 1 << 26  # bytes of all names, which share prefixes
 _MOST_ENTRIES = 1 << 20
 _MOST_BLOCKS = 1 << 22
+_MOST_DIMENSIONS = 1 << 22  # of all shapes
 _LEVEL = 9
 
 
@@ -193,6 +195,8 @@ def _read_stacks(columns: _Fields) -> list[EncodedStack]:
     per = iter(columns.numbers(sum(k > 1 for k in members)))
     claims = [replace(one, per=next(per)) if one.members > 1 else one for one in claims]
     dimensions = columns.numbers(len(claims))
+    if sum(dimensions) > _MOST_DIMENSIONS:
+        raise ValueError("its index has too many dimensions")
     shapes = [_each(one, _read_shape, columns, count) for one, count in zip(claims, dimensions, strict=True)]
     claims = [replace(one, shape=shape) for one, shape in zip(claims, shapes, strict=True)]
     claims = [_each(one, _read_rows, columns) if one.flags & _ROWS else one for one in claims]
@@ -225,7 +229,10 @@ def _read_shape(claim: _Claim, columns: _Fields, dimensions: int) -> tuple[int, 
     if max(shape, default=0) > MAX_INT:
         raise ValueError("has an impossible dimension")
     nbytes = dtype.nbytes(shape)
-    if nbytes is None or nbytes > _MOST_BYTES:
+    extent = dtype.bits * math.prod(
+        size for size in shape if size
+    )  # also of a tensor without elements: rows have a size
+    if nbytes is None or extent > 8 * _MOST_BYTES:
         raise ValueError(f"{dtype.name} {list(shape)} is not a possible size")
     return shape
 
@@ -241,7 +248,8 @@ def _read_rows(claim: _Claim, columns: _Fields) -> _Claim:
 def _check_members(claim: _Claim) -> None:
     if claim.is_coo and claim.is_fresh:
         raise ValueError("cannot be both fresh and coo")
-    if claim.members > 1 and (claim.is_coo or claim.rows or not 0 < claim.per * claim.alone.count <= BLOCK):
+    is_sized = 0 < claim.per * claim.alone.count <= BLOCK and claim.per <= claim.members
+    if claim.members > 1 and (claim.is_coo or claim.rows or not is_sized):
         raise ValueError("cannot be stacked")
     if claim.blocks > _MOST_BLOCKS:
         raise ValueError("has too many blocks")
@@ -282,6 +290,8 @@ def _read_names(columns: _Fields, count: int) -> Iterator[str]:
             raise ValueError("a name is not valid Unicode") from None
     if len({*names}) != len(names):
         raise ValueError("it names a tensor twice")
+    if METADATA in names:
+        raise ValueError(f"a tensor cannot be named {METADATA}")
     return iter(names)
 
 

@@ -157,7 +157,7 @@ def _schema(base: Weights, delta: Delta) -> Schema:
     for name in delta.removed:
         kept.pop(name, None)
     for name, entry in delta.entries.items():
-        if entry.fresh and entry.rows:
+        if entry.fresh and entry.rows and not (delta.kind != ANCHOR and _fits(base.get(name), entry)):
             raise CheckpointError(
                 f"{delta.where}: holds only rows {entry.rows[0]} to {entry.rows[1]} of tensor {name!r}, "
                 "which the base does not have",
@@ -183,7 +183,8 @@ def _copied(base: Weights, delta: Delta) -> dict[str, Tensor]:
 
 
 def _is_fresh(delta: Delta, name: str) -> bool:
-    return name in delta.entries and delta.entries[name].fresh
+    """Whether the delta has the whole tensor, so that the base need not be copied."""
+    return name in delta.entries and delta.entries[name].fresh and delta.entries[name].rows is None
 
 
 def _fill(targets: Weights, base: Weights, delta: Delta, threads: int | None, progress: Progress | None) -> None:

@@ -180,6 +180,7 @@ PROVOCATIONS: list[Provocation] = [
     lambda case: patch(dict(OTHER), DELTA),
     lambda case: patch({"norm": WEIGHTS["norm"]}, DELTA),
     lambda case: patch(WEIGHTS | {"w": np.zeros(7, np.float32)}, DELTA),
+    lambda case: patch({"w": WEIGHTS["w"]}, diff(WEIGHTS, {"w": OTHER["w"]}), copy=True),
     lambda case: patch(dict(WEIGHTS), DELTA, before=digest({"norm": WEIGHTS["norm"]})),
     rows_missing_in_the_base,
     lambda case: diff(WEIGHTS, OTHER, before=digest({"v": WEIGHTS["w"]})),

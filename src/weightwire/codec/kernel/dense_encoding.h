@@ -151,11 +151,15 @@ static const char *read_dense_heads(DenseReading *g, Decoder *d, BitReader *r, s
     return why;
 }
 
-/* The decoding tables of all classes. The units of a class without a change have symbol 0. */
-static void use_tables(DenseReading *g) {
-    const Table unchanged = {.symbols = 1, .share = {SCALE}};
-    for (unsigned c = 0; c < CLASSES; c++) decode_table(&unchanged, &g->slots[c]);
-    for (unsigned i = 0; i < g->used; i++) decode_table(&g->tables[i], &g->slots[g->present[i]]);
+/* The decoding tables of all classes with members. The units of a class without a change have symbol 0. */
+static void use_tables(DenseReading *g, size_t units) {
+    const Table unchanged = {.symbols = 1, .share = {SCALE}}, *table[CLASSES];
+    uint8_t has_members[CLASSES] = {0};
+    for (unsigned c = 0; c < CLASSES; c++) table[c] = &unchanged;
+    for (unsigned i = 0; i < g->used; i++) table[g->present[i]] = &g->tables[i];
+    for (size_t i = 0; i < units; i++) has_members[g->class[i]] = 1;
+    for (unsigned c = 0; c < CLASSES; c++)
+        if (has_members[c]) decode_table(table[c], &g->slots[c]);
 }
 
 static const char *read_dense_units(
@@ -170,7 +174,7 @@ static const char *read_dense_units(
 #define OLD_AT(start) (piece_of(old, (start) / segment) + (start) % segment * k->unit)
     for (size_t i = 0; i < runs; i++)
         HOT(classify_units, OLD_AT(START_OF(i)), length, k, g->class + i * length);
-    use_tables(g);
+    use_tables(g, runs * length);
     if (!decode_mixed_section(d, g->slots, g->class, g->symbol, runs * length))
         return "its entropy-coded part is too short";
     if (!decoder_ends_well(d)) return "its entropy-coded part does not end where it should";

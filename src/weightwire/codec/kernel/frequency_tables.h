@@ -126,9 +126,11 @@ static const char *read_levels(BitReader *r, unsigned most, Levels *out) {
     int has_top = 0;
     unsigned at = 0;
     while (at < count) {
+        int64_t before = level;
         level += unzigzag(read_golomb(r, 2));
         if (r->failed) return "its bit stream is too short";
         if (level < 0 || level > TOP_LEVEL) return "a table level is out of range";
+        if (!before && !level) return "a table is not in its canonical form";
         out->level[at++] = (uint8_t)level;
         has_top |= level == TOP_LEVEL;
         if (level == 0) {
