@@ -126,7 +126,7 @@ def no_class(block: Dense) -> None:
 
 def a_class_without_a_change(block: Dense) -> None:
     block.tables[0] = DenseTable((40,), 256)
-    block.symbols = [0] * len(block.symbols)
+    block.symbols, block.low = [0] * len(block.symbols), []
 
 
 def too_many_levels(block: Dense) -> None:
@@ -171,11 +171,11 @@ def a_byte_too_many(block: Dense) -> None:
     block.tail = b"\0"
 
 
-def a_bit_too_many(block: Dense) -> None:
+def a_byte_that_is_not_zero(block: Dense) -> None:
     block.tail = b"\1"
 
 
-def a_word_too_few(block: Dense) -> None:
+def one_word_claimed(block: Dense) -> None:
     block.words = 1
 
 
@@ -190,7 +190,7 @@ def unknown_lanes(block: Dense) -> None:
 LIES: list[Callable[[Dense], None]] = [
     too_many_classes, no_class, a_class_without_a_change, too_many_levels, levels_without_a_top, a_bias_of_0,
     a_unit_too_few, a_raw_number_too_few, a_raw_number_too_many, a_line_past_the_last, more_lines_than_there_are,
-    a_gap_without_end, a_byte_too_many, a_bit_too_many, a_word_too_few, an_unknown_tag, unknown_lanes,
+    a_gap_without_end, a_byte_too_many, a_byte_that_is_not_zero, one_word_claimed, an_unknown_tag, unknown_lanes,
 ]  # fmt: skip
 
 

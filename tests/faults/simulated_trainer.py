@@ -80,7 +80,7 @@ class SimTrainer:
         self.anchor_every = world.random.choice([None, 2, 2, 5])
         self.signer: Signer | None = None
         self.is_stray = world.keys is not None and world.random.random() < 0.1  # has no key, and must be refused
-        self.starts = 0  # that failed
+        self.failed_starts = 0
         self.stays: asyncio.Event | None = None  # it is done, and shows signs of life until then
 
     async def live(self, process: Process) -> bool:
@@ -101,8 +101,8 @@ class SimTrainer:
             return True
         except BucketError as problem:
             self.world.trace(f"{self.world.now()} {self.name}: could not start ({problem.message})")
-            self.starts += 1
-            if self.starts % _PATIENCE == 0:
+            self.failed_starts += 1
+            if self.failed_starts % _PATIENCE == 0:
                 self.world.faults.ease()
             return False
         except (Untrusted, BrokenChain, ForeignRun) as problem:

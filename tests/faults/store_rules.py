@@ -179,9 +179,8 @@ class StoreRules(Watch):
             return f"version {min(young)} is younger than the window"
         for path, (held, until) in start.leases.items():
             beat = _read(objects, path)
-            needs = (
-                beat is not None and beat["lease"] > 0 and beat["version"] >= 0
-            )  # it may have told that it needs nothing
+            # A heartbeat without a version, or with lease 0, has given the lease up.
+            needs = beat is not None and beat["lease"] > 0 and beat["version"] >= 0
             if until > start.at and beat is not None and needs and version > max(held, beat["version"]):
                 return f"{path} holds a lease at version {held}"
         return ""

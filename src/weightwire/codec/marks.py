@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weightwire.codec.bit_stream import BitReader, BitWriter, unzigzag, zigzag
-from weightwire.codec.frequency_tables import gap_table, j_of, lg
+from weightwire.codec.frequency_tables import entropy_of, gap_table, j_of
 from weightwire.codec.rans import Decoder, Section, Symbols
 
 __all__ = ["Bools", "MarkRanks", "Marks", "MarksHead", "lines_pay", "marked", "read_marks", "write_marks"]
@@ -108,13 +108,7 @@ def lines_pay(active: Bools, everywhere: Sequence[int], inside: Sequence[int], c
 
     By class: all members, those of active lines, and those that changed.
     """
-    saved = sum(_cost(n, k) - _cost(m, k) for n, m, k in zip(everywhere, inside, changed, strict=True))
-    return saved > _cost(len(active), int(active.sum())) + (64 << 24)
-
-
-def _cost(members: int, marked: int) -> int:
-    """The entropy of the marks, in units of 2^-24 bits."""
-    if marked in (0, members):
-        return 0
-    rest = members - marked
-    return members * lg(members) - marked * lg(marked) - rest * lg(rest)
+    by_class = zip(everywhere, inside, changed, strict=True)
+    saved = sum(entropy_of([k, n - k]) - entropy_of([k, m - k]) for n, m, k in by_class)
+    listed = int(active.sum())
+    return saved > entropy_of([listed, len(active) - listed]) + (64 << 24)

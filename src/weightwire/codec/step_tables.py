@@ -32,12 +32,11 @@ __all__ = [
     "magnitudes_of",
     "read_step_tables",
     "share_tables",
-    "step_table_shares",
     "steps_between",
     "write_step_tables",
 ]
 
-_TOKENS = {1: 31, 2: 63, 4: 79, 8: 111}  # of floats by width: one for each of 1..15, then 4 per octave, above 2^16 one
+_TOKENS = {1: 31, 2: 63, 4: 79, 8: 111}  # of floats by width: one for each of 1..15, then 4 an octave, from 2^16 on 1
 _PLAIN_TOKENS = 128  # of bytes that are not floats: one for each magnitude
 _MOST_TOKENS = max(_PLAIN_TOKENS, *_TOKENS.values())
 _BALANCED = 128
@@ -49,7 +48,7 @@ def steps_between(old: Units, new: Units, dtype: Dtype) -> npt.NDArray[np.int64]
     """order(new) - order(old), wrapped to the width of a unit. For bytes that are not floats, from -127 to 128."""
     difference = order(new, dtype) - order(old, dtype)
     steps: npt.NDArray[np.int64] = difference.view(difference.dtype.str.replace("u", "i")).astype(np.int64)
-    return steps if dtype.is_float else np.where(steps == -_PLAIN_TOKENS, _PLAIN_TOKENS, steps)
+    return steps if dtype.is_float else np.where(steps == -128, 128, steps)
 
 
 def _tokens_of(magnitudes: npt.NDArray[np.uint64], dtype: Dtype) -> tuple[Integers, Integers]:
@@ -126,7 +125,7 @@ class StepTable:
         _write_bias(bits, self.plus)
 
     def shares(self, *, dense: bool = False) -> Shares:
-        return step_table_shares(self.levels, self.plus, dense=dense)
+        return _shares_of(self.levels, self.plus, dense=dense)
 
     @cached_property
     def cost(self) -> int:
@@ -167,11 +166,11 @@ def read_step_tables(bits: BitReader, classes: int, dtype: Dtype, *, dense: bool
         levels = read_levels(bits, (_TOKENS[dtype.unit] if dtype.is_float else _PLAIN_TOKENS) + dense)
         if len(levels) == 1 and dense:
             raise ValueError("it lists a class without a change")
-        tables.append(step_table_shares(levels, _read_bias(bits), dense=dense))
+        tables.append(_shares_of(levels, _read_bias(bits), dense=dense))
     return tables
 
 
-def step_table_shares(levels: Levels, plus: int, *, dense: bool = False) -> Shares:
+def _shares_of(levels: Levels, plus: int, *, dense: bool = False) -> Shares:
     """The shares of all symbols. The first level of a dense block is that of unchanged units, which have no sign."""
     slots = shares(levels, 1 if plus in (0, 256) else 2)
     last = dense + _PLAIN_TOKENS - 1  # for one step, which has no other sign

@@ -281,9 +281,10 @@ def _read_removed(text: str, names: set[str]) -> tuple[str, ...]:
         removed = json.loads(text)
     except (ValueError, RecursionError):
         removed = None
-    is_list = isinstance(removed, list) and all(isinstance(name, str) and is_unicode(name) for name in removed)
-    if not removed or not is_list or sorted({*removed}, key=str.encode) != removed:
+    if not isinstance(removed, list) or not all(isinstance(name, str) and is_unicode(name) for name in removed):
         raise ValueError("its list of removed tensors is malformed")
+    if not removed or removed != sorted({*removed}, key=str.encode):
+        raise ValueError("its list of removed tensors is empty or not in order")
     for name in removed:
         if name in names:
             raise ValueError(f"tensor {name!r:.200}: is both changed and removed")

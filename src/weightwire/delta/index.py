@@ -229,10 +229,9 @@ def _read_shape(claim: _Claim, columns: _Fields, dimensions: int) -> tuple[int, 
     if max(shape, default=0) > MAX_INT:
         raise ValueError("has an impossible dimension")
     nbytes = dtype.nbytes(shape)
-    extent = dtype.bits * math.prod(
-        size for size in shape if size
-    )  # also of a tensor without elements: rows have a size
-    if nbytes is None or extent > 8 * _MOST_BYTES:
+    # Also without elements: readers multiply dimensions to get the size of a row.
+    extent_bits = dtype.bits * math.prod(size for size in shape if size)
+    if nbytes is None or extent_bits > 8 * _MOST_BYTES:
         raise ValueError(f"{dtype.name} {list(shape)} is not a possible size")
     return shape
 

@@ -157,7 +157,8 @@ def _schema(base: Weights, delta: Delta) -> Schema:
     for name in delta.removed:
         kept.pop(name, None)
     for name, entry in delta.entries.items():
-        if entry.fresh and entry.rows and not (delta.kind != ANCHOR and _fits(base.get(name), entry)):
+        has_place = delta.kind != ANCHOR and _fits(base.get(name), entry)
+        if entry.fresh and entry.rows and not has_place:
             raise CheckpointError(
                 f"{delta.where}: holds only rows {entry.rows[0]} to {entry.rows[1]} of tensor {name!r}, "
                 "which the base does not have",
@@ -173,17 +174,17 @@ def _schema(base: Weights, delta: Delta) -> Schema:
 def _copied(base: Weights, delta: Delta) -> dict[str, Tensor]:
     targets = {}
     for name, (dtype, shape) in _schema(base, delta).items():
-        rows = base[name].rows if name in base and not _is_fresh(delta, name) else None
+        rows = base[name].rows if name in base and not _is_replaced(delta, name) else None
         count = len(base[name].bits) if rows else Layout.of(dtype, shape).count
         bits: Bits = np.zeros(count, f"<u{dtype.unit}")
         targets[name] = Tensor(dtype, shape, bits, rows)
-        if not _is_fresh(delta, name):
+        if not _is_replaced(delta, name):
             bits[:] = base[name].bits
     return targets
 
 
-def _is_fresh(delta: Delta, name: str) -> bool:
-    """Whether the delta has the whole tensor, so that the base need not be copied."""
+def _is_replaced(delta: Delta, name: str) -> bool:
+    """Whether the delta has the whole tensor, so that nothing is copied from the base."""
     return name in delta.entries and delta.entries[name].fresh and delta.entries[name].rows is None
 
 
@@ -198,7 +199,7 @@ def _fill(targets: Weights, base: Weights, delta: Delta, threads: int | None, pr
     jobs = [
         (target.bits[begin : begin + codec.BLOCK], base[name].bits[begin : begin + codec.BLOCK])
         for name, target in targets.items()
-        if not _is_fresh(delta, name)
+        if not _is_replaced(delta, name)
         for begin in range(0, len(target.bits), codec.BLOCK)
     ]
     for nbytes in in_order(work, jobs, threads):

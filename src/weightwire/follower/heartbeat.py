@@ -60,7 +60,8 @@ class HeartbeatWriter:
     async def beat(self, position: RunPosition, trouble: str) -> None:
         """Writes a heartbeat, once the run is known.
 
-        After a restart the last one stays until the replica's version is found in the run, and so does its lease.
+        After a restart, not before it is known whether the run has the replica's version: without a version, it would
+        give up the lease that the last one still holds.
         """
         self._due.clear()
         async with self._writing:

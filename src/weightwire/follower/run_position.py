@@ -26,7 +26,7 @@ class RunPosition:
         self.chain: ChainReader | None = None
         self.commit: Sealed[Commit] | None = None  # of the version that the replica holds
         self.head = -1
-        self.is_sought = False  # the replica holds a version of the run, and it is not known yet whether the run has it
+        self.is_sought = False  # it is not known yet whether the run has the replica's version
         self._context = context
         self._bucket, self._replica = context.bucket, context.replica
         self._reached: Sealed[Commit] | None = None  # never go below it, even if the replica is lost
@@ -71,8 +71,8 @@ class RunPosition:
         try:
             self.chain = await self._open(held)
         except WeightwireError as problem:
-            is_final = isinstance(problem, PermissionDenied | TooLarge) or not isinstance(problem, BucketError)
-            self.is_sought = self.is_sought and not is_final
+            if not _may_pass(problem):
+                self.is_sought = False  # the heartbeat reports the trouble, and data is kept no longer
             raise
         self.is_sought = False
         return self.chain
@@ -156,3 +156,8 @@ class RunPosition:
             raise rolled_back(
                 f"{self._bucket.url}: its newest version does not follow from version {version}, which was held here"
             )
+
+
+def _may_pass(problem: WeightwireError) -> bool:
+    """Whether the bucket may answer later."""
+    return isinstance(problem, BucketError) and not isinstance(problem, PermissionDenied | TooLarge)

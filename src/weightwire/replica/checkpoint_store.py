@@ -54,7 +54,7 @@ class CheckpointStore:
             shares_blocks = durable_files.clone_file(work.path / MODEL_FILE, made / weights_file_name(work.weights))
             durable_files.write_file(made / ABOUT_FILE, replace(_describe(work), shares_blocks=shares_blocks).to_json())
             durable_files.sync_tree(made)
-            work.check()  # what was copied can be trusted
+            work.check()  # a flush that failed meanwhile may have dropped what was copied
             self._current.point(made)
         finally:
             self._tidy()

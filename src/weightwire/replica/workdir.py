@@ -181,7 +181,7 @@ class Workdir:
         return Saved(self.position, self.state, tuple(self.journal), self.memory, self._flush)
 
     def _flush(self) -> None:
-        """In any thread. After a failure the system may have dropped the changes, and says so only once."""
+        """In any thread. A failure loses the memory at once: the system may have dropped changes, and says so once."""
         with self._flushing:
             try:
                 durable_files.flush(self.memory, self.path / MODEL_FILE)
@@ -189,7 +189,7 @@ class Workdir:
                 self._lose(f"its changes could not be written to disk ({problem.strerror})", problem)
 
     def check(self) -> None:
-        """Raises an error if the memory is lost, also if that turns out only now in another thread."""
+        """Raises an error if a flush has failed. Waits for one that is running in another thread."""
         with self._flushing:
             if self.lost:
                 self._lose(self.lost)

@@ -183,7 +183,7 @@ static const char *read_dense_units(
         memcpy(value + at * k->unit, piece_of(old, at / segment), old->size);
     for (size_t i = 0; i < runs; i++) {
         size_t start = START_OF(i);
-        HOT(dense_take, OLD_AT(start), g->symbol + i * length, length, k, &g->steps, r, value + start * k->unit);
+        HOT(dense_apply, OLD_AT(start), g->symbol + i * length, length, k, &g->steps, r, value + start * k->unit);
     }
 #undef START_OF
 #undef OLD_AT

@@ -175,7 +175,7 @@ TARGET static int NAME(dense_scan)(
 #if VECTORS == 512
 
 /* The units after the steps of floats of 16 bits, in whole groups of 32. Returns how many: fewer near the end of the bits. */
-TARGET static inline size_t NAME(take_steps_16)(
+TARGET static inline size_t NAME(apply_steps_16)(
     const uint8_t *old, const uint8_t *symbol, size_t count, const SymbolSteps *steps, BitReader *r, uint8_t *value) {
     enum { LISTED = 128 }; /* more symbols than floats of 16 bits have */
     uint16_t listed[LISTED], raw[32];
@@ -216,8 +216,8 @@ TARGET static inline size_t NAME(take_steps_16)(
 
 #endif
 
-/* The units after their steps. The bits of a step of a class, or of all of them, may be missing: then the reader fails. */
-INLINE void NAME(take_steps)(
+/* The units after their steps. If raw bits are missing, `r->failed` is set, and the caller refuses the block. */
+INLINE void NAME(apply_steps)(
     const uint8_t *old, const uint8_t *symbol, size_t count, const Classing *k, const SymbolSteps *steps, BitReader *r,
     uint8_t *value, const unsigned unit) {
     size_t i = 0;
@@ -229,7 +229,7 @@ INLINE void NAME(take_steps)(
         return;
     }
 #if VECTORS == 512
-    if (unit == 2 && k->exponent) i = NAME(take_steps_16)(old, symbol, count, steps, r, value);
+    if (unit == 2 && k->exponent) i = NAME(apply_steps_16)(old, symbol, count, steps, r, value);
 #endif
     for (; i < count; i++) {
         unsigned s = symbol[i];
@@ -240,14 +240,14 @@ INLINE void NAME(take_steps)(
     }
 }
 
-TARGET static void NAME(dense_take)(
+TARGET static void NAME(dense_apply)(
     const uint8_t *old, const uint8_t *symbol, size_t count, const Classing *given, const SymbolSteps *steps,
     BitReader *r, uint8_t *value) {
     const Classing own = *given, *k = &own;
     switch (k->unit) {
-        case 1: NAME(take_steps)(old, symbol, count, k, steps, r, value, 1); break;
-        case 2: NAME(take_steps)(old, symbol, count, k, steps, r, value, 2); break;
-        case 4: NAME(take_steps)(old, symbol, count, k, steps, r, value, 4); break;
-        default: NAME(take_steps)(old, symbol, count, k, steps, r, value, 8); break;
+        case 1: NAME(apply_steps)(old, symbol, count, k, steps, r, value, 1); break;
+        case 2: NAME(apply_steps)(old, symbol, count, k, steps, r, value, 2); break;
+        case 4: NAME(apply_steps)(old, symbol, count, k, steps, r, value, 4); break;
+        default: NAME(apply_steps)(old, symbol, count, k, steps, r, value, 8); break;
     }
 }

@@ -18,7 +18,7 @@ typedef struct {
     size_t segment;
 } Indexing;
 
-/* A word is 8 bytes or a unit, or several units that are bytes. Constant sizes avoid a call of memcpy. */
+/* A word is 8 bytes, or an element: one unit, or several if units are its bytes. Constant sizes avoid a call of memcpy. */
 static inline uint64_t load_word(const uint8_t *p, uint64_t index, unsigned word, unsigned unit) {
     return word == 8 ? load(p + index * 8, 8) : word == unit ? load(p + index * unit, unit) : load(p + index * word, word);
 }

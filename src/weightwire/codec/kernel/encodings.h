@@ -13,7 +13,7 @@ static int equal(const Pieces *a, const Pieces *b, size_t segments) {
     return 1;
 }
 
-static int encode_sparse(
+static int scan_and_encode_ulp(
     const Pieces *old, const Pieces *new, size_t count, size_t line, const Classing *k, Indexing where, Bytes *out,
     uint32_t *changed, Digest *digests) {
     Scan s;
@@ -35,8 +35,8 @@ static void count_changed(const Pieces *old, const Pieces *new, size_t segments,
     }
 }
 
-/* The encoding of a block that should be shortest, empty if nothing changed. Changed units and changes of the digest are
- * added for each segment. */
+/* The encoding of a block that should be shortest, empty if nothing changed. Sets the changed units, and adds the changes
+ * of the digest, of each segment. */
 static int encode_block(
     const Pieces *old, const Pieces *new, size_t count, size_t line, const Classing *k, Indexing where, Bytes *out,
     uint32_t *changed, Digest *digests) {
@@ -54,7 +54,7 @@ static int encode_block(
     if (dense)
         good = encode_dense(old, new, count * in_unit, line * in_unit, &coded, within, out, changed, digests);
     else
-        good = encode_sparse(old, new, count * in_unit, line * in_unit, &coded, within, out, changed, digests);
+        good = scan_and_encode_ulp(old, new, count * in_unit, line * in_unit, &coded, within, out, changed, digests);
     if (good && in_unit > 1) count_changed(old, new, count / where.segment, k->unit, changed);
     if (!good || 8 * out->size <= 5 * count * k->unit) return good;
     Bytes full = {0};

@@ -49,9 +49,10 @@ static inline uint64_t ordered(uint64_t bits, unsigned exponent, unsigned unit) 
 
 /* The step from old to new, sign-extended from the width of a unit. Of bytes that are not floats, from -127 to 128. */
 static inline uint64_t step_between(uint64_t old, uint64_t new, unsigned exponent, unsigned unit) {
-    unsigned spare = 64 - 8 * unit, least = !exponent;
-    uint64_t difference = ordered(new, exponent, unit) - ordered(old, exponent, unit) - least;
-    return (uint64_t)((int64_t)(difference << spare) >> spare) + least;
+    /* One lower before the sign is extended: 128 stays positive. -128 would need the 257th symbol. */
+    unsigned spare = 64 - 8 * unit, lower = !exponent;
+    uint64_t difference = ordered(new, exponent, unit) - ordered(old, exponent, unit) - lower;
+    return (uint64_t)((int64_t)(difference << spare) >> spare) + lower;
 }
 
 /* The unit after a step. Only its low bytes count. */
