@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from weightwire.codec import _kernel
@@ -195,3 +196,25 @@ def test_trim_gives_scratch_memory_back() -> None:
     freed, works = output.split()
     assert int(freed) >= 8 << 20  # the byte planes of a block
     assert works == "True"
+
+
+def test_a_patch_that_runs_out_of_memory_leaves_its_target_unchanged() -> None:
+    """At every allocation of Python, also after all changes were written: then they are undone."""
+    memory = pytest.importorskip("_testcapi")
+    old = np.zeros(64, "<u8")
+    new = old.copy()
+    new[[5, 40]] = 160, 108
+    data = _kernel.encode_block(old, new, 8, 0, 0, 0, 64, 8, 0)[0]
+    failed, kept = 0, [tuple([i] * 3) for i in range(9000)]  # so that a tuple comes from memory, not from a free list
+    for first in range(30):
+        target = old.copy()
+        memory.set_nomemory(first, first + 1)
+        try:
+            _kernel.patch_block(data, target, False, 8, 0, 0, 0, 64, 8, 0)
+        except MemoryError:
+            failed += 1
+            assert not target.any()
+        finally:
+            memory.remove_mem_hooks()
+    assert failed
+    assert kept

@@ -105,24 +105,15 @@ static void land_in(const Changes *c, int listed, Landed *landed) {
 }
 
 /* The same changes of whole units. Without memory returns 0. */
-static int join_changes(Changes *c, const Pieces *units, size_t changes, unsigned unit) {
-    Changes joined = {NULL, NULL, c->gained};
+static int join_changes(const Changes *c, const Pieces *units, size_t changes, unsigned unit, Changes *joined) {
     const uint32_t *position = (const uint32_t *)PyBytes_AsString(c->positions);
     const uint8_t *value = (const uint8_t *)PyByteArray_AsString(c->values);
-    size_t count = count_joined(position, changes, unit);
-    if (!changes_new(&joined, count, unit, 1)) {
-        joined.gained = NULL;
-        changes_free(&joined);
-        return 0;
-    }
-    uint32_t *to = (uint32_t *)PyBytes_AsString(joined.positions);
-    uint8_t *out = (uint8_t *)PyByteArray_AsString(joined.values);
+    if (!changes_new(joined, count_joined(position, changes, unit), unit, 1)) return 0;
+    uint32_t *to = (uint32_t *)PyBytes_AsString(joined->positions);
+    uint8_t *out = (uint8_t *)PyByteArray_AsString(joined->values);
     Py_BEGIN_ALLOW_THREADS;
     join_bytes(units, position, value, changes, unit, to, out);
     Py_END_ALLOW_THREADS;
-    Py_DECREF(c->positions);
-    Py_DECREF(c->values);
-    *c = joined;
     return 1;
 }
 
@@ -141,7 +132,7 @@ static PyObject *decode_block(
     size_t size = (size_t)data->len, changes = 0, units = count;
     Classing k = is_full(bytes) ? *given : coded_as(given);
     unsigned in_unit = given->unit / k.unit;
-    Changes c = {NULL, NULL, NULL};
+    Changes c = {NULL, NULL, NULL}, joined = c, *told = &c; /* `c` is needed to undo the change */
     PyObject *result = NULL;
     const char *why;
     Reading g;
@@ -166,18 +157,20 @@ static PyObject *decode_block(
         done = !why && landed->target;
     }
     reading_free(&g);
-    if (!why && listed && in_unit > 1 && !join_changes(&c, old, changes, given->unit)) why = OUT_OF_MEMORY;
+    if (!why && listed && in_unit > 1) {
+        told = &joined;
+        if (!join_changes(&c, old, changes, given->unit, &joined)) why = OUT_OF_MEMORY;
+    }
     if (why == OUT_OF_MEMORY)
         PyErr_NoMemory();
     else if (why)
         PyErr_SetString(PyExc_ValueError, why);
     else if (landed->target)
-        result = Py_BuildValue("OOO", c.positions, c.values, c.gained);
+        result = Py_BuildValue("OOO", told->positions, told->values, c.gained);
     else
-        result = Py_BuildValue("OO", c.positions, c.values);
-    if (!result && done) {
-        undo(landed, changes, k.unit);
-    }
+        result = Py_BuildValue("OO", told->positions, told->values);
+    if (!result && done) undo(landed, changes, k.unit);
+    changes_free(&joined);
     changes_free(&c);
     return result;
 }

@@ -64,7 +64,7 @@ static int fits(Py_ssize_t size, Py_ssize_t count, unsigned unit, const char *wh
 
 static int known_units(const Classing *k, Py_ssize_t bytes) {
     unsigned unit = k->unit, bits = k->exponent + k->mantissa + 1;
-    int good = (unit == 1 || unit == 2 || unit == 4 || unit == 8) && (!k->exponent || bits == 8 * unit);
+    int good = (unit == 1 || unit == 2 || unit == 4 || unit == 8) && (k->exponent ? bits == 8 * unit : !k->mantissa);
     good = good && k->exponent <= 11 && bytes % (Py_ssize_t)unit == 0;
     if (!good) PyErr_SetString(PyExc_TypeError, "invalid unit layout");
     return good;
