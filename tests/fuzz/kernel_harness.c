@@ -21,7 +21,8 @@ typedef struct {
 typedef struct {
     const char *why;
     int started; /* the first step accepted it: only the second one uses vectors and writes */
-    size_t changes;
+    unsigned unit; /* units that are not floats are coded as bytes, apart from those of full blocks */
+    size_t count, changes;
     uint32_t *position; /* NULL: all units */
     uint8_t *value;
     Digest digest;
@@ -37,7 +38,10 @@ static Pieces pieces(const uint8_t *units, const Block *b) {
     return (Pieces){(uint8_t *)(uintptr_t)units, NULL, b->count * b->k.unit};
 }
 
-static Indexing indexing(const Block *b) { return (Indexing){b->k.unit, 0, b->count}; }
+/* The block as a segment of units of this size. */
+static Indexing indexing(const Block *b, unsigned unit) {
+    return (Indexing){b->k.unit, 0, b->count * (b->k.unit / unit)};
+}
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     const char *wanted = getenv("WEIGHTWIRE_FUZZ_KIND");
@@ -83,21 +87,24 @@ static int parse(const uint8_t *input, size_t size, Block *b) {
 
 static Decoded decode(const uint8_t *data, size_t size, const Block *b, const uint8_t *old, uint8_t *target) {
     Decoded found = {0};
-    Classing k = b->k;
+    Classing k = is_full(data) ? b->k : coded_as(&b->k);
+    size_t line = b->line * (b->k.unit / k.unit);
     Reading g;
     Landed landed = {0};
     Pieces base = pieces(old, b), into = pieces(target, b);
     memset(&g, 0, sizeof g);
-    found.why = decode_start(data, size, old ? &base : NULL, b->count, b->line, &k, &g, &found.changes);
+    found.unit = k.unit;
+    found.count = b->count * (b->k.unit / k.unit);
+    found.why = decode_start(data, size, old ? &base : NULL, found.count, line, &k, &g, &found.changes);
     found.started = !found.why;
     if (!found.why) {
-        demand(found.changes <= b->count, "more changes than units");
+        demand(found.changes <= found.count, "more changes than units");
         landed.position = found.position = is_ulp(data) ? (uint32_t *)(void *)exactly(NULL, 4 * found.changes) : NULL;
         landed.value = found.value = exactly(NULL, found.changes * k.unit);
         landed.target = target ? &into : NULL;
-        landed.where = indexing(b);
+        landed.where = indexing(b, k.unit);
         landed.digests = &found.digest;
-        found.why = decode_finish(data, size, old ? &base : NULL, b->count, b->line, &k, &g, &landed);
+        found.why = decode_finish(data, size, old ? &base : NULL, found.count, line, &k, &g, &landed);
     }
     reading_free(&g);
     return found;
@@ -108,11 +115,11 @@ static void forget(Decoded *d) {
     free(d->value);
 }
 
-static void demand_same(const Decoded *one, const Decoded *other, unsigned unit) {
+static void demand_same(const Decoded *one, const Decoded *other) {
     demand(one->why == other->why || (one->why && other->why && !strcmp(one->why, other->why)), "widths: other verdict");
     if (one->why) return;
     demand(one->changes == other->changes, "widths: another number of changes");
-    demand(!memcmp(one->value, other->value, one->changes * unit), "widths: other values");
+    demand(!memcmp(one->value, other->value, one->changes * one->unit), "widths: other values");
     demand(!one->position || !memcmp(one->position, other->position, 4 * one->changes), "widths: other positions");
 }
 
@@ -123,7 +130,8 @@ static void encode_again(const Block *b, const uint8_t *before, const uint8_t *a
     Digest digest = {{0, 0}};
     uint32_t changed = 0;
     Pieces old = pieces(before, b), new = pieces(after, b);
-    demand(encode_block(&old, &new, b->count, b->line, &k, indexing(b), &out, &changed, &digest), "out of memory");
+    Indexing where = indexing(b, k.unit);
+    demand(encode_block(&old, &new, b->count, b->line, &k, where, &out, &changed, &digest), "out of memory");
     if (out.size) {
         uint8_t *data = exactly(out.data, out.size), *copy = exactly(before, b->count * k.unit);
         Decoded found = decode(data, out.size, b, copy, copy);
@@ -136,6 +144,22 @@ static void encode_again(const Block *b, const uint8_t *before, const uint8_t *a
     scratch_free(out.data);
 }
 
+/* Changed bytes, joined to units, are the changed units. */
+static void check_joined(const Block *b, const Decoded *found, const uint8_t *before, const uint8_t *after) {
+    unsigned unit = b->k.unit;
+    size_t joined = count_joined(found->position, found->changes, unit);
+    uint32_t *position = (uint32_t *)(void *)exactly(NULL, 4 * joined);
+    uint8_t *value = exactly(NULL, joined * unit);
+    Pieces old = pieces(before, b);
+    join_bytes(&old, found->position, found->value, found->changes, unit, position, value);
+    for (size_t i = 0; i < joined; i++) {
+        demand(position[i] < b->count && (!i || position[i] > position[i - 1]), "positions of joined units");
+        demand(!memcmp(after + (size_t)position[i] * unit, value + i * unit, unit), "other joined units");
+    }
+    free(position);
+    free(value);
+}
+
 /* Writes the block into a target with the digest on the way, and undoes it. */
 static void check_target(const Block *b, const Decoded *expected) {
     size_t bytes = b->count * b->k.unit;
@@ -146,19 +170,21 @@ static void check_target(const Block *b, const Decoded *expected) {
         demand(!memcmp(target, before, bytes), "a rejected block has changed its target");
     } else {
         Digest was = {{0, 0}}, is = was, undone = was;
-        Indexing where = indexing(b);
+        unsigned unit = found.unit;
+        Indexing whole = indexing(b, b->k.unit);
         Pieces old = pieces(before, b), new = pieces(target, b);
-        digest_segments(&old, 1, where, &was);
-        digest_segments(&new, 1, where, &is);
+        digest_segments(&old, 1, whole, &was);
+        digest_segments(&new, 1, whole, &is);
         demand(was.sum[0] + found.digest.sum[0] == is.sum[0] && was.sum[1] + found.digest.sum[1] == is.sum[1],
                "the digest was not brought up to date");
         for (size_t i = 0; i < expected->changes; i++) {
             size_t at = expected->position ? expected->position[i] : i;
-            demand(at < b->count && (!i || !expected->position || at > expected->position[i - 1]), "positions");
-            demand(!memcmp(target + at * b->k.unit, expected->value + i * b->k.unit, b->k.unit), "other units");
+            demand(at < found.count && (!i || !expected->position || at > expected->position[i - 1]), "positions");
+            demand(!memcmp(target + at * unit, expected->value + i * unit, unit), "other units");
         }
+        if (expected->position && unit < b->k.unit) check_joined(b, expected, before, target);
         encode_again(b, before, target);
-        swap_block(&new, found.position, found.value, found.changes, b->k.unit, where, &undone);
+        swap_block(&new, found.position, found.value, found.changes, unit, indexing(b, unit), &undone);
         demand(!memcmp(target, before, bytes), "a patch was not undone");
     }
     forget(&found);
@@ -179,7 +205,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
     for (int width = 0; first.started && width < widest; width += 256) {
         vectors = width;
         Decoded other = decode(b.data, b.size, &b, b.old, NULL);
-        demand_same(&first, &other, b.k.unit);
+        demand_same(&first, &other);
         forget(&other);
     }
     vectors = widest;
@@ -211,6 +237,27 @@ static void change_units(const Block *b, uint8_t *new, uint64_t *state) {
     }
 }
 
+/* Encodes new units in the encoding that is fuzzed. */
+static void encode_as(const Block *b, const uint8_t *new, Bytes *out) {
+    Classing k = kind == FULL ? b->k : coded_as(&b->k);
+    ClassTable table;
+    Digest digest = {{0, 0}};
+    uint32_t changed = 0;
+    int dense;
+    size_t in_unit = b->k.unit / k.unit, count = b->count * in_unit, line = b->line * in_unit;
+    Indexing where = indexing(b, k.unit);
+    Pieces before = pieces(b->old, b), after = pieces(new, b);
+    if (kind == FULL) {
+        encode_full(&after, count, &k, SIZE_MAX, out);
+        return;
+    }
+    demand(choose_classes(&before, &after, count, &k, &table, &dense), "out of memory");
+    if (kind == DENSE)
+        encode_dense(&before, &after, count, line, &k, where, out, &changed, &digest);
+    else
+        scan_and_encode_ulp(&before, &after, count, line, &k, where, out, &changed, &digest);
+}
+
 /* A valid block of this kind for the fields of an input. Random bytes seldom are one: the entropy coder must end well. */
 static size_t write_valid(uint8_t *input, size_t size, size_t most, uint64_t *state) {
     Block b = {0};
@@ -218,28 +265,13 @@ static size_t write_valid(uint8_t *input, size_t size, size_t most, uint64_t *st
     size_t bytes = b.count * b.k.unit, head = size - b.size, written = 0;
     uint8_t *new = b.old ? exactly(b.old, bytes) : calloc(1, bytes);
     Bytes out = {0};
-    Scan s;
-    Digest digest = {{0, 0}};
-    uint32_t changed = 0;
-    memset(&s, 0, sizeof s);
-    s.digests = &digest;
-    s.changed = &changed;
     vectors = widest_vectors();
     change_units(&b, new, state);
-    Pieces before = pieces(b.old, &b), after = pieces(new, &b);
-    if (kind == FULL || (kind == DENSE && b.old)) {
-        encode_planes(kind == DENSE ? &before : NULL, &after, b.count, &b.k, SIZE_MAX, &out);
-    } else if (b.old && memcmp(b.old, new, bytes)) {
-        ClassTable table;
-        choose_classes(&before, &after, b.count, &b.k, &table);
-        if (HOT(scan, &before, &after, b.count, b.line, &b.k, indexing(&b), &s))
-            encode_ulp(&s, &b.k, b.line ? b.count / b.line : 0, &out);
-    }
+    if (kind == FULL || (b.old && memcmp(b.old, new, bytes))) encode_as(&b, new, &out);
     if (out.size && head + out.size <= most) {
         memcpy(input + head, out.data, out.size);
         written = head + out.size;
     }
-    scan_free(&s);
     scratch_free(out.data);
     free(new);
     free(b.old);
