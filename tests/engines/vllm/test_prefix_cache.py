@@ -64,12 +64,17 @@ def version_of(checkpoint: Path, number: int) -> ServedVersion:
     return ServedVersion("a" * 32, number, digest(Checkpoint(checkpoint)).hex)
 
 
+def wait_until_running(server: VLLM, requests: list[Future[Sample]]) -> None:
+    """Returns early if one of them has ended."""
+    while metric(server, "num_requests_running") < len(requests) and not any(one.done() for one in requests):
+        time.sleep(0.01)
+
+
 def paused_while_running(server: VLLM, work: Callable[[], list[Future[Sample]]]) -> list[Future[Sample]]:
     """Starts requests with `work`, and pauses the server while all of them run."""
     for _ in range(20):
         requests = work()
-        while metric(server, "num_requests_running") < len(requests) and not any(one.done() for one in requests):
-            time.sleep(0.01)
+        wait_until_running(server, requests)
         server.post("/pause?mode=keep&clear_cache=false")
         time.sleep(1.0)  # for answers that are on their way
         if not any(one.done() for one in requests):
@@ -78,6 +83,22 @@ def paused_while_running(server: VLLM, work: Callable[[], list[Future[Sample]]])
         for one in requests:
             one.result()
     raise AssertionError("the requests end before the server can be paused")
+
+
+def generated_beside(server: VLLM, work: Callable[[], list[Future[Sample]]], *prompts: list[int]) -> list[Sample]:
+    """Samples of a server with empty caches, while all requests of `work` run."""
+    for _ in range(20):
+        server.post("/pause?mode=keep")  # vLLM's own pause leaves nothing in its caches
+        server.post("/resume")
+        requests = work()
+        wait_until_running(server, requests)
+        samples = [generate(server, one) for one in prompts]
+        still_running = not any(one.done() for one in requests)
+        for one in requests:
+            one.result()
+        if still_running:
+            return samples
+    raise AssertionError("the requests end before the others")
 
 
 def test_running_requests_keep_their_cache_and_new_ones_get_none_of_old_weights(
@@ -104,17 +125,9 @@ def test_running_requests_keep_their_cache_and_new_ones_get_none_of_old_weights(
         filled = [*FILLING, *kept[1]["token_ids"]][: BLOCK + 20]
         new += [generate(vllm, filled), generate(vllm, filled)]
         hits_after = metric(vllm, "prefix_cache_hits_total")
-        # vLLM's own pause leaves nothing in its caches, as in a fresh server.
-        vllm.post("/pause?mode=keep")
-        vllm.post("/resume")
         # Some CPUs round differently in smaller batches, so as many other requests run as before.
-        others = start(prompt(4, len(RUNNING)), prompt(5, len(FILLING)))
-        while metric(vllm, "num_requests_running") < len(others):
-            time.sleep(0.01)
-        expected = [output_of(generate(vllm, one)) for one in (ENDED, RUNNING)]
-        assert not any(one.done() for one in others)
-        for one in others:
-            one.result()
+        others = (prompt(4, len(RUNNING)), prompt(5, len(FILLING)))
+        expected = [output_of(one) for one in generated_beside(vllm, lambda: start(*others), ENDED, RUNNING)]
         expected += [output_of(generate(vllm, one)) for one in (filled, filled)]
 
     for sample, length in zip(kept, (len(RUNNING), len(FILLING)), strict=True):
