@@ -18,7 +18,9 @@ def peft_model(base: Path, *, rank: int = 4) -> Any:
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=TARGETS, task_type="CAUSAL_LM")
-    return peft.get_peft_model(model, config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return peft.get_peft_model(model, config)
 
 
 def adapted_layer() -> Any:
