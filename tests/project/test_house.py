@@ -7,6 +7,7 @@ import importlib
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -135,35 +136,54 @@ def statements(tree: ast.Module) -> list[ast.stmt]:
     return tree.body[1:] if ast.get_docstring(tree) else tree.body
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def at_fault(find: Callable[[Path], object]) -> dict[str, object]:
+    """What a rule finds wrong, by module. A test per module and rule would be two thousand tests."""
+    found = {path.relative_to(PACKAGE).as_posix(): find(path) for path in MODULES}
+    return {name: problem for name, problem in found.items() if problem}
+
+
 class TestModule:
-    def test_room_of_a_module_is_in_the_order(self, path: Path) -> None:
-        assert room_of(path) in ORDER, "add the new room to ORDER, after everything it imports"
+    def test_room_of_every_module_is_in_the_order(self) -> None:
+        strays = at_fault(lambda path: room_of(path) not in ORDER)
+        assert not strays, "add the new room to ORDER, after everything it imports"
 
-    def test_module_imports_only_from_rooms_before_its_own(self, path: Path) -> None:
-        own = ORDER.index(room_of(path))
-        later = {other for other in rooms_imported(path) if ORDER.index(other) > own}
-        assert not later, f"{room_of(path)} must not import {sorted(later)}"
+    def test_modules_import_only_from_rooms_before_their_own(self) -> None:
+        def later(path: Path) -> set[str]:
+            own = ORDER.index(room_of(path))
+            return {other for other in rooms_imported(path) if ORDER.index(other) > own}
 
-    def test_module_does_not_import_forbidden_rooms(self, path: Path) -> None:
-        assert not {(room_of(path), other) for other in rooms_imported(path)} & FORBIDDEN
+        assert not at_fault(later)
 
-    def test_module_enters_other_rooms_through_their_front_doors(self, path: Path) -> None:
-        for module, name in imports(path):
-            parts = module.split(".")
-            if parts[0] != "weightwire" or len(parts) < 2 or parts[1] in (room_of(path), *FILES, *OPEN_ROOMS):
-                continue
-            assert len(parts) == 2, f"import {name} from weightwire.{parts[1]}, not from {module}"
-            assert name in FRONT_DOORS[parts[1]], f"{module} does not export {name}"
+    def test_modules_do_not_import_forbidden_rooms(self) -> None:
+        assert not at_fault(lambda path: {(room_of(path), other) for other in rooms_imported(path)} & FORBIDDEN)
 
-    def test_module_imports_torch_only_in_rooms_that_may(self, path: Path) -> None:
-        assert room_of(path) in TORCH or "torch" not in {module.split(".")[0] for module, _ in imports(path)}
+    def test_modules_enter_other_rooms_through_their_front_doors(self) -> None:
+        def past_the_door(path: Path) -> list[str]:
+            found = []
+            for module, name in imports(path):
+                parts = module.split(".")
+                if parts[0] != "weightwire" or len(parts) < 2 or parts[1] in (room_of(path), *FILES, *OPEN_ROOMS):
+                    continue
+                if len(parts) > 2:
+                    found.append(f"import {name} from weightwire.{parts[1]}, not from {module}")
+                elif name not in FRONT_DOORS[parts[1]]:
+                    found.append(f"{module} does not export {name}")
+            return found
 
-    def test_module_has_at_most_500_lines(self, path: Path) -> None:
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+        assert not at_fault(past_the_door)
 
-    def test_module_has_a_docstring(self, path: Path) -> None:
-        assert ast.get_docstring(parsed(path))
+    def test_modules_import_torch_only_in_rooms_that_may(self) -> None:
+        def imports_torch(path: Path) -> bool:
+            return "torch" in {module.split(".")[0] for module, _ in imports(path)}
+
+        assert not at_fault(lambda path: room_of(path) not in TORCH and imports_torch(path))
+
+    def test_modules_have_at_most_500_lines(self) -> None:
+        sizes = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+        assert not at_fault(lambda path: sizes[path] if sizes[path] > MOST_LINES else 0)
+
+    def test_modules_have_a_docstring(self) -> None:
+        assert not at_fault(lambda path: not ast.get_docstring(parsed(path)))
 
 
 def only_exports(node: ast.stmt) -> bool:
