@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from support.cases import case
 from support.samples import below
 from weightwire.codec.bit_stream import BitReader, BitWriter
 from weightwire.codec.frequency_tables import (
@@ -38,13 +39,14 @@ def test_logarithms_are_rounded_down() -> None:
     assert [lg(2**k) for k in (0, 1, 31, 40)] == [k << 24 for k in (0, 1, 31, 40)]
 
 
-@pytest.mark.parametrize("j", range(128))
-def test_a_gap_table_covers_all_slots(j: int) -> None:
-    raw, go_on, table = gap_table(j)
-    assert sum(table) == SCALE
-    assert min(table) > 0
-    assert len(table) == go_on + 1
-    assert raw == max(0, math.ceil((j - 12) / 4))
+def test_every_gap_table_covers_all_slots() -> None:
+    for j in range(128):
+        with case(j):
+            raw, go_on, table = gap_table(j)
+            assert sum(table) == SCALE
+            assert min(table) > 0
+            assert len(table) == go_on + 1
+            assert raw == max(0, math.ceil((j - 12) / 4))
 
 
 def test_the_gap_parameter_follows_the_rate() -> None:

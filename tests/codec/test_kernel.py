@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.cases import case
 from support.crafted_files import parse_ulp
 from support.encoded import encode_ulp
 from support.samples import (
@@ -108,9 +110,10 @@ def check_size(dtype: Dtype, count: int) -> None:
 
 
 @each_layout
-@pytest.mark.parametrize("count", [1, 65])
-def test_both_kernels_agree_on_small_blocks(dtype: Dtype, count: int) -> None:
-    check_size(dtype, count)
+def test_both_kernels_agree_on_small_blocks(dtype: Dtype) -> None:
+    for count in (1, 65):
+        with case(count):
+            check_size(dtype, count)
 
 
 @each_layout
@@ -129,13 +132,14 @@ def test_both_kernels_agree_on_more_small_blocks(dtype: Dtype, count: int) -> No
 
 
 @each_layout
-@pytest.mark.parametrize("count", [4095, 4096, 4097])
-def test_both_kernels_agree_around_the_chunk_size(dtype: Dtype, count: int) -> None:
-    for kind, how in (("weights", "likely"), ("special", "one"), ("equal", "most")):
-        old = base(dtype, count, kind)
-        new = change(old, dtype, how)
-        new[-1] = ~old[-1]
-        check(old, new, dtype)
+def test_both_kernels_agree_around_the_chunk_size(dtype: Dtype) -> None:
+    kinds = (("weights", "likely"), ("special", "one"), ("equal", "most"))
+    for count, (kind, how) in product((4095, 4096, 4097), kinds):
+        with case(count, kind, how):
+            old = base(dtype, count, kind)
+            new = change(old, dtype, how)
+            new[-1] = ~old[-1]
+            check(old, new, dtype)
 
 
 def test_both_kernels_agree_on_lines_longer_than_a_chunk() -> None:
@@ -290,15 +294,16 @@ def test_a_failed_patch_leaves_its_target_unchanged(dtype: Dtype, steps: int) ->
 
 
 @each_layout
-@pytest.mark.parametrize(("segment", "line"), [(1, 0), (3, 0), (8, 0), (72, 0), (72, 72), (5000, 0), (4160, 2080)])
-def test_each_segment_has_its_own_counts_and_digests(dtype: Dtype, segment: int, line: int) -> None:
+def test_each_segment_has_its_own_counts_and_digests(dtype: Dtype) -> None:
     """A block of several segments has the bytes of one segment of all units. Only counts and digests are apart."""
-    count = segment * max(2, 600 // segment)
-    for seed, how in enumerate(("few", "most", "all", "rows")):
+    segments = ((1, 0), (3, 0), (8, 0), (72, 0), (72, 72), (5000, 0), (4160, 2080))
+    for (segment, line), (seed, how) in product(segments, enumerate(("few", "most", "all", "rows"))):
+        count = segment * max(2, 600 // segment)
         old = base(dtype, count, "weights", seed)
         new = change(old, dtype, how, seed, line)
         for word in words_of(dtype, segment):
-            check_segments(old, new, dtype, line, segment, word)
+            with case(segment, line, how, word):
+                check_segments(old, new, dtype, line, segment, word)
 
 
 def check_segments(old: Units, new: Units, dtype: Dtype, line: int, segment: int, word: int) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
+from support.cases import case
 from support.samples import (
     CHANGES,
     LAYOUTS,
@@ -95,13 +98,13 @@ def check_digest_change(old: Units, new: Units, word: int, start: int) -> None:
 
 
 @each_layout
-@pytest.mark.parametrize("how", CHANGES)
-def test_digest_change_is_what_a_swap_into_a_copy_adds(dtype: Dtype, how: str) -> None:
-    for count in CHANGE_COUNTS:
+def test_digest_change_is_what_a_swap_into_a_copy_adds(dtype: Dtype) -> None:
+    for how, count in product(CHANGES, CHANGE_COUNTS):
         old = base(dtype, count)
-        for word in words_of(dtype, count):
-            for start in (0, 2**63 - 5):
-                check_digest_change(old, change(old, dtype, how), word, start)
+        new = change(old, dtype, how)
+        for word, start in product(words_of(dtype, count), (0, 2**63 - 5)):
+            with case(how, count, word, start):
+                check_digest_change(old, new, word, start)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -118,12 +121,12 @@ def test_digest_change_counts_a_word_once(unit: int) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("count", [1, 3, 5, 7, 63, 4097])
-def test_digest_change_is_correct_for_units_that_do_not_fill_words(unit: int, count: int) -> None:
+def test_digest_change_is_correct_for_units_that_do_not_fill_words(unit: int) -> None:
     """If units do not fill 8-byte words, each unit is a word."""
-    old = words(count, count).astype(f"<u{unit}")
-    for share in (0.1, 1):
-        check_digest_change(old, some_changed(old, share, count), unit, 3)
+    for count, share in product((1, 3, 5, 7, 63, 4097), (0.1, 1)):
+        with case(count, share):
+            old = words(count, count).astype(f"<u{unit}")
+            check_digest_change(old, some_changed(old, share, count), unit, 3)
 
 
 def test_digest_change_of_equal_values_is_zero() -> None:
@@ -177,15 +180,15 @@ def some_changed(old: Units, share: float, seed: int) -> Units:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("count", AROUND)
-def test_replace_copies_the_source_and_returns_the_old_units(unit: int, count: int) -> None:
-    old = words(count, count).astype(f"<u{unit}")
-    for seed, share in enumerate((0, 0.002, 0.01, 0.1, 0.3, 0.5, 0.9, 0.999, 1)):
-        new = some_changed(old, share, seed)
-        positions, values = check_replace(old, new)
-        at = np.flatnonzero(old != new)
-        assert positions is None or positions == at.astype("<u4").tobytes()
-        assert values == (old if positions is None else old[at]).tobytes()
+def test_replace_copies_the_source_and_returns_the_old_units(unit: int) -> None:
+    for count, (seed, share) in product(AROUND, enumerate((0, 0.002, 0.01, 0.1, 0.3, 0.5, 0.9, 0.999, 1))):
+        with case(count, share):
+            old = words(count, count).astype(f"<u{unit}")
+            new = some_changed(old, share, seed)
+            positions, values = check_replace(old, new)
+            at = np.flatnonzero(old != new)
+            assert positions is None or positions == at.astype("<u4").tobytes()
+            assert values == (old if positions is None else old[at]).tobytes()
 
 
 @pytest.mark.parametrize("unit", UNITS)

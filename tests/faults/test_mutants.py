@@ -9,23 +9,25 @@ import pytest
 from mutants.catalogue import MUTANTS
 from mutants.mutant import SOURCE, Edit, Rotten
 from mutants.run import try_mutant
+from support.cases import case
 
 # Each is noticed within a few seeds.
 QUICK = {"parent hash unchecked": 40, "absence is a conflict": 40, "weights before the journal": 40}
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_every_mutant_fits_the_source(name: str) -> None:
-    for file, text in MUTANTS[name].patched().items():
-        assert text != (SOURCE / "weightwire" / file).read_text(encoding="utf-8")
-        compile(text, file, "exec")
+def test_every_mutant_fits_the_source() -> None:
+    for name in MUTANTS:
+        with case(name):
+            for file, text in MUTANTS[name].patched().items():
+                assert text != (SOURCE / "weightwire" / file).read_text(encoding="utf-8")
+                compile(text, file, "exec")
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_every_mutant_names_its_rule_and_its_tests(name: str) -> None:
-    mutant = MUTANTS[name]
-    assert mutant.rule
-    assert all((SOURCE.parent / path).exists() for path in mutant.tests)
+def test_every_mutant_names_its_rule_and_its_tests() -> None:
+    for name, mutant in MUTANTS.items():
+        with case(name):
+            assert mutant.rule
+            assert all((SOURCE.parent / path).exists() for path in mutant.tests)
 
 
 @pytest.mark.parametrize("old", ["not in the file", "import"])
