@@ -23,22 +23,25 @@ def run(code: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str
     return subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, **options)
 
 
-@pytest.fixture
-def recording(tmp_path: Path) -> Path:
-    """A recording as record.py writes it: two checkpoints of a tiny Qwen3."""
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording as record.py writes it: two checkpoints of a tiny Qwen3. Tests must not change it."""
+    early = tmp_path_factory.mktemp("recordings") / "early"
+    early.mkdir()
     names = ["step-00000", "step-00001"]
-    (tmp_path / "early").mkdir()
     facts = {"stage": "early", "lr": 1e-6, "model": "qwen3", "checkpoints": names}
-    (tmp_path / "early" / "recording.json").write_text(json.dumps(facts))
+    (early / "recording.json").write_text(json.dumps(facts))
     code = (
-        "import numpy, pathlib, recording; recording.write_checkpoint({'x': numpy.full(9, %d, 'u2')}, pathlib.Path(%r))"
+        "import numpy, pathlib, recording\n"
+        "for number, name in enumerate(%r):\n"
+        "    recording.write_checkpoint({'x': numpy.full(9, number, 'u2')}, pathlib.Path(name))\n"
     )
+    ran = run(code % names, early)
+    assert ran.returncode == 0, ran.stderr
     config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 16}
-    for number, name in enumerate(names):
-        ran = run(code % (number, str(tmp_path / "early" / name)), tmp_path)
-        assert ran.returncode == 0, ran.stderr
-        (tmp_path / "early" / name / "config.json").write_text(json.dumps(config))
-    return tmp_path / "early"
+    for name in names:
+        (early / name / "config.json").write_text(json.dumps(config))
+    return early
 
 
 # --- arguments ---------------------------------------------------------------------------------------------------

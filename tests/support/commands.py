@@ -72,13 +72,23 @@ class Command:
 
 def weightwire(*args: str | Path | int) -> Ran:
     """Runs a command in this process, which is faster."""
-    err = io.StringIO()
-    code, out = _run(args, err)
-    return Ran(code, *map(without_slowness, (out, err.getvalue())))
+    out, err = io.StringIO(), io.StringIO()
+    code = _run(args, out, err)
+    return Ran(code, *map(without_slowness, (out.getvalue(), err.getvalue())))
 
 
 def on_terminal(*args: str | Path | int) -> Ran:
     """Like `weightwire`, but stderr is a terminal. Returns all that it showed, without escape codes."""
+    out = io.StringIO()
+    code, shown = shown_on_terminal(args, out, columns=100)
+    return Ran(code, out.getvalue(), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))
+
+
+def shown_on_terminal(args: Sequence[str | Path | int], out: IO[str] | None = None, *, columns: int) -> tuple[int, str]:
+    """Runs a command in this process, with stderr on a terminal, and stdout, too, unless it goes to `out`.
+
+    Returns the exit code and all that the terminal got.
+    """
     reader, writer = pty.openpty()
     shown: list[bytes] = []
 
@@ -89,25 +99,24 @@ def on_terminal(*args: str | Path | int) -> Ran:
 
     thread = threading.Thread(target=read)
     thread.start()
-    with pytest.MonkeyPatch.context() as patch, open(writer, "w") as err:
-        patch.setenv("COLUMNS", "100")
+    with pytest.MonkeyPatch.context() as patch, open(writer, "w") as terminal:
+        patch.setenv("COLUMNS", str(columns))
         patch.setenv("TERM", "xterm-256color")
-        code, out = _run(args, err)
+        code = _run(args, out or terminal, terminal)
     thread.join()
     os.close(reader)
-    return Ran(code, out, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(shown).decode()))
+    return code, b"".join(shown).decode()
 
 
-def _run(args: Sequence[str | Path | int], err: IO[str]) -> tuple[int, str]:
-    """Returns the exit code and stdout."""
-    out = io.StringIO()
+def _run(args: Sequence[str | Path | int], out: IO[str], err: IO[str]) -> int:
+    """Returns the exit code."""
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     argv, sys.argv = sys.argv, ["weightwire", *map(str, args)]
     try:
         with redirect_stdout(out), redirect_stderr(err):
             main()
     except SystemExit as exit:
-        return int(exit.code or 0), out.getvalue()
+        return int(exit.code or 0)
     finally:
         sys.argv = argv
         for number, handler in handlers:

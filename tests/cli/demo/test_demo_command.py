@@ -200,8 +200,9 @@ class TestBadInput:
 
     def test_file_in_place_of_the_directory_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        assert "file" in self.refused("--into", tmp_path / "file")
-        assert "Not a directory" in self.refused("--into", tmp_path / "file")
+        error = self.refused("--into", tmp_path / "file")
+        assert "file" in error
+        assert "Not a directory" in error
 
     def test_bucket_without_write_permission_is_refused(self, tmp_path: Path, seaweedfs: SeaweedFS) -> None:
         error = self.refused("--bucket", seaweedfs.url("demo"), "--into", tmp_path, env=seaweedfs.env_of("reader"))
