@@ -31,13 +31,28 @@ WITH_VLLM = {
     "tests/project/test_readme.py",
     "tests/trainers/test_trl_trainer.py",
 }
-# Each needs something that takes long to make: a page in a browser, every error, a kernel with sanitizers, engines.
+# Each needs something that takes long to make: pages in a browser, every error, a kernel with sanitizers, engines, a
+# store with a key for each role.
 IN_ONE_PROCESS = {
     "tests/cli/test_follow_ready.py",
+    "tests/faults/test_role_keys.py",
+    "tests/faults/test_stolen_keys.py",
     "tests/fuzz/test_golden_mutations.py",
     "tests/page/test_browser.py",
+    "tests/page/test_run_sizes.py",
     "tests/project/test_design.py",
     "tests/project/test_error_catalogue.py",
+}
+# Slow tests here take half a minute or more. They start first, so that no process is left alone with one at the end.
+LONGEST = {
+    "tests/cli/demo/test_demo_command.py",
+    "tests/cli/test_serve.py",
+    "tests/faults/test_fanout.py",
+    "tests/faults/test_kills.py",
+    "tests/faults/test_soak.py",
+    "tests/project/test_docs_first_run.py",
+    "tests/project/test_wordle.py",
+    "tests/trainers/test_trl_serve.py",
 }
 AHEAD = 8  # tests that a process is given before it needs them
 SERVERS = {"rclone", "seaweedfs", "vllm", "vllm_split"}
@@ -56,10 +71,15 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests that need a server as slow."""
+    """Marks tests that need a server as slow, and puts the longest tests first."""
     for item in items:
         if SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: not (_file_of(item.nodeid) in LONGEST and item.get_closest_marker("slow")))
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -110,7 +130,7 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Runs all tests that need vLLM in one process, whose servers take half a minute to start, and others by file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
+        file = _file_of(nodeid)
         return "vllm" if file in WITH_VLLM else file if file in IN_ONE_PROCESS else nodeid
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
