@@ -10,7 +10,10 @@ VENV   := .venv
 CORE   := .venv-core
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest --numprocesses 2
+# More processes than cores, because tests also wait: for processes, servers, and polls. Two left two cores idle for 40%
+# of the time.
+PROCESSES ?= 3
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 KERNEL := $(shell find src/weightwire/codec -name '*.[ch]')
 
 .DEFAULT_GOAL := help
@@ -33,7 +36,7 @@ check: lint types ## Run the same without slow tests; run this before every comm
 	$(PYTEST) -m "not slow"
 
 core: $(CORE)/.installed ## Run the fast tests in an environment without torch; works on any system
-	$(CORE)/bin/python -m pytest --numprocesses 2 -m "not slow"
+	$(CORE)/bin/python -m pytest --numprocesses $(PROCESSES) -m "not slow"
 
 soak: $(VENV)/.tools $(VENV)/.installed ## Run an hour of random faults and 10,000 simulated runs, as CI does every night (ARGS=--seed=7)
 	$(BIN)/python tests/faults/simulation.py --seeds 10000
