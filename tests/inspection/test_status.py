@@ -7,7 +7,7 @@ import platform
 import msgspec
 import pytest
 
-from support.clocked_bucket import HOUR, Clocked, beat, clocked, first_weights, publish, run, stepped
+from support.clocked_bucket import HOUR, Clocked, beat, clocked, copied, first_weights, publish, run, stepped
 from weightwire.chain.record_paths import commit_path, epoch_path, gc_path
 from weightwire.chain.records import Epoch, Gc, Shortcut, seal, shortcut_path, unseal
 from weightwire.errors import BrokenChain, NoRun
@@ -27,8 +27,14 @@ class Now(Runtime):
 
 
 @pytest.fixture
-def bucket() -> Clocked:
+def bucket(ten_versions: Clocked) -> Clocked:
     """Versions 0 to 9: 0, 6 and 8 are fences. The newest anchor is 7."""
+    return copied(ten_versions)
+
+
+@pytest.fixture(scope="module")
+def ten_versions() -> Clocked:
+    """Tests must not change it."""
     bucket = clocked()
     weights = publish(bucket, first_weights(), 5, every=HOUR, clock=bucket, anchor_every=3)
     publish(bucket, stepped(weights, 9), 1, every=HOUR, clock=bucket, anchor_every=1)

@@ -25,6 +25,7 @@ __all__ = [
     "Clocked",
     "beat",
     "clocked",
+    "copied",
     "finish_background",
     "first_weights",
     "publish",
@@ -115,6 +116,19 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 def clocked() -> Clocked:
     """An empty clocked bucket."""
     return Clocked(open_bucket(f"memory://{Runtime().token()}"))
+
+
+def copied(bucket: Clocked) -> Clocked:
+    """A copy in memory, for a test that may change it. Publishing the same versions again takes ten times as long."""
+    copy = clocked()
+    copy.now, copy.times, copy.log = bucket.now, dict(bucket.times), [*bucket.log]
+
+    async def copy_all() -> None:
+        for one in await bucket.inner.list(""):
+            await copy.inner.create(one.path, await bucket.inner.get(one.path))
+
+    run(copy_all())
+    return copy
 
 
 def first_weights(seed: int = 7) -> Arrays:
