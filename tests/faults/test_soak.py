@@ -25,7 +25,10 @@ SEED = 3
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_run_under_random_faults_keeps_all_promises() -> None:
     ran = subprocess.run(
-        [sys.executable, SOAK, "--minutes", "1.5", "--seed", "1"], capture_output=True, text=True, timeout=600
+        [sys.executable, SOAK, "--minutes", "1.5", "--followers", "6", "--seed", "1"],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     broken = ran.stdout.partition("BROKEN")[2]
     assert ran.returncode == 0, f"{ran.stdout[:3000]}\n{broken[:60_000]}\n{ran.stderr[-4000:]}"
