@@ -312,13 +312,14 @@ def check_segments(old: Units, new: Units, dtype: Dtype, line: int, segment: int
     pieces = [slice(begin, begin + segment) for begin in range(0, len(old), segment)]
     before, after = ([whole_digest(numpy_kernel, units[one], word, 3) for one in pieces] for units in (old, new))
     added = b"".join(gained(*both) for both in zip(before, after, strict=True))
+    digests = b"".join(gained((0, 0), one) for one in before)
     counts = np.array([(old[one] != new[one]).sum() for one in pieces], "<u4").tobytes()
     for kernel, width in [(numpy_kernel, 0), *((_kernel, width) for width in vector_widths())]:
         with vectors_of(width):
             for apart in (False, True):
                 was, now = (in_pieces(units, segment) if apart else units.copy() for units in (old, new))
                 assert kernel.encode_block(was, now, *floats, *where) == (data, counts, added)
-                assert kernel.digest(was, dtype.unit, *where) == b"".join(gained((0, 0), one) for one in before)
+                assert kernel.digest(was, dtype.unit, *where) == digests
                 if data:
                     check_patched_segments(kernel, data, was, old, new, floats, where, added)
 
