@@ -195,3 +195,28 @@ def test_a_delta_advances_a_state() -> None:
 
 def test_an_anchor_gives_a_state_without_a_base() -> None:
     assert weightwire.anchor(weights()).advance(State({})) == digest(weights())
+
+
+# Many tensors at once
+
+
+def test_digests_are_replaced_by_name_and_not_by_place() -> None:
+    state = digest({name: np.full(8, k, np.uint8) for k, name in enumerate("dbac")})
+    rows = np.array([[1, 2], [3, 4]], np.uint64)
+    after = state.with_digests(["d", "a"], rows)
+    assert [after.tensors[name].digest for name in "da"] == [(1, 2), (3, 4)]
+    assert [after.tensors[name] for name in "bc"] == [state.tensors[name] for name in "bc"]
+    assert after.digests_of(["a", "d"]).tolist() == [[3, 4], [1, 2]]
+    assert after == State(dict(after.tensors))
+    assert after.hex == State(dict(after.tensors)).hex != state.hex
+
+
+def test_after_adds_removes_and_reshapes_as_replace_does() -> None:
+    state = digest({name: np.zeros(8, np.uint8) for name in "abc"})
+    u8, rows = DTYPES["U8"], np.array([[5, 6], [7, 2**64 - 1]], np.uint64)
+    wanted = {"a": TensorState(u8, (2, 4), (5, 6)), "d": TensorState(u8, (2, 4), (7, 2**64 - 1))}
+    after = state.after([(("a", "d"), (u8, (2, 4)), rows)], ["b"])
+    assert after == state.replace(wanted, ["b"])
+    assert after.hex == state.replace(wanted, ["b"]).hex
+    assert list(after.tensors) == ["a", "c", "d"]
+    assert state.after([]) == state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -373,7 +373,7 @@ def lie_in_stacks(stacks: list[EncodedStack], rng: random.Random) -> list[Encode
 NUMBERS = (0, 1, 2, 3, 127, 128, 1 << 22, 1 << 32, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)
 
 
-def lie_in_members(entries: tuple[Entry, ...], others: tuple[Entry, ...], rng: random.Random) -> tuple[Entry, ...]:
+def lie_in_members(entries: Sequence[Entry], others: Sequence[Entry], rng: random.Random) -> tuple[Entry, ...]:
     """Other members, or another claim about one of them."""
     at, other = rng.randrange(len(entries)), rng.randrange(len(others))
     entry, members = entries[at], list(entries)

@@ -221,6 +221,7 @@ FRONT_DOORS: dict[str, list[str]] = {
         "head_size",
         "jobs_of",
         "kind_of",
+        "kinds_in",
         "make_absolute",
         "merge_absolute",
         "patch",

@@ -128,5 +128,11 @@ def test_an_anchor_is_encoded_from_the_arena_without_a_copy(monkeypatch: pytest.
     arena = WeightArena(MANY)
     arena.copy_from(numbered(MANY))
     expected = anchor({**arena}).to_bytes()
-    monkeypatch.setattr(np, "concatenate", None)
+    concatenate = np.concatenate
+
+    def only_sums(arrays: list[np.ndarray]) -> np.ndarray:
+        assert all(one.dtype.itemsize == 8 for one in arrays)  # digests and counts, no weights
+        return concatenate(arrays)
+
+    monkeypatch.setattr(np, "concatenate", only_sums)
     assert anchor(arena).to_bytes() == expected

@@ -15,8 +15,8 @@ import safetensors.numpy
 from weightwire.errors import CheckpointError
 from weightwire.weights.checkpoint import Checkpoint
 from weightwire.weights.dtypes import DTYPES
-from weightwire.weights.source import _read_plain_array, _read_tensor, read_weights
-from weightwire.weights.tensor import Tensor, address_of
+from weightwire.weights.source import _read_plain_array, _read_plain_arrays, _read_tensor, read_weights
+from weightwire.weights.tensor import Tensor, address_of, places_of
 
 
 def one(value: Any) -> Tensor:
@@ -372,6 +372,42 @@ def test_the_short_way_reads_the_same(array: np.ndarray[Any, Any]) -> None:
 )
 def test_the_short_way_leaves_everything_else_to_the_thorough_one(value: object) -> None:
     assert _read_plain_array(value) is None
+    plain = np.zeros(3) if isinstance(value, np.ndarray) else ("U8", (3,), np.zeros(3, np.uint8))
+    assert _read_plain_arrays(["x", "y"], [plain, value]) is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [np.arange(6, dtype=np.int16).reshape(2, 3), np.arange(4.0), np.zeros((1, 2), bool)],
+        [("BF16", (2, 3), np.arange(6, dtype=np.uint16).reshape(2, 3)), ("F4", (4,), np.zeros(2, np.uint8))],
+    ],
+    ids=["arrays", "buffers"],
+)
+def test_many_arrays_are_read_as_one_by_one(values: list[Any]) -> None:
+    names = [str(k) for k in range(len(values))]
+    read = _read_plain_arrays(names, values)
+    assert read is not None
+    assert [*read] == names
+    for name, value in zip(names, values, strict=True):
+        made, wanted = read[name], _read_tensor(name, value)
+        assert (made.dtype, made.shape, made.rows) == (wanted.dtype, wanted.shape, None)
+        assert made.place == wanted.place
+        assert made.bits.dtype == wanted.bits.dtype
+        assert np.array_equal(made.bits, wanted.bits)
+
+
+@pytest.mark.parametrize("name", [7, "\ud800", "__metadata__"])
+def test_many_arrays_with_a_name_that_cannot_be_stored_are_refused(name: Any) -> None:
+    with pytest.raises(CheckpointError, match="not a valid tensor name"):
+        read_weights({"x": np.zeros(3), name: np.zeros(3)})
+
+
+def test_places_are_known_however_many_are_asked_for() -> None:
+    writable, fixed, empty = np.arange(5, dtype=np.uint16), np.frombuffer(b"0123456789", np.uint16), np.zeros(0)
+    for arrays in ([writable, writable[1:]], [writable, fixed], [writable, empty], [writable, writable]):
+        tensors = [one(array) for array in arrays]
+        assert places_of(tensors) == [tensor.place for tensor in tensors]
 
 
 def test_an_address_is_known_whether_an_array_is_writable_or_not() -> None:

@@ -7,7 +7,7 @@ from weightwire.delta.file import FORMAT, Delta, check_format, head_size
 from weightwire.delta.maker import anchor, diff, diff_of_blocks
 from weightwire.delta.patcher import apply_in_place, patch, patch_checkpoint
 from weightwire.delta.state import State, TensorState, add_digests, digest, subtract_digests
-from weightwire.delta.tensor_stacks import TensorKind, TensorStack, kind_of, stacks_of
+from weightwire.delta.tensor_stacks import TensorKind, TensorStack, kind_of, kinds_in, stacks_of
 
 __all__ = [
     "FORMAT",
@@ -33,6 +33,7 @@ __all__ = [
     "head_size",
     "jobs_of",
     "kind_of",
+    "kinds_in",
     "make_absolute",
     "merge_absolute",
     "patch",

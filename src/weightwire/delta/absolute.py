@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -59,22 +59,19 @@ def make_absolute(
     have that state. Appends to `decoded`.
     """
     for delta in deltas:
-        check_tensors(delta, weights, delta.entries.values())
+        check_tensors(delta, weights, delta.stacks)
         _check_schema(delta, weights)
         check_state(delta, weights, before, threads)
     parts = _by_tensor(deltas)
     dense = {name for name in parts if _is_dense(parts[name])}
-    sums = {id(delta): MemberSums(delta, delta.entries) for delta in deltas}
+    sums = {id(delta): MemberSums(delta) for delta in deltas}
     found = _find_changes(weights, deltas, dense, sums, threads, [] if decoded is None else decoded)
     rewritten = {name: _rewrite(weights[name], parts[name], sums, threads) for name in dense}
-    known = {name: before.tensors[name].digest for name in parts}
     for delta in deltas:
-        whole = [name for name, entry in delta.entries.items() if entry.layout.count == _whole(entry).count]
-        sums[id(delta)].check({name: known[name] for name in whole})
+        sums[id(delta)].check(lambda one: before.digests_of(one.names) if _is_whole(one) else None)
     packed = []
-    for name in parts:
-        added = (sums[id(part.delta)].added(name) for part in parts[name])
-        state = parts[name][0].entry.state(reduce(add_digests, added, known[name]))
+    for name, digest in _digests_after(before, deltas, sums).items():
+        state = parts[name][0].entry.state(digest)
         if name in rewritten:
             packed.append(_pack_fresh(name, rewritten[name], state.digest, threads))
         elif name in found:
@@ -87,6 +84,22 @@ def make_absolute(
             hint="the file is damaged or belongs to another version: fetch it again",
         )
     return pack(packed, before=before.hex, after=reached.hex)
+
+
+def _is_whole(stack: EncodedStack) -> bool:
+    """Whether it covers all rows of its tensors."""
+    return stack.first.layout.count == _whole(stack.first).count
+
+
+def _digests_after(before: State, deltas: Sequence[Delta], sums: Mapping[int, MemberSums]) -> dict[str, Digest]:
+    """The digests of all tensors that have an entry. Several deltas may change rows of one."""
+    after, every = before, dict[str, None]()
+    for delta in deltas:
+        names = [name for stack in delta.stacks for name in stack.names]
+        added = [np.zeros((0, 2), np.uint64), *(sums[id(delta)].added(stack) for stack in delta.stacks)]
+        after = after.with_digests(names, after.digests_of(names) + np.concatenate(added))
+        every |= dict.fromkeys(names)
+    return {name: (a, b) for name, (a, b) in zip(every, after.digests_of(every).tolist(), strict=True)}
 
 
 def _state_of(packed: Packed) -> TensorState:
@@ -121,7 +134,7 @@ def write_absolute(
 
     `decoded` are blocks of this patch. They hold the old units afterwards.
     """
-    check_tensors(patch, weights, patch.entries.values())
+    check_tensors(patch, weights, patch.stacks)
     _check_schema(patch, weights)
     for stack in patch.stacks:
         if stack.first.rows or len(stack.entries) > 1 or not (stack.coo or stack.fresh):
@@ -180,7 +193,7 @@ def _first_unit(entry: Entry) -> int:
 def _check_schema(delta: Delta, weights: Weights) -> None:
     """Checks that no tensor is added, removed or reshaped."""
     held = schema_of_weights(weights)
-    other = [entry.name for entry in delta.entries.values() if held.get(entry.name) != (entry.dtype, entry.shape)]
+    other = [name for stack in delta.stacks for name in stack.names if held.get(name) != stack.kind]
     for name in [*other, *delta.removed][:1]:
         raise SchemaChanged(
             f"{delta.where}: tensor {name!r}: is added, removed or reshaped, which a run does not allow",

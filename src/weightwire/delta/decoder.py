@@ -19,6 +19,7 @@ from weightwire.codec import BlockUnits, Digests, Patch, decode_coo, read_coo
 from weightwire.delta.encoded_stack import EncodedStack, Entry
 from weightwire.delta.file import ANCHOR, Delta
 from weightwire.delta.state import State, digest
+from weightwire.delta.tensor_stacks import kinds_in
 from weightwire.errors import CheckpointError, WrongBase
 from weightwire.system import Progress
 from weightwire.weights import Bits, Tensor, Weights, read_weights
@@ -72,7 +73,7 @@ def changes(
         return np.zeros(0, np.int64), weights[name].bits[:0]
     entry, stack = opened.entries[name], opened.stack_of[name]
     if not entry.coo:
-        check_tensors(opened, weights, stack.entries)
+        check_tensors(opened, weights, [stack])
     layout = entry.layout
     held = entry.rows or (0, entry.shape[0] if entry.shape else 1)
     if rows and not held[0] <= rows[0] <= rows[1] <= held[1]:
@@ -115,12 +116,22 @@ def _listed(found: Patch, units: BlockUnits | None, entry: Entry) -> tuple[npt.N
 # --- the base ----------------------------------------------------------------------------------------------------
 
 
-def check_tensors(delta: Delta, base: Weights, entries: Iterable[Entry]) -> None:
+def check_tensors(delta: Delta, base: Weights, stacks: Iterable[EncodedStack]) -> None:
     """Checks that the base has the tensors and rows that the delta changes."""
+    held = kinds_in(base)
+    for stack in stacks:
+        wanted = (*stack.kind, stack.first.rows)
+        if not stack.fresh and not all(held.get(name) == wanted for name in stack.names):
+            _check_entries(delta, base, stack.entries)
+    for name in delta.removed:
+        if name not in held:
+            raise WrongBase(f"{delta.where}: tensor {name!r}: to be removed, but missing in the base", hint=_OTHER_BASE)
+
+
+def _check_entries(delta: Delta, base: Weights, entries: Iterable[Entry]) -> None:
+    """Tensor by tensor: the base may hold more rows."""
     for entry in entries:
         name, tensor = entry.name, base.get(entry.name)
-        if entry.fresh:
-            continue
         if tensor is None:
             raise WrongBase(f"{delta.where}: tensor {name!r}: missing in the base", hint=_OTHER_BASE)
         if (tensor.dtype, tensor.shape) != (entry.dtype, entry.shape):
@@ -133,9 +144,6 @@ def check_tensors(delta: Delta, base: Weights, entries: Iterable[Entry]) -> None
         (held_first, held_last), (first, last) = tensor.rows or whole, entry.rows or whole
         if first < held_first or last > held_last:
             raise WrongBase(f"{delta.where}: tensor {name!r}: some rows are missing in the base", hint=_OTHER_BASE)
-    for name in delta.removed:
-        if name not in base:
-            raise WrongBase(f"{delta.where}: tensor {name!r}: to be removed, but missing in the base", hint=_OTHER_BASE)
 
 
 def check_state(
@@ -145,7 +153,7 @@ def check_state(
     if delta.kind == ANCHOR:
         return State({})
     state = before or digest(base, threads=threads, progress=progress)
-    unknown = [entry.name for entry in delta.entries.values() if not entry.fresh and entry.name not in state.tensors]
+    unknown = [name for stack in delta.stacks if not stack.fresh for name in stack.names if name not in state.kinds]
     if unknown:
         raise WrongBase(
             f"{delta.where}: tensor {unknown[0]!r}: missing in the state `before`", hint="pass before=digest(base)"
@@ -177,6 +185,10 @@ class BlockJob:
     @property
     def members(self) -> tuple[Entry, ...]:
         return self.stack.members(self.index)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.stack.names[self.stack.place(self.index)]
 
     @property
     def nbytes(self) -> int:
@@ -237,7 +249,7 @@ def _neighbours(stacks: Iterable[EncodedStack]) -> Iterator[list[EncodedStack]]:
 def units_of(targets: Weights, job: BlockJob) -> BlockUnits:
     """The units that a block covers."""
     if len(job.stack.entries) > 1:
-        return tuple(targets[entry.name].bits for entry in job.members)
+        return tuple(targets[name].bits for name in job.names)
     begin, end = job.stack.layout.span(job.index)
     return covered(targets[job.entry.name], job.entry)[begin:end]
 
@@ -282,7 +294,7 @@ def decode_job(delta: Delta, job: BlockJob, units: BlockUnits | None) -> Patch:
 
 def changed_by(found: Patch, units: BlockUnits, job: BlockJob) -> MemberCounts:
     """The number of units that a written patch changed, by member."""
-    layout, unit, members = job.stack.layout.alone(job.index), job.entry.dtype.unit, len(job.members)
+    layout, unit, members = job.stack.layout.alone(job.index), job.entry.dtype.unit, len(job.names)
     if job.stack.fresh:
         return np.full(members, layout.count // members)
     if found.positions is None:

@@ -88,7 +88,7 @@ class Delta:
 
     @property
     def changed(self) -> int:
-        return sum(entry.changed for stack in self.stacks for entry in stack.entries)
+        return sum(sum(stack.columns.changed.tolist()) for stack in self.stacks)
 
     def block(self, stack: EncodedStack, index: int) -> bytes | memoryview:
         """The bytes of a block. Raises CorruptDelta if they do not have the hash in the index."""
@@ -132,15 +132,15 @@ class Delta:
             )
         if self.result is not None:
             return self.result
-        known = {}
-        for name, entry in self.entries.items():
-            if entry.digest is None:
+        changed = []
+        for stack in self.stacks:
+            if (digests := stack.columns.digests) is None:
                 raise CheckpointError(
                     f"{self.where}: has no digests of tensors, so the state is known only once it is applied",
                     hint="apply it, then call digest(weights)",
                 )
-            known[name] = entry.state(entry.digest)
-        return state.replace(known, self.removed)
+            changed.append((stack.names, stack.kind, digests))
+        return state.after(changed, self.removed)
 
     def corrupt(self, what: str, name: str | None = None) -> NoReturn:
         place = self.where if name is None else f"{self.where}: tensor {name!r:.200}"
@@ -210,7 +210,7 @@ class Delta:
             begin = size + _index_slot(header).end
             head = bytes(read(0, begin))
             stacks = unpack_index(head[size:], total - begin)
-            names = {entry.name for stack in stacks for entry in stack.entries}
+            names = {name for stack in stacks for name in stack.names}
             removed = _read_removed(metadata["removed"], names) if "removed" in metadata else ()
             kind, before, after = metadata["kind"], metadata["before"], metadata["after"]
             if kind not in (ANCHOR, DELTA):
@@ -219,7 +219,7 @@ class Delta:
                 raise ValueError("a state digest is malformed")
             if kind == ANCHOR and (removed or before or not all(stack.fresh for stack in stacks)):
                 raise ValueError("an anchor must not need a base")
-            if not after and any(entry.digest is None for stack in stacks for entry in stack.entries):
+            if not after and any(stack.columns.digests is None for stack in stacks):
                 raise ValueError("it has neither a state nor digests to check the result with")
         except (ValueError, KeyError) as problem:
             reason = f"{problem} is missing in its metadata" if isinstance(problem, KeyError) else problem

@@ -7,10 +7,13 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
-from weightwire.codec import BLOCK, BYTES_PER_BYTE, Digest, Layout, read_uvarint, uvarint
-from weightwire.delta.encoded_stack import HASH_SIZE, EncodedStack, Entry
+import numpy as np
+
+from weightwire.codec import BLOCK, BYTES_PER_BYTE, Layout, read_uvarint, uvarint
+from weightwire.delta.encoded_stack import HASH_SIZE, EncodedStack, Entries, Entry
 from weightwire.weights import BY_CODE, MAX_DIMS, MAX_INT, METADATA, Dtype, Rows
 
 __all__ = ["pack_index", "unpack_index"]
@@ -34,30 +37,40 @@ _LEVEL = 9
 
 def pack_index(stacks: Sequence[EncodedStack]) -> bytes:
     """Digests are packed if all entries have one."""
-    entries = [entry for stack in stacks for entry in stack.entries]
-    digests = [entry.digest for entry in entries if entry.digest is not None]
-    has_digests = len(digests) == len(entries)
-    columns = zlib.compress(b"".join(_columns(stacks, entries)), _LEVEL)
-    sums = [one.to_bytes(8, "little") for digest in digests for one in digest] if has_digests else []
+    digests = [stack.columns.digests for stack in stacks]
+    sums = [one.astype("<u8").tobytes() for one in digests if one is not None]
+    has_digests = len(sums) == len(stacks)
+    columns = zlib.compress(b"".join(_columns(stacks)), _LEVEL)
     hashes = [one for stack in stacks for one in stack.hashes]
+    sums = sums if has_digests else []
     return bytes([_HAS_DIGESTS * has_digests]) + uvarint(len(columns)) + columns + b"".join(sums + hashes)
 
 
-def _columns(stacks: Sequence[EncodedStack], entries: Sequence[Entry]) -> Iterator[bytes]:
+def _columns(stacks: Sequence[EncodedStack]) -> Iterator[bytes]:
     yield uvarint(len(stacks))
     yield from (uvarint(len(stack.entries)) for stack in stacks)
-    names = [entry.name.encode() for entry in entries]
-    shared = [_shared(*pair) for pair in itertools.pairwise((b"", *names))]
-    yield from map(uvarint, shared)
-    yield from (uvarint(len(name) - k) for name, k in zip(names, shared, strict=True))
-    yield from (name[k:] for name, k in zip(names, shared, strict=True))
+    yield _name_columns(tuple(name for stack in stacks for name in stack.names))
     yield bytes(_flags(stack.first) for stack in stacks)
     yield from (uvarint(stack.per) for stack in stacks if len(stack.entries) > 1)
     yield from (uvarint(len(stack.first.shape)) for stack in stacks)
     yield from (uvarint(size) for stack in stacks for size in stack.first.shape)
     yield from (uvarint(row) for stack in stacks for row in stack.first.rows or ())
     yield from (uvarint(size) for stack in stacks for size in stack.blocks)
-    yield from (uvarint(entry.changed) for entry in entries if not entry.fresh)
+    yield _uvarints([k for stack in stacks if not stack.fresh for k in stack.columns.changed.tolist()])
+
+
+@lru_cache(2)  # most steps change the same tensors
+def _name_columns(names: tuple[str, ...]) -> bytes:
+    raw = [name.encode() for name in names]
+    shared = [_shared(*pair) for pair in itertools.pairwise((b"", *raw))]
+    rest = [name[k:] for name, k in zip(raw, shared, strict=True)]
+    return _uvarints(shared) + _uvarints([len(one) for one in rest]) + b"".join(rest)
+
+
+def _uvarints(numbers: list[int]) -> bytes:
+    if max(numbers, default=0) < 128:
+        return bytes(numbers)
+    return b"".join(map(uvarint, numbers))
 
 
 def _shared(one: bytes, other: bytes) -> int:
@@ -261,16 +274,13 @@ def _read_blocks(claim: _Claim, columns: _Fields) -> tuple[int, ...]:
     return blocks
 
 
-def _read_entries(claim: _Claim, columns: _Fields) -> tuple[Entry, ...]:
+def _read_entries(claim: _Claim, columns: _Fields) -> Entries:
     count = claim.alone.count
     changed = [count] * claim.members if claim.is_fresh else columns.numbers(claim.members)
     if max(changed) > count:
         raise ValueError("claims more changes than weights")
-    dtype, shape, rows = claim.dtype, claim.shape, claim.rows
-    return tuple(
-        Entry(name, dtype, shape, rows, claim.is_coo, claim.is_fresh, k)
-        for name, k in zip(claim.names, changed, strict=True)
-    )
+    like = Entry(claim.names[0], claim.dtype, claim.shape, claim.rows, claim.is_coo, claim.is_fresh, 0)
+    return Entries(claim.names, like, np.array(list(changed), np.uint64), None)
 
 
 def _read_names(columns: _Fields, count: int) -> Iterator[str]:
@@ -278,11 +288,17 @@ def _read_names(columns: _Fields, count: int) -> Iterator[str]:
     shared, rest = columns.numbers(count), columns.numbers(count)
     if sum(shared) + sum(rest) > _MOST_NAMES:
         raise ValueError("its names are too long")
-    names, last = [], b""
+    return iter(_join_names(tuple(shared), tuple(rest), columns.raw(sum(rest))) if count else ())
+
+
+@lru_cache(2)  # most deltas of a run name the same tensors
+def _join_names(shared: tuple[int, ...], rest: tuple[int, ...], text: bytes) -> tuple[str, ...]:
+    names, last, at = [], b"", 0
     for k, size in zip(shared, rest, strict=True):
         if k > len(last):
             raise ValueError("a name is malformed")
-        last = last[:k] + columns.raw(size)
+        last = last[:k] + text[at : at + size]
+        at += size
         try:
             names.append(last.decode())
         except UnicodeDecodeError:
@@ -291,13 +307,12 @@ def _read_names(columns: _Fields, count: int) -> Iterator[str]:
         raise ValueError("it names a tensor twice")
     if METADATA in names:
         raise ValueError(f"a tensor cannot be named {METADATA}")
-    return iter(names)
+    return tuple(names)
 
 
 def _with_digests(stacks: Sequence[EncodedStack], whole: _Fields) -> list[EncodedStack]:
-    def with_digest(entry: Entry) -> Entry:
-        sums = whole.raw(_DIGEST_SIZE)
-        digest: Digest = int.from_bytes(sums[:8], "little"), int.from_bytes(sums[8:], "little")
-        return Entry(entry.name, entry.dtype, entry.shape, entry.rows, entry.coo, entry.fresh, entry.changed, digest)
+    def with_digests(stack: EncodedStack) -> EncodedStack:
+        sums = np.frombuffer(whole.raw(_DIGEST_SIZE * len(stack.entries)), "<u8").reshape(-1, 2)
+        return replace(stack, entries=replace(stack.columns, digests=sums))
 
-    return [EncodedStack(tuple(map(with_digest, one.entries)), one.per, one.blocks, one.hashes) for one in stacks]
+    return [with_digests(stack) for stack in stacks]

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from weightwire import codec
-from weightwire.codec import BlockChanges, Digest, Digests, EncodedBlock, encode_coo
-from weightwire.delta.encoded_stack import EncodedStack, Entry
+from weightwire.codec import BlockChanges, Digests, EncodedBlock, encode_coo
+from weightwire.delta.encoded_stack import EncodedStack, Entries, Entry
 from weightwire.delta.file import ANCHOR, DELTA, Delta, Packed, block_hash, pack
 from weightwire.delta.spool import BlockData, Spool
-from weightwire.delta.state import State, TensorState, add_digests
-from weightwire.delta.tensor_stacks import TensorKind, TensorStack, kind_of, stacks_of
+from weightwire.delta.state import State
+from weightwire.delta.tensor_stacks import TensorStack, kinds_in, stacks_in, stacks_of
 from weightwire.errors import CheckpointError
 from weightwire.system import Progress, in_order
 from weightwire.weights import Weights, read_weights
@@ -78,7 +78,7 @@ def diff_of_blocks(
     Gives the same bytes as `diff`, without the old weights. `part`: as in `anchor`.
     """
     _check_known(before, weights)
-    makings = {stack.names[0]: _Making.of(stack, weights, weights) for stack in stacks_of(_kinds(weights))}
+    makings = {stack.names[0]: _Making.of(stack, weights, weights) for stack in stacks_in(weights)}
     keep = _keep(spool)
     for name, index, block in changed:
         done = _Done(added=block.digests, data=block.data, changed=block.changed)
@@ -198,39 +198,37 @@ class _Making:
         if done.found:
             self.found.append(done.found)
 
-    def after(self, known: State) -> dict[str, TensorState]:
-        """The new states of the members that changed."""
-        if self.new is None:
-            return {}
-        names, (dtype, shape, _) = self.stack.names, self.stack.kind
-        states = {}
-        for k in range(len(names)) if self.is_fresh else np.flatnonzero(self.changed).tolist():
-            a, b = self.added[k].tolist()
-            base = (0, 0) if self.is_fresh else known.tensors[names[k]].digest
-            states[names[k]] = TensorState(dtype, shape, add_digests(base, (a, b)))
-        return states
+    @property
+    def is_changed(self) -> bool:
+        """Whether the file has it."""
+        return self.new is not None and (self.is_fresh or bool(self.changed.any()))
+
+    def after(self, known: State) -> Digests:
+        """The new digests."""
+        return self.added if self.is_fresh else known.digests_of(self.stack.names) + self.added
 
     def packed(self, after: State, keep: Callable[[bytes], BlockData], has_digests: bool) -> Packed | None:
         """The stack for the file, or None if its tensors were removed or did not change."""
-        if self.new is None or not (self.is_fresh or self.changed.any()):
+        if not self.is_changed:
             return None
         stack = self.stack
-        entries = [self._entry(k, after, has_digests) for k in range(len(stack.names))]
         if self.found:
-            data = encode_coo(self.found, stack.layout)
-            return Packed(EncodedStack(tuple(entries), 1, (len(data),), (block_hash(data),)), [keep(data)])
-        blocks = list(range(stack.layout.blocks))
-        if not stack.is_single:  # members of unchanged blocks are left out
-            blocks = sorted(self.parts)
-            entries = [entry for block in blocks for entry in entries[stack.place(block)]]
+            data, every = encode_coo(self.found, stack.layout), slice(0, 1)
+            entries = self._entries([every], after, has_digests)
+            return Packed(EncodedStack(entries, 1, (len(data),), (block_hash(data),)), [keep(data)])
+        # Members of unchanged blocks are left out.
+        blocks = list(range(stack.layout.blocks)) if stack.is_single else sorted(self.parts)
+        places = [slice(0, 1)] if stack.is_single else [stack.place(block) for block in blocks]
         parts = [self.parts.get(block, b"") for block in blocks]
         hashes = tuple(self.hashes.get(block, b"") for block in blocks)
-        return Packed(EncodedStack(tuple(entries), stack.per, tuple(map(len, parts)), hashes), parts)
+        entries = self._entries(places, after, has_digests)
+        return Packed(EncodedStack(entries, stack.per, tuple(map(len, parts)), hashes), parts)
 
-    def _entry(self, k: int, after: State, has_digest: bool) -> Entry:
-        name, (dtype, shape, rows) = self.stack.names[k], self.stack.kind
-        digest: Digest | None = after.tensors[name].digest if has_digest else None
-        return Entry(name, dtype, shape, rows, bool(self.found), self.is_fresh, int(self.changed[k]), digest)
+    def _entries(self, places: Sequence[slice], after: State, has_digests: bool) -> Entries:
+        names = tuple(name for place in places for name in self.stack.names[place])
+        like = Entry(names[0], *self.stack.kind, bool(self.found), self.is_fresh, 0)
+        changed = np.concatenate([self.changed[place] for place in places]).astype(np.uint64)
+        return Entries(names, like, changed, after.digests_of(names) if has_digests else None)
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -238,7 +236,7 @@ class _Making:
 
 def _makings(old: Weights, new: Weights, coo: bool) -> list[_Making]:
     """All tensors: those that keep their kind, those that are new or of another kind, and those that end."""
-    before, after = _kinds(old), _kinds(new)
+    before, after = kinds_in(old), kinds_in(new)
     same = {name: kind for name, kind in after.items() if before.get(name) == kind}
     changing = [TensorStack((name,), kind) for name, kind in same.items()] if coo else stacks_of(same)
     fresh = stacks_of({name: kind for name, kind in after.items() if name not in same})
@@ -248,10 +246,6 @@ def _makings(old: Weights, new: Weights, coo: bool) -> list[_Making]:
         *(_Making.of(stack, None, new) for stack in fresh),
         *(_Making.of(stack, old, None) for stack in ending),
     ]
-
-
-def _kinds(weights: Weights) -> dict[str, TensorKind]:
-    return {name: kind_of(weights[name]) for name in weights}
 
 
 def _make(old: Weights, new: Weights, kind: str, before: State | None, coo: bool, options: _MakeOptions) -> Delta:
@@ -286,7 +280,8 @@ def _pack(
     part: bool,
 ) -> Delta:
     known = before or _known(makings)
-    after = known.replace({name: state for one in makings for name, state in one.after(known).items()}, removed)
+    changed = [(one.stack.names, one.stack.kind[:2], one.after(known)) for one in makings if one.is_changed]
+    after = known.after(changed, removed)
     partial_file = part or any(one.stack.kind[2] for one in makings)
     has_digests = partial_file or kind == ANCHOR or any(one.found for one in makings)
     packed = [one for making in makings if (one := making.packed(after, keep, has_digests))]
@@ -302,18 +297,12 @@ def _pack(
 
 def _known(makings: Sequence[_Making]) -> State:
     """The state of the old weights."""
-    states = {}
-    for making in makings:
-        if making.old is not None:
-            dtype, shape, _ = making.stack.kind
-            for name, (a, b) in zip(making.stack.names, making.base.tolist(), strict=True):
-                states[name] = TensorState(dtype, shape, (a, b))
-    return State(states)
+    held = [(one.stack.names, one.stack.kind[:2], one.base) for one in makings if one.old is not None]
+    return State({}).after(held)
 
 
 def _check_known(before: State, old: Weights) -> None:
-    have = {name: (tensor.dtype, tensor.shape) for name, tensor in old.items()}
-    know = {name: (tensor.dtype, tensor.shape) for name, tensor in before.tensors.items()}
+    have, know = {name: kind[:2] for name, kind in kinds_in(old).items()}, before.kinds
     if have != know:
         name = min(name for name in {**have, **know} if have.get(name) != know.get(name))
         raise CheckpointError(

@@ -2,49 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
-from weightwire.codec import Digest, Digests
+from weightwire.codec import Digests
 from weightwire.delta.decoder import BlockJob, MemberCounts
+from weightwire.delta.encoded_stack import EncodedStack
 from weightwire.delta.file import Delta
-from weightwire.delta.state import add_digests
 
 __all__ = ["MemberSums"]
 
 
 class MemberSums:
-    """What the blocks of a delta added to the digests of its tensors, and how many units they changed."""
+    """What the blocks of a delta added to the digests of its tensors, and how many units they changed.
 
-    def __init__(self, delta: Delta, names: Iterable[str]) -> None:
+    Rows are the members of a stack: there may be 100,000.
+    """
+
+    def __init__(self, delta: Delta) -> None:
         self._delta = delta
-        self._place = {name: place for place, name in enumerate(names)}
-        self._added = np.zeros((len(self._place), 2), np.uint64)
-        self._changed = np.zeros(len(self._place), np.int64)
+        self._added = {one.first.name: np.zeros((len(one.entries), 2), np.uint64) for one in delta.stacks}
+        self._changed = {one.first.name: np.zeros(len(one.entries), np.int64) for one in delta.stacks}
 
     def add(self, job: BlockJob, added: Digests, changed: MemberCounts) -> None:
-        first = self._place[job.members[0].name]
-        place = slice(first, first + len(job.members))  # members of a block are neighbours
-        self._added[place] += added
-        self._changed[place] += changed
+        place = job.stack.place(job.index)
+        self._added[job.stack.first.name][place] += added
+        self._changed[job.stack.first.name][place] += changed
 
-    def added(self, name: str) -> Digest:
-        """The change of a tensor's digest."""
-        a, b = self._added[self._place[name]].tolist()
-        return a, b
+    def added(self, stack: EncodedStack) -> Digests:
+        """The changes of the digests of a stack."""
+        return self._added[stack.first.name]
 
-    def after(self, name: str, before: Digest) -> Digest:
-        """The digest of a tensor, given its digest before."""
-        return add_digests(before, self.added(name))
-
-    def check(self, before: Mapping[str, Digest]) -> None:
-        """Compares the numbers of changes, and the digests of these tensors where the file has them."""
-        for name, entry in self._delta.entries.items():
-            changed = int(self._changed[self._place[name]])
-            if changed != entry.changed:
-                self._delta.corrupt(f"changes {changed:,} weights, but claims {entry.changed:,}", name)
-            if entry.digest is None or name not in before:
+    def check(self, before: Callable[[EncodedStack], Digests | None]) -> None:
+        """Compares the numbers of changes, and the digests where the file has them and `before` knows the old ones."""
+        for stack in self._delta.stacks:
+            columns, changed = stack.columns, self._changed[stack.first.name]
+            for at in self._different(changed.astype(np.uint64) != columns.changed):
+                what = f"changes {int(changed[at]):,} weights, but claims {int(columns.changed[at]):,}"
+                self._delta.corrupt(what, columns.names[at])
+            if columns.digests is None or (known := before(stack)) is None:
                 continue
-            if self.after(name, before[name]) != entry.digest:
-                self._delta.corrupt("the result has a wrong digest, or the base is not the right one", name)
+            for at in self._different((known + self.added(stack) != columns.digests).any(1)):
+                what = "the result has a wrong digest, or the base is not the right one"
+                self._delta.corrupt(what, columns.names[at])
+
+    @staticmethod
+    def _different(rows: npt.NDArray[np.bool_]) -> list[int]:
+        first: list[int] = np.flatnonzero(rows)[:1].tolist()
+        return first

@@ -10,13 +10,12 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any, NoReturn
 
 import numpy as np
 
 from weightwire import codec
-from weightwire.codec import BlockUnits, Digest, Digests, Layout, Patch
+from weightwire.codec import BlockUnits, Digests, Layout, Patch
 from weightwire.delta.decoder import (
     BlockJob,
     MemberCounts,
@@ -30,16 +29,18 @@ from weightwire.delta.decoder import (
     units_of,
     write_block,
 )
-from weightwire.delta.encoded_stack import Entry
+from weightwire.delta.encoded_stack import EncodedStack, Entry
 from weightwire.delta.file import ANCHOR, Delta
 from weightwire.delta.member_sums import MemberSums
-from weightwire.delta.state import State, add_digests
+from weightwire.delta.state import State
+from weightwire.delta.tensor_stacks import kinds_in
 from weightwire.errors import CheckpointError
 from weightwire.system import Progress, Stopped, in_order, to_the_end
 from weightwire.weights import (
     Bits,
     Checkpoint,
     CheckpointWriter,
+    HeldWeights,
     Schema,
     Tensor,
     Weights,
@@ -68,7 +69,7 @@ def patch(
     After an error, `base` is unchanged.
     """
     opened, weights = open_delta(delta), read_weights(base)
-    check_tensors(opened, weights, opened.entries.values())
+    check_tensors(opened, weights, opened.stacks)
     if not copy:
         _apply_in_place(base, weights, opened, before, threads)
         return base
@@ -94,7 +95,7 @@ def apply_in_place(
     weights are unusable.
     """
     opened, weights = open_delta(delta), read_weights(base)
-    check_tensors(opened, weights, opened.entries.values())
+    check_tensors(opened, weights, opened.stacks)
     if keep:
         return _apply_in_place(base, weights, opened, before, threads)
     _check_in_place(opened, weights)
@@ -116,7 +117,7 @@ def patch_checkpoint(
     `progress` counts all bytes of the base twice: once for the digest, once for the copy.
     """
     opened, checkpoint = open_delta(delta), Checkpoint(base)
-    check_tensors(opened, checkpoint, opened.entries.values())
+    check_tensors(opened, checkpoint, opened.stacks)
     schema = _schema(checkpoint, opened)
     with CheckpointWriter(out, schema=schema, like=checkpoint) as writer:
         state = check_state(opened, checkpoint, None, threads, progress)
@@ -129,16 +130,24 @@ def patch_checkpoint(
 
 
 def _check_in_place(delta: Delta, base: Weights) -> None:
-    extra = [name for name, entry in delta.entries.items() if entry.fresh and not _fits(base.get(name), entry)]
-    # An anchor without `after` is a part: other parts hold the other tensors.
-    extra += [name for name in base if delta.kind == ANCHOR and delta.after and name not in delta.entries]
+    held, fresh = kinds_in(base), [stack for stack in delta.stacks if stack.fresh]
+    extra = [
+        entry.name
+        for stack in fresh
+        if not all(held.get(name) == (*stack.kind, stack.first.rows) for name in stack.names)
+        for entry in stack.entries
+        if not _fits(base.get(entry.name), entry)
+    ]
+    if delta.kind == ANCHOR and delta.after:  # an anchor without `after` is a part: other parts hold the other tensors
+        named = {name for stack in fresh for name in stack.names}
+        extra += [name for name in base if name not in named]
     if extra or delta.removed:
         name = (extra or list(delta.removed))[0]
         raise CheckpointError(
             f"{delta.where}: tensor {name!r}: cannot be added, removed or reshaped in place",
             hint="patch a copy: patch(base, delta, copy=True)",
         )
-    for name in delta.entries:
+    for name in (name for stack in delta.stacks for name in stack.names):
         if not base[name].bits.flags.writeable:
             raise CheckpointError(f"tensor {name!r}: is read-only", hint="patch a copy: patch(base, delta, copy=True)")
 
@@ -265,7 +274,7 @@ def _apply_in_place(base: Any, weights: Weights, delta: Delta, before: State | N
 
 
 def _tell(base: Any, delta: Delta) -> None:
-    for name in delta.entries:
+    for name in () if isinstance(base, HeldWeights) else delta.entries:
         mark_changed(base, name)
 
 
@@ -295,18 +304,19 @@ def _write(
         record.patch, added = write_block(delta, job, units)
         return added, changed_by(record.patch, units, job)
 
-    tied = _tied(delta, targets)
-    places = {**targets, **_copies(tied, targets)}
-    known = {name: _digest_before(entry, targets[name], state) for name, entry in delta.entries.items()}
-    sums = MemberSums(delta, delta.entries)
+    tied = {} if isinstance(targets, HeldWeights) else _tied(delta, targets)
+    places = {**targets, **_copies(tied, targets)} if tied else targets
+    known = {stack.first.name: _digests_before(stack, targets, state, threads) for stack in delta.stacks}
+    sums = MemberSums(delta)
     jobs = list(jobs_of(delta, delta.stacks))
     for job, (added, changed) in zip(jobs, in_order(work, jobs, threads), strict=True):
         sums.add(job, added, changed)
         if progress:
             progress(job.nbytes)
-    sums.check(known)
+    sums.check(lambda stack: known[stack.first.name])
     for name, other in tied.items():
-        if sums.after(name, known[name]) != sums.after(other, known[other]):
+        one, two = (_digest_after(delta, name, known, sums) for name in (name, other))
+        if one != two:
             _refuse_tied(delta, other, name)
     after = _state_after(delta, targets, state, known, sums)
     if delta.after and after.hex != delta.after:
@@ -360,27 +370,36 @@ def _spans(delta: Delta, targets: Weights) -> Iterator[tuple[int, int, str]]:
             yield begin, begin + bits.nbytes, name
 
 
-def _state_after(delta: Delta, targets: Weights, state: State, known: Mapping[str, Digest], sums: MemberSums) -> State:
+def _digest_after(delta: Delta, name: str, known: Mapping[str, Digests], sums: MemberSums) -> list[int]:
+    """The digest of the covered rows of a tensor, after the change."""
+    stack = delta.stack_of[name]
+    at = stack.names.index(name)
+    after: list[int] = (known[stack.first.name][at] + sums.added(stack)[at]).tolist()
+    return after
+
+
+def _state_after(delta: Delta, targets: Weights, state: State, known: Mapping[str, Digests], sums: MemberSums) -> State:
     """An entry's digest is that of the tensor, unless it covers only some of the rows."""
-
-    def digest_after(name: str, entry: Entry) -> Digest:
-        if entry.rows == targets[name].rows or name not in state.tensors:
-            return sums.after(name, known[name])
-        return sums.after(name, state.tensors[name].digest)
-
-    return state.replace({n: e.state(digest_after(n, e)) for n, e in delta.entries.items()}, delta.removed)
-
-
-def _digest_before(entry: Entry, target: Tensor, state: State) -> Digest:
-    """The current digest of the rows that an entry covers."""
-    known = state.tensors.get(entry.name)
-    if known and not entry.fresh and entry.rows == target.rows:
-        return known.digest
-    bits = covered(target, entry)
-    layout = entry.layout
-    return reduce(add_digests, (_block_digest(bits, layout, index) for index in range(layout.blocks)), (0, 0))
+    changed = []
+    for stack in delta.stacks:
+        before, name = known[stack.first.name], stack.first.name
+        if stack.first.rows != targets[name].rows and name in state.kinds:
+            before = state.digests_of(stack.names)
+        changed.append((stack.names, stack.kind, before + sums.added(stack)))
+    return state.after(changed, delta.removed)
 
 
-def _block_digest(bits: Bits, layout: Layout, index: int) -> Digest:
-    a, b = codec.digest(bits, layout, index)[0].tolist()
-    return a, b
+def _digests_before(stack: EncodedStack, targets: Weights, state: State, threads: int | None) -> Digests:
+    """The current digests of the rows that the entries of a stack cover."""
+    rows = {targets[name].rows for name in stack.names}
+    if not stack.fresh and rows == {stack.first.rows} and all(name in state.kinds for name in stack.names):
+        return state.digests_of(stack.names)
+    found = np.zeros((len(stack.entries), 2), np.uint64)
+
+    def work(job: BlockJob) -> Digests:
+        return codec.digest(units_of(targets, job), stack.layout.alone(job.index), 0)
+
+    jobs = [BlockJob(stack, index) for index in range(stack.layout.blocks)]
+    for job, digests in zip(jobs, in_order(work, jobs, threads), strict=True):
+        found[stack.place(job.index)] += digests
+    return found

@@ -7,19 +7,23 @@ added up from shards.
 from __future__ import annotations
 
 import hashlib
-import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from weightwire import codec
 from weightwire.codec import Digest, Digests, uvarint
-from weightwire.delta.tensor_stacks import TensorStack, kind_of, stacks_of
+from weightwire.delta.tensor_stacks import TensorStack, stacks_in
 from weightwire.system import Progress, in_order
-from weightwire.weights import Dtype, read_weights
+from weightwire.weights import Dtype, HeldWeights, read_weights, schema_of_weights
 
 __all__ = ["State", "TensorState", "add_digests", "digest", "subtract_digests"]
+
+DtypeShape = tuple[Dtype, tuple[int, ...]]
 
 _PREFIX = b"weightwire state 1\n"
 _DIGEST = 16  # bytes
@@ -43,66 +47,160 @@ class TensorState:
     digest: Digest
 
 
-def _label(name: str, dtype: Dtype, shape: tuple[int, ...]) -> bytes:
-    raw = name.encode()
-    return uvarint(len(raw)) + raw + _kind(dtype, shape)
-
-
 @lru_cache(4096)  # thousands of tensors have a few shapes
 def _kind(dtype: Dtype, shape: tuple[int, ...]) -> bytes:
     return bytes([dtype.code]) + b"".join(map(uvarint, (len(shape), *shape)))
 
 
+@dataclass(frozen=True, eq=False)
+class _Roster:
+    """What all states of a run share: the names in the order of a state, and the dtypes and shapes by name."""
+
+    names: tuple[str, ...]
+    kinds: Mapping[str, DtypeShape]
+
+    @cached_property
+    def place(self) -> Mapping[str, int]:
+        return {name: place for place, name in enumerate(self.names)}
+
+    @cached_property
+    def form(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """The bytes that a state digest is the hash of, with zeros as digests, and where the digests begin."""
+        raw, room = [name.encode() for name in self.names], bytes(_DIGEST)
+        labels = [uvarint(len(one)) + one + _kind(*self.kinds[name]) for name, one in zip(self.names, raw, strict=True)]
+        ends = np.cumsum([len(label) + _DIGEST for label in labels], dtype=np.int64) + len(_PREFIX)
+        text = b"".join([_PREFIX, *(part for label in labels for part in (label, room))])
+        return np.frombuffer(text, np.uint8), ends - _DIGEST
+
+
+@dataclass(frozen=True, eq=False)
+class _Tensors(Mapping[str, TensorState]):
+    roster: _Roster
+    digests: Digests
+
+    def __getitem__(self, name: str) -> TensorState:
+        a, b = self.digests[self.roster.place[name]].tolist()
+        return TensorState(*self.roster.kinds[name], (a, b))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.roster.names)
+
+    def __len__(self) -> int:
+        return len(self.roster.names)
+
+
 class State:
-    """The digests of a set of weights. `hex` identifies all of them."""
+    """The digests of a set of weights. `hex` identifies all of them.
+
+    Digests are rows of one array, because there may be 100,000 tensors.
+    """
 
     def __init__(self, tensors: Mapping[str, TensorState]) -> None:
-        self.tensors = dict(sorted(tensors.items(), key=lambda item: item[0].encode()))
+        names = tuple(sorted(tensors, key=str.encode))
+        self._roster = _Roster(names, {name: (tensors[name].dtype, tensors[name].shape) for name in names})
+        self._digests = _rows([tensors[name].digest for name in names])
+
+    @classmethod
+    def of(cls, kinds: Mapping[str, DtypeShape], names: Iterable[str], digests: Digests) -> State:
+        """The state of tensors of these kinds. `names` says whose digests they are."""
+        state = cls({})
+        state._roster = _Roster(tuple(sorted(kinds, key=str.encode)), kinds)
+        state._digests = np.zeros((len(kinds), 2), np.uint64)
+        state._digests[state._places(names)] = digests
+        return state
+
+    @property
+    def tensors(self) -> Mapping[str, TensorState]:
+        """By name, in the order of the UTF-8 bytes of the names."""
+        return _Tensors(self._roster, self._digests)
+
+    @property
+    def kinds(self) -> Mapping[str, DtypeShape]:
+        """The dtypes and shapes by name."""
+        return self._roster.kinds
+
+    def __len__(self) -> int:
+        return len(self._roster.names)
+
+    @property
+    def digests(self) -> Digests:
+        """Those of all tensors, in the order of the UTF-8 bytes of their names."""
+        return self._digests
+
+    def digests_of(self, names: Iterable[str]) -> Digests:
+        """The digests of some tensors, in this order."""
+        return self._digests[self._places(names)]
+
+    def _places(self, names: Iterable[str]) -> npt.NDArray[np.int64]:
+        place = self._roster.place
+        return np.array([place[name] for name in names], np.int64)
 
     @cached_property
     def hex(self) -> str:
         """Computed in one go: there may be 100,000 tensors."""
-        words = [word for tensor in self.tensors.values() for word in tensor.digest]
-        digests = struct.pack(f"<{len(words)}Q", *words)
-        parts: list[bytes] = [_PREFIX]
-        for at, (name, tensor) in zip(range(0, len(digests), _DIGEST), self.tensors.items(), strict=True):
-            parts += (_label(name, tensor.dtype, tensor.shape), digests[at : at + _DIGEST])
-        return hashlib.sha256(b"".join(parts)).hexdigest()
+        form, starts = self._roster.form
+        text = form.copy()
+        text[starts[:, None] + np.arange(_DIGEST)] = self._digests.astype("<u8").view(np.uint8).reshape(-1, _DIGEST)
+        return hashlib.sha256(text.data).hexdigest()
+
+    def with_digests(self, names: Iterable[str], digests: Digests) -> State:
+        """The state after some tensors were changed."""
+        after = State({})
+        after._roster, after._digests = self._roster, self._digests.copy()
+        after._digests[self._places(names)] = digests
+        return after
+
+    def after(self, changed: Sequence[tuple[Sequence[str], DtypeShape, Digests]], removed: Iterable[str] = ()) -> State:
+        """Like `replace`, for many tensors: names of one kind, and a row of `digests` for each."""
+        names, gone = [name for several, _, _ in changed for name in several], set(removed)
+        digests = np.concatenate([np.zeros((0, 2), np.uint64), *(rows for _, _, rows in changed)])
+        held = self.kinds
+        if not gone and all(held.get(name) == kind for several, kind, _ in changed for name in several):
+            return self.with_digests(names, digests)
+        kinds = {**self.kinds, **{name: kind for several, kind, _ in changed for name in several}}
+        kept = {name: kind for name, kind in kinds.items() if name not in gone}
+        same = [name for name in self._roster.names if name in kept]
+        return State.of(kept, same, self.digests_of(same)).with_digests(names, digests)
 
     def replace(self, changed: Mapping[str, TensorState], removed: Iterable[str] = ()) -> State:
         """The state after some tensors were changed, added or removed."""
         gone = set(removed)
-        if not gone and changed.keys() <= self.tensors.keys():  # the order stays
-            after = State({})
-            after.tensors = {**self.tensors, **changed}
-            return after
-        return State({name: t for name, t in (self.tensors | dict(changed)).items() if name not in gone})
+        if not gone and all(self.kinds.get(name) == (one.dtype, one.shape) for name, one in changed.items()):
+            return self.with_digests(changed, _rows([one.digest for one in changed.values()]))
+        return State({name: t for name, t in (dict(self.tensors) | dict(changed)).items() if name not in gone})
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, State) and self.tensors == other.tensors
+        if not isinstance(other, State) or len(self) != len(other):
+            return False
+        return self.kinds == other.kinds and np.array_equal(self._digests, other._digests)
 
     def __hash__(self) -> int:
         return hash(self.hex)
 
     def __repr__(self) -> str:
-        return f"State({len(self.tensors)} tensors, {self.hex[:12]})"
+        return f"State({len(self)} tensors, {self.hex[:12]})"
+
+
+def _rows(digests: list[Digest]) -> Digests:
+    return np.array(digests, np.uint64).reshape(-1, 2)
 
 
 def digest(weights: Any, *, threads: int | None = None, progress: Progress | None = None) -> State:
     """The state of weights, from any source that `diff` accepts. Reads all of them once."""
     read = read_weights(weights)
-    tensors = {name: read[name] for name in read}
-    sums: dict[str, Digest] = dict.fromkeys(tensors, (0, 0))
-    stacks = stacks_of({name: kind_of(tensor) for name, tensor in tensors.items()})
+    tensors = read if isinstance(read, HeldWeights) else HeldWeights({name: read[name] for name in read})
+    stacks = list(stacks_in(tensors))
     jobs = [(stack, block) for stack in stacks for block in range(stack.layout.blocks)]
+    sums = {stack.names[0]: np.zeros((len(stack.names), 2), np.uint64) for stack in stacks}
 
     def work(job: tuple[TensorStack, int]) -> Digests:
         stack, block = job
         return codec.digest(stack.units(tensors, block), stack.layout.alone(block), 0)
 
     for (stack, block), done in zip(jobs, in_order(work, jobs, threads), strict=True):
-        for name, (a, b) in zip(stack.members(block), done.tolist(), strict=True):
-            sums[name] = add_digests(sums[name], (a, b))
+        sums[stack.names[0]][stack.place(block)] += done
         if progress:
             progress(stack.nbytes(block))
-    return State({name: TensorState(t.dtype, t.shape, sums[name]) for name, t in tensors.items()})
+    names = [name for stack in stacks for name in stack.names]
+    every = np.concatenate([np.zeros((0, 2), np.uint64), *sums.values()])
+    return State.of(schema_of_weights(tensors), names, every)

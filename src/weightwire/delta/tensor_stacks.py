@@ -5,21 +5,28 @@ Thousands of small tensors then cost no more than a few large ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from weightwire.codec import BLOCK, BlockUnits, Layout
-from weightwire.weights import Bits, Dtype, Rows, Tensor, Weights
+from weightwire.weights import Bits, Dtype, HeldWeights, Rows, Tensor, Weights
 
-__all__ = ["TensorKind", "TensorStack", "kind_of", "stacks_of"]
+__all__ = ["TensorKind", "TensorStack", "kind_of", "kinds_in", "stacks_in", "stacks_of"]
 
 TensorKind = tuple[Dtype, tuple[int, ...], Rows | None]
 
 
 def kind_of(tensor: Tensor) -> TensorKind:
     return tensor.dtype, tensor.shape, tensor.rows
+
+
+def kinds_in(weights: Weights) -> dict[str, TensorKind]:
+    """The kinds of all tensors, by name."""
+    if isinstance(weights, HeldWeights):
+        return weights.kinds
+    return {name: (tensor.dtype, tensor.shape, tensor.rows) for name, tensor in weights.items()}
 
 
 @dataclass(frozen=True)
@@ -69,9 +76,19 @@ class TensorStack:
 class HoldsStacks(Protocol):
     """Weights in which the members of a stack lie next to each other."""
 
+    @property
+    def stacks(self) -> Sequence[TensorStack]:
+        """All tensors, as `stacks_of` gives them."""
+        ...
+
     def units_of(self, stack: TensorStack, block: int) -> Bits | None:
         """The units that a block of a stack of these tensors covers. None if they do not lie next to each other."""
         ...
+
+
+def stacks_in(weights: Weights) -> Sequence[TensorStack]:
+    """All tensors in stacks: see `stacks_of`."""
+    return weights.stacks if isinstance(weights, HoldsStacks) else tuple(stacks_of(kinds_in(weights)))
 
 
 def stacks_of(kinds: Mapping[str, TensorKind]) -> Iterator[TensorStack]:
@@ -80,10 +97,14 @@ def stacks_of(kinds: Mapping[str, TensorKind]) -> Iterator[TensorStack]:
     Tensors larger than a block, empty tensors and ranges of rows are alone.
     """
     groups: dict[object, list[str]] = {}
+    alone = {kind for kind in {*kinds.values()} if kind[2] is not None or not 0 < Layout.of(*kind).count <= BLOCK}
     for name in sorted(kinds, key=str.encode):
-        dtype, shape, rows = kinds[name]
-        is_alone = rows is not None or not 0 < Layout.of(dtype, shape).count <= BLOCK
-        groups.setdefault(name if is_alone else kinds[name], []).append(name)
+        kind = kinds[name]
+        key = name if kind in alone else kind
+        if key in groups:
+            groups[key].append(name)
+        else:
+            groups[key] = [name]
     for names in groups.values():
         kind = kinds[names[0]]
         yield TensorStack(tuple(names), kind, 1 if len(names) == 1 else _members_per_block(len(names), kind))

@@ -92,7 +92,7 @@ async def upload_version(
 ) -> tuple[tuple[DataFile, ...], dict[str, StageTiming]]:
     """Uploads a version. Returns its files (empty if nothing changed) and the timings so far."""
     stages = {**taken.publication.stages, "encode": encoded.timing}
-    if not encoded.data.entries:
+    if not encoded.data.stacks:
         return (), stages
     async with context.stage("upload", encoded.version) as uploading:
         uploading.nbytes = encoded.data.nbytes

@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
+from weightwire.delta import kinds_in
 from weightwire.publisher.capture_gate import CaptureGate
 from weightwire.publisher.weight_arena import Batch, WeightArena
 from weightwire.system import Stopped, in_order, to_the_end
-from weightwire.weights import Dtype, Rows, Schema, Tensor, Weights, check_schema
+from weightwire.weights import Rows, Schema, Tensor, Weights, check_schema
 
 __all__ = ["HostCopies"]
 
@@ -49,7 +50,7 @@ class HostCopies(Generic[T]):
         self._dropped = dropped
         self.published = WeightArena(schema, rows, threads)
         self.latest = WeightArena({} if single else schema, rows, threads)
-        self._kinds = _kinds(self.published)
+        self._kinds = kinds_in(self.published)
         self.gate = gate or CaptureGate()
         # Guarded by the gate's condition, like everything that captures and diffs share.
         self._pending: T | None = None
@@ -72,7 +73,7 @@ class HostCopies(Generic[T]):
 
     def check(self, weights: Weights) -> dict[str, Tensor]:
         """The weights in the order of the schema. Raises SchemaChanged if they do not fit it."""
-        check_schema(_kinds(weights), self._kinds)
+        check_schema(kinds_in(weights), self._kinds)
         return {name: weights[name] for name in self._kinds}
 
     def capture(self, weights: Weights, ticket: T, turn: int = 0) -> None:
@@ -143,7 +144,3 @@ class HostCopies(Generic[T]):
         if batch in self._reading:  # the set only shrinks during a capture, so no lock is needed here
             with self.gate.changed:
                 self.gate.wait_until(lambda: batch not in self._reading, stop)
-
-
-def _kinds(weights: Weights) -> dict[str, tuple[Dtype, tuple[int, ...], Rows | None]]:
-    return {name: (tensor.dtype, tensor.shape, tensor.rows) for name, tensor in weights.items()}

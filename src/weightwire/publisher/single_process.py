@@ -55,7 +55,7 @@ class SingleProcess:
 
     @property
     def dtypes(self) -> dict[str, Dtype]:
-        return {name: tensor.dtype for name, tensor in self._copies.published.items()} if self._copies else {}
+        return self._copies.published.dtypes if self._copies else {}
 
     @property
     def copies(self) -> HostCopies[Publication] | None:

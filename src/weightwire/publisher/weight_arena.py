@@ -6,7 +6,7 @@ few large steps, however many there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,7 @@ class Piece:
         tensors = [weights[name] for name in self.stack.members(self.index)]
         if self.stack.is_single:
             tensors[0].copy_to(*self.stack.layout.span(self.index), out)
-        elif all(type(tensor) is Tensor for tensor in tensors):
+        elif {*map(type, tensors)} == {Tensor}:
             np.concatenate([tensor.bits for tensor in tensors], out=out)
         else:
             for tensor, room in zip(tensors, out.reshape(len(tensors), -1), strict=True):
@@ -77,6 +77,7 @@ class WeightArena(HeldWeights):
         self._threads = threads
         rows = rows or {}
         plan = _ArenaPlan({name: (*kind, rows.get(name)) for name, kind in schema.items()})
+        self.stacks = plan.stacks
         self.batches = tuple(plan.batches)
         self.nbytes = sum(batch.nbytes for batch in self.batches)
         self._blocks = {
@@ -84,28 +85,12 @@ class WeightArena(HeldWeights):
         }
         self._memory = aligned_memory(plan.size)
         _touch(self._memory, threads)
-        self._tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, (dtype, shape) in schema.items():
             count = Layout.of(dtype, shape, rows.get(name)).count
             bits = np.frombuffer(self._memory, f"<u{dtype.unit}", count, plan.places[name])
-            self._tensors[name] = Tensor(dtype, shape, bits, rows.get(name))
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    # As fast as those of a dict.
-
-    def items(self) -> ItemsView[str, Tensor]:
-        return self._tensors.items()
-
-    def values(self) -> ValuesView[Tensor]:
-        return self._tensors.values()
+            tensors[name] = Tensor(dtype, shape, bits, rows.get(name))
+        super().__init__(tensors)
 
     def units(self, batch: Batch) -> Bits:
         return np.frombuffer(self._memory, f"<u{batch.dtype.unit}", batch.count, batch.at)
@@ -140,7 +125,8 @@ class _ArenaPlan:
         self.places: dict[str, int] = {}
         self.size = 0
         small: dict[str, list[TensorStack]] = {}
-        for stack in stacks_of(kinds):
+        self.stacks = tuple(stacks_of(kinds))
+        for stack in self.stacks:
             if stack.layout.count > _SMALL:
                 self._add_large(stack)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,7 +15,7 @@ from weightwire.replica.disk_errors import explained
 from weightwire.replica.linked_folder import LinkedFolder
 from weightwire.replica.workdir import Position, Workdir, different
 from weightwire.system import durable_files, read_regular
-from weightwire.weights import ABOUT_FILE, CheckpointWriter, Schema, Tensor, is_side_file_name, is_weights_file
+from weightwire.weights import ABOUT_FILE, CheckpointWriter, HeldWeights, Schema, is_side_file_name, is_weights_file
 
 __all__ = ["Rebuild", "SideFiles"]
 
@@ -23,7 +23,7 @@ SideFiles = Mapping[str, bytes | Path]
 """Side files by name: relative to the checkpoint, with their bytes or a path to them."""
 
 
-class Rebuild(Mapping[str, Tensor]):
+class Rebuild(HeldWeights):
     """New weights for a replica: `with replica.rebuild(...) as new:`, fill in `new[name].bits`, then `new.finish(...)`.
 
     The weights start as zeros, with disk space allocated. The replica does not change before `finish`.
@@ -48,7 +48,7 @@ class Rebuild(Mapping[str, Tensor]):
         self._threads = threads
         self._path = works.folder / secrets.token_hex(4)
         self._writer = CheckpointWriter(self._path, schema=schema)
-        self._tensors: dict[str, Tensor] = {}
+        super().__init__({})
         self._open = False
 
     def __enter__(self) -> Self:
@@ -56,7 +56,7 @@ class Rebuild(Mapping[str, Tensor]):
             durable_files.make_directory(self._path.parent)
             self._writer.__enter__()
         self._open = True
-        self._tensors = {name: self._writer[name] for name in self._names}
+        super().__init__({name: self._writer[name] for name in self._names})
         return self
 
     def __exit__(
@@ -72,7 +72,7 @@ class Rebuild(Mapping[str, Tensor]):
         """Checks that the weights have this state, syncs them to disk, and makes them the replica's."""
         if not self._open:
             raise ValueError("a rebuild can be finished once, inside its block")
-        if name := different(digest(self._tensors, threads=self._threads), state):
+        if name := different(digest(self, threads=self._threads), state):
             raise ReplicaError(
                 f"{self._directory}: tensor {name!r} does not have the expected digest",
                 hint="rebuild the replica again",
@@ -96,15 +96,6 @@ class Rebuild(Mapping[str, Tensor]):
                 (files / name).parent.mkdir(parents=True, exist_ok=True)
                 durable_files.write_file(files / name, content if isinstance(content, bytes) else read_regular(content))
         durable_files.sync_tree(files)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
 
 class _Unfinished(Exception):

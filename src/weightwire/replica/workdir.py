@@ -13,7 +13,6 @@ import json
 import mmap
 import os
 import re
-import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,11 +22,12 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import msgspec
+import numpy as np
 
-from weightwire.delta import BlockJob, Delta, State, TensorState, add_digests, digest, write_absolute
+from weightwire.delta import BlockJob, Delta, State, digest, write_absolute
 from weightwire.errors import ReplicaError
 from weightwire.system import durable_files, open_regular, read_regular
-from weightwire.weights import MODEL_FILE, Tensor, Weights, nbytes_of, read_header
+from weightwire.weights import MODEL_FILE, HeldWeights, Tensor, nbytes_of, read_header, schema_of_weights
 
 __all__ = ["Position", "Saved", "Workdir", "different", "tensors_of", "to_json", "version_of"]
 
@@ -74,7 +74,7 @@ class Workdir:
         position: Position,
         state: State,
         memory: mmap.mmap,
-        weights: dict[str, Tensor],
+        weights: HeldWeights,
         threads: int | None,
     ) -> None:
         """Use `open` or `map`."""
@@ -88,7 +88,7 @@ class Workdir:
         self._flushing = threading.Lock()
         self._threads = threads
         self._weights = weights
-        self.weights: Weights = {name: _read_only(tensor) for name, tensor in self._weights.items()}
+        self.weights = HeldWeights({name: _read_only(tensor) for name, tensor in weights.items()})
 
     @property
     def nbytes(self) -> int:
@@ -164,10 +164,12 @@ class Workdir:
             added = write_absolute(self._weights, patch, threads=self._threads, decoded=decoded)
         except BaseException as problem:
             self._lose(f"writing version {position.version} failed halfway ({problem})", problem)
-        for name, entry in patch.entries.items():
-            if add_digests(self.state.tensors[name].digest, added[name]) != entry.digest:
-                self._lose(f"tensor {name!r} did not have the expected digest")
-        self.position, self.state = position, patch.advance(self.state)
+        after, names = patch.advance(self.state), list(added)
+        changes = np.array([added[name] for name in names], np.uint64).reshape(-1, 2)
+        wrong = (self.state.digests_of(names) + changes != after.digests_of(names)).any(1)
+        for at in np.flatnonzero(wrong)[:1].tolist():
+            self._lose(f"tensor {names[at]!r} did not have the expected digest")
+        self.position, self.state = position, after
 
     def sync(self) -> None:
         """Writes all changes to disk and empties the journal."""
@@ -231,16 +233,20 @@ def version_of(record: Path) -> int:
 
 def different(found: State, wanted: State) -> str | None:
     """The name of the first tensor that differs, or None."""
-    names = sorted({**found.tensors, **wanted.tensors})
+    if found == wanted:
+        return None
+    names = sorted({**found.kinds, **wanted.kinds})
     return next((name for name in names if found.tensors.get(name) != wanted.tensors.get(name)), None)
 
 
 # --- the files ---------------------------------------------------------------------------------------------------
 
 
-def tensors_of(memory: mmap.mmap, where: str) -> dict[str, Tensor]:
+def tensors_of(memory: mmap.mmap, where: str) -> HeldWeights:
     header = read_header(memoryview(memory), where)
-    return {slot.name: Tensor.at(memory, header.size + slot.start, slot.dtype, slot.shape) for slot in header.slots}
+    return HeldWeights(
+        {slot.name: Tensor.at(memory, header.size + slot.start, slot.dtype, slot.shape) for slot in header.slots}
+    )
 
 
 def _read_only(tensor: Tensor) -> Tensor:
@@ -254,8 +260,7 @@ def to_json(value: Mapping[str, Any]) -> bytes:
 
 
 def _describe(position: Position, state: State) -> bytes:
-    words = [word for tensor in state.tensors.values() for word in tensor.digest]
-    digests = struct.pack(f"<{len(words)}Q", *words).hex()
+    digests = state.digests.astype("<u8").tobytes().hex()
     return to_json(asdict(position) | {"state": state.hex, "digests": digests})
 
 
@@ -269,19 +274,14 @@ class _StateFile(msgspec.Struct, frozen=True):
     digests: str
 
 
-def _read_state(path: Path, weights: Weights) -> tuple[Position, State]:
+def _read_state(path: Path, weights: HeldWeights) -> tuple[Position, State]:
     try:
         found = msgspec.json.decode(read_regular(path), type=_StateFile)
         digests = bytes.fromhex(found.digests)
         if len(digests) != 16 * len(weights):
             raise ValueError(f"it does not match {MODEL_FILE}")
-        words = iter(struct.iter_unpack("<QQ", digests))
-        state = State(
-            {
-                name: TensorState(weights[name].dtype, weights[name].shape, next(words))
-                for name in sorted(weights, key=str.encode)
-            }
-        )
+        rows = np.frombuffer(digests, "<u8").reshape(-1, 2)
+        state = State.of(schema_of_weights(weights), sorted(weights, key=str.encode), rows)
         if state.hex != found.state:
             raise ValueError(f"its state does not match its digests and {MODEL_FILE}")
         return Position(found.run, found.version, found.commit), state

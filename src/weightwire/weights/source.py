@@ -41,7 +41,11 @@ def read_weights(source: str | os.PathLike[str] | Mapping[str, Any] | HasStateDi
     if isinstance(source, Checkpoint | HeldWeights):
         return source
     mapping = source if isinstance(source, Mapping) else _state_dict(source)
-    return {check_name(name): _read_plain_array(value) or _read_tensor(name, value) for name, value in mapping.items()}
+    names, values = [*mapping], [*mapping.values()]
+    if read := _read_plain_arrays(names, values):
+        return read
+    pairs = zip(names, values, strict=True)
+    return {check_name(name): _read_plain_array(value) or _read_tensor(name, value) for name, value in pairs}
 
 
 # From memory
@@ -76,6 +80,36 @@ def _read_plain_array(value: Any) -> Tensor | None:
         return None
     flat = array.ravel()
     return Tensor(kind.dtype, kind.shape, flat if array.dtype is kind.units else flat.view(kind.units))
+
+
+def _read_plain_arrays(names: list[Any], values: list[Any]) -> dict[str, Tensor] | None:
+    """The same for all tensors at once, several times as fast. None if any of them needs a closer look.
+
+    Makes no tuple per tensor: 100,000 new containers would start the garbage collector.
+    """
+    if {*map(type, names)} != {str} or not "".join(names).isascii() or METADATA in names:
+        return None
+    kinds, arrays = _columns(values)
+    if not kinds or None in kinds or {array.flags.c_contiguous for array in arrays} != {True}:
+        return None
+    if [array.nbytes for array in arrays] != [kind.nbytes for kind in kinds]:
+        return None
+    flat = [array.ravel() for array in arrays]
+    bits = [one if one.dtype is kind.units else one.view(kind.units) for one, kind in zip(flat, kinds, strict=True)]
+    made = Tensor.many([kind.dtype for kind in kinds], [kind.shape for kind in kinds], bits)
+    return dict(zip(names, made, strict=True))
+
+
+def _columns(values: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The kinds and arrays of plain arrays or buffers. Nothing if one value is something else."""
+    if {*map(type, values)} == {np.ndarray}:
+        return [*map(_kind_of_array, [one.dtype for one in values], [one.shape for one in values])], values
+    if {*map(type, values)} != {tuple} or {*map(len, values)} != {3}:
+        return [], []
+    names, shapes, arrays = ([one[k] for one in values] for k in range(3))
+    if {*map(type, names)} != {str} or {*map(type, shapes)} != {tuple} or {*map(type, arrays)} != {np.ndarray}:
+        return [], []
+    return [*map(_kind_of_buffer, names, shapes)], arrays
 
 
 class _SourceKind(NamedTuple):

@@ -20,7 +20,7 @@ from weightwire.weights.checkpoint import Checkpoint
 from weightwire.weights.dtypes import BY_ARRAY_NAME, DTYPES, Dtype
 from weightwire.weights.peft import has_adapters, merged, names_of_adapters
 from weightwire.weights.source import check_name, read_weights
-from weightwire.weights.tensor import Tensor, Weights, refuse
+from weightwire.weights.tensor import Tensor, Weights, places_of, refuse
 from weightwire.weights.torch_tensor import LiveTensor, is_torch_tensor
 
 __all__ = ["DEFAULT_DTYPE", "Casting", "as_mapping", "plain_names", "read_live", "untie", "unwrapped"]
@@ -95,13 +95,15 @@ def read_live(
     run = {} if run is None else run
     if isinstance(source, str | os.PathLike | Checkpoint):
         return untie(read_weights(source), run)
+    if type(source) is dict and not _has_torch(source.values()):
+        return untie(read_weights(source), run)
     aliases: dict[str, str] = {}
     if not merge and _is_module(source) and has_adapters(source):
         # As PEFT saves them: a tensor that two layers share is saved twice.
         kept = _TorchReader(sharded).read(as_mapping(plain_names(adapter_weights(source))))
     else:
         pairs = _pairs(source)
-        if not any(is_torch_tensor(value) for _, value in pairs):
+        if not _has_torch(value for _, value in pairs):
             return untie(read_weights(as_mapping(pairs)), run)
         given = _as_saved(as_mapping(plain_names(pairs)), source)
         _check_no_adapters(given)
@@ -112,12 +114,17 @@ def read_live(
     return kept, aliases
 
 
+def _has_torch(values: Iterable[Any]) -> bool:
+    """Whether one of them is a torch tensor. Asks once for each type."""
+    return any(map(is_torch_tensor, {type(value): value for value in values}.values()))
+
+
 def untie(weights: Weights, known: Container[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Lists tensors that share memory once. Also returns the other names, each with the name that is kept.
 
     Keeps the name that is in `known`, or the first, at the position of the first.
     """
-    places = [tensor.place for tensor in weights.values()]
+    places = places_of([*weights.values()])
     if len({*places} - {None}) == len(places) - places.count(None):  # no memory is shared
         return {**weights}, {}
     groups: dict[tuple[object, ...], list[str]] = {}

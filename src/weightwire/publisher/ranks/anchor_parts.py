@@ -47,7 +47,7 @@ class AnchorParts:
     async def _upload(self, commit: Commit, made: EncodedAnchor) -> None:
         part = AnchorPart(commit.version, failed=True)
         try:
-            if not made.data.entries:
+            if not made.data.stacks:
                 made.spool.close()
                 part = AnchorPart(commit.version)
             elif (file := await self._anchors.upload(commit, made, self._meeting.rank)) is not None:
