@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import mutant
 
+_STATE = "delta/state.py"
 _FILE, _INDEX, _SUMS = "delta/file.py", "delta/index.py", "delta/member_sums.py"
 _DECODER, _STACK = "delta/decoder.py", "delta/encoded_stack.py"
 _GOLDEN, _MALFORMED, _HOSTILE = "delta/test_golden.py", "delta/test_malformed_files.py", "hostile/test_hostile.py"
@@ -19,13 +20,19 @@ DELTA_MUTANTS = [
         "member counted under its neighbor",
         "each member of a stack has its own number of changes",
         "delta/test_patcher_stacks.py delta",
-        (_SUMS, "self._changed[place] += changed", "self._changed[place] += np.roll(changed, 1)"),
+        (_SUMS, "[place] += changed", "[place] += np.roll(changed, 1)"),
     ),
     mutant(
         "digest added to its neighbor",
         "each member of a stack has its own digest",
         "delta/test_patcher_stacks.py delta",
-        (_SUMS, "self._added[place] += added", "self._added[place] += np.roll(added, 1, axis=0)"),
+        (_SUMS, "[place] += added", "[place] += np.roll(added, 1, axis=0)"),
+    ),
+    mutant(
+        "digests kept in the order given",
+        "the digests of a state are those of the names given with them",
+        "delta/test_state.py delta",
+        (_STATE, "after._digests[self._places(names)] = digests", "after._digests[: len(digests)] = digests"),
     ),
     mutant(
         "index columns exchanged",
@@ -33,10 +40,8 @@ DELTA_MUTANTS = [
         _GOLDEN,
         (
             _INDEX,
-            "    yield from map(uvarint, shared)\n"
-            "    yield from (uvarint(len(name) - k) for name, k in zip(names, shared, strict=True))\n",
-            "    yield from (uvarint(len(name) - k) for name, k in zip(names, shared, strict=True))\n"
-            "    yield from map(uvarint, shared)\n",
+            "_uvarints(shared) + _uvarints([len(one) for one in rest])",
+            "_uvarints([len(one) for one in rest]) + _uvarints(shared)",
         ),
         (_INDEX, "shared, rest = columns.numbers(count)", "rest, shared = columns.numbers(count)"),
     ),
@@ -60,13 +65,13 @@ DELTA_MUTANTS = [
         "digest of an entry not compared",
         "an entry leads to the digest that the index names",
         f"{_MALFORMED} {_HOSTILE}",
-        (_SUMS, "if self.after(name, before[name]) != entry.digest:", "if False:"),
+        (_SUMS, "self._different((known + self.added(stack) != columns.digests).any(1))", "()"),
     ),
     mutant(
         "number of changes not compared",
         "an entry changes as many weights as the index names",
         f"{_MALFORMED} {_HOSTILE}",
-        (_SUMS, "if changed != entry.changed:", "if False:"),
+        (_SUMS, "self._different(changed.astype(np.uint64) != columns.changed)", "()"),
     ),
     mutant(
         "first member read for every member",
@@ -80,8 +85,8 @@ DELTA_MUTANTS = [
         "delta/test_patcher_stacks.py delta",
         (
             _STACK,
-            "self.entries[block * self.per : (block + 1) * self.per]",
-            "self.entries[-(block + 1) * self.per :][: self.per]",
+            "slice(block * self.per, (block + 1) * self.per)",
+            "slice(-(block + 1) * self.per, -block * self.per or None)",
         ),
     ),
     mutant(

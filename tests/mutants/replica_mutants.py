@@ -21,8 +21,8 @@ REPLICA_MUTANTS = [
         ),
         (
             _WORKDIR,
-            "            if add_digests(self.state.tensors[name].digest, added[name]) != entry.digest:\n",
-            "            if False:\n",
+            "        for at in np.flatnonzero(wrong)[:1].tolist():\n",
+            "        for at in ():\n",
         ),
     ),
     mutant(
