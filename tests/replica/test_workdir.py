@@ -14,8 +14,8 @@ import pytest
 
 from support.replicas import STORY, check, reopened
 from weightwire import Delta, Tensor
-from weightwire.delta.absolute import write_absolute
-from weightwire.errors import ReplicaError, WeightwireError
+from weightwire.delta.absolute import make_absolute, write_absolute
+from weightwire.errors import ReplicaError, WeightwireError, WrongBase
 from weightwire.replica.replica import Replica
 from weightwire.system import durable_files
 
@@ -53,6 +53,16 @@ def test_a_concurrent_change_of_the_file_is_noticed(replica: Replica, monkeypatc
     with reopened(replica) as again:
         assert again.position is None
         assert again.trouble
+
+
+def test_a_patch_for_another_state_is_refused_before_anything_is_written(replica: Replica) -> None:
+    work = replica._held()
+    patch = make_absolute(work.weights, STORY.deltas(1), work.state)
+    with pytest.raises(WrongBase, match="made for weights with state"):
+        work.advance(replace(patch, before="0" * 64), STORY.at(1))
+    assert replica.journal_bytes == 0
+    check(replica, 0)
+    replica.verify()
 
 
 def test_a_sync_empties_the_journal(replica: Replica) -> None:

@@ -152,6 +152,7 @@ class Workdir:
 
         `decoded` are its blocks. The journal has the values before the model does.
         """
+        after = patch.advance(self.state)  # a patch for another state is refused before anything is written
         record = self.path / _JOURNAL / position.record
         try:
             patch.write(record)
@@ -164,7 +165,7 @@ class Workdir:
             added = write_absolute(self._weights, patch, threads=self._threads, decoded=decoded)
         except BaseException as problem:
             self._lose(f"writing version {position.version} failed halfway ({problem})", problem)
-        after, names = patch.advance(self.state), list(added)
+        names = list(added)
         changes = np.array([added[name] for name in names], np.uint64).reshape(-1, 2)
         wrong = (self.state.digests_of(names) + changes != after.digests_of(names)).any(1)
         for at in np.flatnonzero(wrong)[:1].tolist():
