@@ -198,6 +198,14 @@ def test_a_known_state_saves_the_scan() -> None:
         patch(new, delta, before=State({}))
 
 
+def test_an_empty_state_is_a_known_state() -> None:
+    """The caller gave a wrong state. The right one must not be computed instead."""
+    old, new = {"x": np.arange(100.0)}, {"x": np.arange(100.0) + 1}
+    with pytest.raises(WrongBase, match="missing in the state `before`"):
+        patch(old, diff(old, new), before=State({}))
+    assert (old["x"] == np.arange(100.0)).all()
+
+
 def test_another_base_is_rejected() -> None:
     old, new = {"x": np.zeros(100)}, {"x": np.ones(100)}
     other = {"x": np.full(100, 2.0)}

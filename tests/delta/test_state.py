@@ -197,6 +197,13 @@ def test_an_anchor_gives_a_state_without_a_base() -> None:
     assert weightwire.anchor(weights()).advance(State({})) == digest(weights())
 
 
+def test_the_digests_of_a_state_cannot_be_changed() -> None:
+    state = digest(weights())
+    for one in (state, State(dict(state.tensors)), state.with_digests([], state.digests[:0])):
+        with pytest.raises(ValueError, match="read-only"):
+            one.digests[0] = 1
+
+
 # Many tensors at once
 
 

@@ -32,7 +32,7 @@ DELTA_MUTANTS = [
         "digests kept in the order given",
         "the digests of a state are those of the names given with them",
         "delta/test_state.py delta",
-        (_STATE, "after._digests[self._places(names)] = digests", "after._digests[: len(digests)] = digests"),
+        (_STATE, "every[self._roster.places(names)] = digests", "every[: len(digests)] = digests"),
     ),
     mutant(
         "index columns exchanged",

@@ -63,6 +63,10 @@ class _Roster:
     def place(self) -> Mapping[str, int]:
         return {name: place for place, name in enumerate(self.names)}
 
+    def places(self, names: Iterable[str]) -> npt.NDArray[np.int64]:
+        place = self.place
+        return np.array([place[name] for name in names], np.int64)
+
     @cached_property
     def form(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
         """The bytes that a state digest is the hash of, with zeros as digests, and where the digests begin."""
@@ -97,16 +101,21 @@ class State:
 
     def __init__(self, tensors: Mapping[str, TensorState]) -> None:
         names = tuple(sorted(tensors, key=str.encode))
-        self._roster = _Roster(names, {name: (tensors[name].dtype, tensors[name].shape) for name in names})
-        self._digests = _rows([tensors[name].digest for name in names])
+        roster = _Roster(names, {name: (tensors[name].dtype, tensors[name].shape) for name in names})
+        self._hold(roster, _rows([tensors[name].digest for name in names]))
+
+    def _hold(self, roster: _Roster, digests: Digests) -> None:
+        digests.flags.writeable = False  # the property `digests` shows them, and `hex` is computed once
+        self._roster, self._digests = roster, digests
 
     @classmethod
     def of(cls, kinds: Mapping[str, DtypeShape], names: Iterable[str], digests: Digests) -> State:
         """The state of tensors of these kinds. `names` says whose digests they are."""
-        state = cls({})
-        state._roster = _Roster(tuple(sorted(kinds, key=str.encode)), kinds)
-        state._digests = np.zeros((len(kinds), 2), np.uint64)
-        state._digests[state._places(names)] = digests
+        roster = _Roster(tuple(sorted(kinds, key=str.encode)), kinds)
+        every = np.zeros((len(kinds), 2), np.uint64)
+        every[roster.places(names)] = digests
+        state = cls.__new__(cls)
+        state._hold(roster, every)
         return state
 
     @property
@@ -119,9 +128,6 @@ class State:
         """The dtypes and shapes by name."""
         return self._roster.kinds
 
-    def __len__(self) -> int:
-        return len(self._roster.names)
-
     @property
     def digests(self) -> Digests:
         """Those of all tensors, in the order of the UTF-8 bytes of their names."""
@@ -129,11 +135,7 @@ class State:
 
     def digests_of(self, names: Iterable[str]) -> Digests:
         """The digests of some tensors, in this order."""
-        return self._digests[self._places(names)]
-
-    def _places(self, names: Iterable[str]) -> npt.NDArray[np.int64]:
-        place = self._roster.place
-        return np.array([place[name] for name in names], np.int64)
+        return self._digests[self._roster.places(names)]
 
     @cached_property
     def hex(self) -> str:
@@ -145,9 +147,10 @@ class State:
 
     def with_digests(self, names: Iterable[str], digests: Digests) -> State:
         """The state after some tensors were changed."""
-        after = State({})
-        after._roster, after._digests = self._roster, self._digests.copy()
-        after._digests[self._places(names)] = digests
+        every = self._digests.copy()
+        every[self._roster.places(names)] = digests
+        after = State.__new__(State)
+        after._hold(self._roster, every)
         return after
 
     def after(self, changed: Sequence[tuple[Sequence[str], DtypeShape, Digests]], removed: Iterable[str] = ()) -> State:
@@ -170,7 +173,7 @@ class State:
         return State({name: t for name, t in (dict(self.tensors) | dict(changed)).items() if name not in gone})
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, State) or len(self) != len(other):
+        if not isinstance(other, State):
             return False
         return self.kinds == other.kinds and np.array_equal(self._digests, other._digests)
 
@@ -178,7 +181,7 @@ class State:
         return hash(self.hex)
 
     def __repr__(self) -> str:
-        return f"State({len(self)} tensors, {self.hex[:12]})"
+        return f"State({len(self.kinds)} tensors, {self.hex[:12]})"
 
 
 def _rows(digests: list[Digest]) -> Digests:
