@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,16 @@ def test_a_file_round_trips(tmp_path: Path) -> None:
         assert (read.kind, read.before, read.after, read.removed) == ("delta", delta.before, delta.after, ("gone",))
         assert (read.head, read.nbytes, read.changed) == (delta.head, delta.nbytes, delta.changed)
         assert read.to_bytes() == delta.to_bytes()
+
+
+def test_equal_stacks_have_equal_hashes_however_they_hold_their_entries() -> None:
+    read = Delta.from_bytes(
+        weightwire.diff({"x": np.zeros(9), "y": np.zeros(9)}, {"x": np.ones(9), "y": np.ones(9)}).to_bytes()
+    )
+    (stack,) = read.stacks
+    same = replace(stack, entries=tuple(stack.entries))
+    assert len({stack, same}) == 1
+    assert {read: "delta"}[replace(read, stacks=(same,))] == "delta"
 
 
 def test_entries_are_in_the_order_of_their_names_bytes() -> None:

@@ -50,7 +50,7 @@ class Entry:
 class Entries(Sequence[Entry]):
     """Entries that differ only in `name`, `changed` and `digest`, in columns: there may be 100,000.
 
-    `like` is one of them. `digests` has a row for each.
+    `like` has what they share; its own `name`, `changed` and `digest` are ignored. `digests` has a row for each entry.
     """
 
     names: tuple[str, ...]
@@ -92,7 +92,8 @@ class Entries(Sequence[Entry]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._all == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        return hash(self._all)  # that of a tuple, which may equal this
 
 
 @dataclass(frozen=True)
