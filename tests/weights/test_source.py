@@ -361,6 +361,7 @@ def test_the_short_way_reads_the_same(array: np.ndarray[Any, Any]) -> None:
         ("U8", (-6,), np.zeros(6, np.uint8)),
         ("U8", (6.0,), np.zeros(6, np.uint8)),
         ("U8", (True, 6), np.zeros(6, np.uint8)),
+        ("U8", ([6],), np.zeros(6, np.uint8)),
         ("F4", (3,), np.zeros(1, np.uint8)),
         (8, (6,), np.zeros(6, np.uint8)),
         ("U8", (6,), np.zeros(12, np.uint8)[::2]),
@@ -373,6 +374,9 @@ def test_the_short_way_reads_the_same(array: np.ndarray[Any, Any]) -> None:
 def test_the_short_way_leaves_everything_else_to_the_thorough_one(value: object) -> None:
     assert _read_plain_array(value) is None
     plain = np.zeros(3) if isinstance(value, np.ndarray) else ("U8", (3,), np.zeros(3, np.uint8))
+    for shape in ((6,), (1, 6)):  # equal shapes that were read before make no difference
+        assert _read_plain_array(("U8", shape, np.zeros(6, np.uint8)))
+    assert _read_plain_array(value) is None
     assert _read_plain_arrays(["x", "y"], [plain, value]) is None
 
 

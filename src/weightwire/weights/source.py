@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -73,7 +74,8 @@ def _read_plain_array(value: Any) -> Tensor | None:
     if type(value) is np.ndarray:
         array, kind = value, _kind_of_array(value.dtype, value.shape)
     elif type(value) is tuple and len(value) == 3 and type(value[2]) is np.ndarray and type(value[1]) is tuple:
-        array, kind = value[2], _kind_of_buffer(value[0], value[1]) if type(value[0]) is str else None
+        plain = type(value[0]) is str and _are_integers(value[1])
+        array, kind = value[2], _kind_of_buffer(value[0], value[1]) if plain else None
     else:
         return None
     if kind is None or array.nbytes != kind.nbytes or not array.flags.c_contiguous:
@@ -109,7 +111,14 @@ def _columns(values: list[Any]) -> tuple[list[Any], list[Any]]:
     names, shapes, arrays = ([one[k] for one in values] for k in range(3))
     if {*map(type, names)} != {str} or {*map(type, shapes)} != {tuple} or {*map(type, arrays)} != {np.ndarray}:
         return [], []
+    if not _are_integers(chain.from_iterable(shapes)):
+        return [], []
     return [*map(_kind_of_buffer, names, shapes)], arrays
+
+
+def _are_integers(sizes: Iterable[Any]) -> bool:
+    """Ask before a shape is a key of a cache, where 2.0 and 2 are the same, and a list is an error."""
+    return {*map(type, sizes)} == {int}
 
 
 class _SourceKind(NamedTuple):
@@ -130,7 +139,7 @@ def _kind_of_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> _SourceKind 
 @lru_cache(4096)
 def _kind_of_buffer(dtype_name: str, shape: tuple[int, ...]) -> _SourceKind | None:
     dtype = DTYPES.get(dtype_name)
-    if dtype is None or not shape or len(shape) > MAX_DIMS or not all(type(size) is int for size in shape):
+    if dtype is None or not shape or len(shape) > MAX_DIMS:
         return None
     nbytes = dtype.nbytes(shape) if 0 < min(shape) <= max(shape) <= MAX_INT else None
     return None if nbytes is None else _SourceKind(dtype, shape, nbytes, unit_dtype(dtype))
