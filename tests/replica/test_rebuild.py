@@ -8,6 +8,7 @@ import pytest
 
 from support.replicas import STORY, check, reopened
 from support.small_run import SHAPES, Story
+from weightwire import State, digest
 from weightwire.errors import ReplicaError
 from weightwire.replica.replica import Replica
 from weightwire.weights.dtypes import DTYPES
@@ -68,6 +69,18 @@ def test_a_rebuild_cannot_be_finished_twice(replica: Replica) -> None:
     with pytest.raises(ValueError, match="inside its block"):
         new.finish(STORY.at(3), STORY.states[3])
     check(replica, 3)
+
+
+def test_a_rebuild_has_tensors_only_inside_its_block(replica: Replica) -> None:
+    new = replica.rebuild(STORY.schema)
+    assert digest(new) == State({})
+    with new:
+        assert {name: kind[:2] for name, kind in new.kinds.items()} == STORY.schema
+        for name in new:
+            new[name].bits[:] = STORY.versions[1][name].bits
+        new.finish(STORY.at(1), STORY.states[1])
+        assert (new.kinds, new.dtypes, digest(new)) == ({}, {}, State({}))
+    check(replica, 1)
 
 
 def test_a_rebuild_allocates_disk_blocks(replica: Replica) -> None:

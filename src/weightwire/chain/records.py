@@ -129,9 +129,9 @@ class Run(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_keys(self.keys)
-        kinds = {kind for kind in {*self.tensors.values()} if not _is_possible(*kind)}  # thousands share a few
-        for name in (name for name, kind in self.tensors.items() if kind in kinds) if kinds else ():
-            raise ValueError(f"tensor {name!r:.100}: its dtype or shape is invalid")
+        bad = {kind for kind in {*self.tensors.values()} if not _is_possible(*kind)}  # thousands share a few kinds
+        name = next((name for name, kind in self.tensors.items() if kind in bad), "") if bad else ""
+        _check(not bad, f"tensor {name!r:.100}: its dtype or shape is invalid")
         _check(all(name in self.tensors for name in self.aliases.values()), "an alias names an unknown tensor")
         names = [file.name for file in self.files]
         folders = {"/".join(name.split("/")[:k]) for name in names for k in range(1, name.count("/") + 1)}

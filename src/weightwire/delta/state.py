@@ -191,7 +191,7 @@ def _rows(digests: list[Digest]) -> Digests:
 def digest(weights: Any, *, threads: int | None = None, progress: Progress | None = None) -> State:
     """The state of weights, from any source that `diff` accepts. Reads all of them once."""
     read = read_weights(weights)
-    tensors = read if isinstance(read, HeldWeights) else HeldWeights({name: read[name] for name in read})
+    tensors = read if isinstance(read, HeldWeights) else {**read}
     stacks = list(stacks_in(tensors))
     jobs = [(stack, block) for stack in stacks for block in range(stack.layout.blocks)]
     sums = {stack.names[0]: np.zeros((len(stack.names), 2), np.uint64) for stack in stacks}

@@ -56,13 +56,13 @@ class Rebuild(HeldWeights):
             durable_files.make_directory(self._path.parent)
             self._writer.__enter__()
         self._open = True
-        super().__init__({name: self._writer[name] for name in self._names})
+        self._hold({name: self._writer[name] for name in self._names})
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._tensors = {}
+        self._hold({})
         if self._open:
             problem = error or _Unfinished()
             self._writer.__exit__(type(problem), problem, traceback)
@@ -78,7 +78,7 @@ class Rebuild(HeldWeights):
                 hint="rebuild the replica again",
             )
         self._open = False
-        self._tensors = {}
+        self._hold({})
         self._writer.__exit__(None, None, None)
         with explained(self._directory):
             try:

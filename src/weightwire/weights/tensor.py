@@ -111,11 +111,17 @@ Weights = Mapping[str, Tensor]
 class HeldWeights(Mapping[str, Tensor]):
     """Weights that are tensors already, each with memory of its own. `read_weights` returns them as they are.
 
-    What is asked of a dict is as fast as for a dict.
+    So nobody looks for tied or overlapping tensors in them. Lookups and iteration are as fast as in a dict.
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._hold(tensors)
+
+    def _hold(self, tensors: dict[str, Tensor]) -> None:
+        """Holds other tensors from now on."""
         self._tensors = tensors
+        for derived in ("dtypes", "kinds"):
+            self.__dict__.pop(derived, None)
 
     @cached_property
     def dtypes(self) -> dict[str, Dtype]:
