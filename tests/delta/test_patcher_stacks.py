@@ -10,10 +10,11 @@ import pytest
 import weightwire
 from support.crafted_files import with_stacks
 from support.patch_checks import Arrays, bytes_of
-from weightwire import CorruptDelta, Delta, diff, digest, patch
+from weightwire import CheckpointError, CorruptDelta, Delta, diff, digest, patch
 from weightwire.delta import EncodedStack, Entry, changes
 from weightwire.delta.absolute import make_absolute, write_absolute
 from weightwire.delta.file import Packed, block_hash, pack
+from weightwire.errors import SchemaChanged, WrongBase
 
 NAMES = [f"layers.{k}.weight" for k in range(5)]
 PER = 2
@@ -108,3 +109,62 @@ def test_a_member_with_the_digest_of_its_neighbor_is_refused() -> None:
 
 def test_two_members_with_each_others_name_are_refused() -> None:
     refused(lying(exchanged("name")), "the result has a wrong state|malformed|marks|changes")
+
+
+# The last member of a stack is checked like the first
+
+
+def with_last(value: np.ndarray | None) -> Arrays:
+    weights = old_weights()
+    del weights[NAMES[-1]]
+    return weights if value is None else {**weights, NAMES[-1]: value}
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (None, "missing in the base"),
+        (np.zeros((64, 8), np.uint16), r"but U16 \[64, 8\] in the base"),
+        (np.zeros((8, 64), np.int16), r"but I16 \[8, 64\] in the base"),
+    ],
+    ids=["missing", "reshaped", "another dtype"],
+)
+def test_a_base_whose_last_member_differs_is_refused(last: np.ndarray | None, reason: str, copy: bool) -> None:
+    weights = with_last(last)
+    with pytest.raises(WrongBase, match=f"tensor '{NAMES[-1]}': .*{reason}"):
+        patch(weights, stacked(), copy=copy)
+    assert bytes_of(weights) == bytes_of(with_last(last))
+
+
+def test_a_read_only_last_member_is_refused() -> None:
+    weights = old_weights()
+    weights[NAMES[-1]].flags.writeable = False
+    with pytest.raises(CheckpointError, match=f"tensor '{NAMES[-1]}': is read-only"):
+        patch(weights, stacked())
+    assert bytes_of(weights) == bytes_of(old_weights())
+
+
+def test_a_state_without_the_last_member_is_refused() -> None:
+    with pytest.raises(WrongBase, match=f"tensor '{NAMES[-1]}': missing in the state"):
+        patch(old_weights(), stacked(), before=digest(with_last(None)))
+
+
+@pytest.mark.parametrize("last", [None, np.zeros((64, 8), np.uint16)], ids=["missing", "reshaped"])
+def test_a_fresh_stack_whose_last_member_does_not_fit_is_refused(last: np.ndarray | None) -> None:
+    anchor, weights = weightwire.anchor(new_weights()), with_last(last)
+    with pytest.raises(CheckpointError, match=f"tensor '{NAMES[-1]}': cannot be added, removed or reshaped"):
+        patch(weights, anchor)
+    read = weightwire.weights.read_weights(weights)
+    with pytest.raises(SchemaChanged, match=f"tensor '{NAMES[-1]}'"):
+        make_absolute(read, [anchor], digest(read))
+    assert bytes_of(weights) == bytes_of(with_last(last))
+
+
+@pytest.mark.parametrize("changed", [127, 128, 129])
+def test_numbers_of_one_byte_and_of_two_are_read_back(changed: int) -> None:
+    old = {name: np.zeros(200, np.uint8) for name in "ab"}
+    new = {name: (np.arange(200) < changed).astype(np.uint8) for name in "ab"}
+    delta = Delta.from_bytes(diff(old, new).to_bytes())
+    assert [entry.changed for entry in delta.entries.values()] == [changed, changed]
+    assert bytes_of(patch(old, delta)) == bytes_of(new)

@@ -227,3 +227,15 @@ def test_after_adds_removes_and_reshapes_as_replace_does() -> None:
     assert after.hex == state.replace(wanted, ["b"]).hex
     assert list(after.tensors) == ["a", "c", "d"]
     assert state.after([]) == state
+
+
+def test_another_dtype_or_shape_is_another_state() -> None:
+    u8, i8, rows = DTYPES["U8"], DTYPES["I8"], np.array([[5, 6]], np.uint64)
+    state = State({"a": TensorState(u8, (8,), (5, 6))})
+    for dtype, shape in ((i8, (8,)), (u8, (2, 4))):
+        wanted = TensorState(dtype, shape, (5, 6))
+        after = state.after([(["a"], (dtype, shape), rows)])
+        assert after.tensors["a"] == wanted
+        assert after != state
+        assert after.hex != state.hex
+        assert after == state.replace({"a": wanted})

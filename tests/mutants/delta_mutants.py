@@ -29,6 +29,28 @@ DELTA_MUTANTS = [
         (_SUMS, "[place] += added", "[place] += np.roll(added, 1, axis=0)"),
     ),
     mutant(
+        "only the first member compared with the base",
+        "the base has every member of a stack, with its dtype and shape",
+        "delta/test_patcher_stacks.py delta",
+        (_DECODER, "not all(held.get(name) == wanted for name in stack.names)", "held.get(stack.first.name) != wanted"),
+    ),
+    mutant(
+        "only the first member of a fresh stack compared",
+        "in place, every member of a fresh stack replaces a tensor of its kind",
+        "delta/test_patcher_stacks.py delta",
+        (
+            "delta/patcher.py",
+            "if not all(held.get(name) == (*stack.kind, stack.first.rows) for name in stack.names)",
+            "if held.get(stack.first.name) != (*stack.kind, stack.first.rows)",
+        ),
+    ),
+    mutant(
+        "state compared without dtypes and shapes",
+        "states of tensors of another dtype or shape differ",
+        "delta/test_state.py delta",
+        (_STATE, "self.kinds == other.kinds", "self.kinds.keys() == other.kinds.keys()"),
+    ),
+    mutant(
         "digests kept in the order given",
         "the digests of a state are those of the names given with them",
         "delta/test_state.py delta",
