@@ -177,8 +177,16 @@ class TestStrangers:
             forged = seal(msgspec.structs.replace(record, files=(wrong,))).data
             real = scene.read(commit_path(4))
             scene.remove(commit_path(4))
+
+            async def slowly(do: Act) -> Any:
+                await asyncio.sleep(3)  # the data arrives first
+                return await do()
+
+            scene.bucket.trouble("get", commit_path(4), slowly)
             scene.work.wake(forged)
             await scene.work.look()
+            assert scene.fetched() == ["deltas/4"]
+            assert not scene.work._updater._fetcher.lost  # later paths would avoid it
             scene.write(commit_path(4), real)
             assert await scene.look() == ["deltas/4"]
             scene.check(4)
