@@ -10,8 +10,8 @@ VENV   := .venv
 CORE   := .venv-core
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-# More processes than cores, because tests also wait: for processes, servers, and polls. Two left two cores idle for 40%
-# of the time.
+# More processes than cores, because tests also wait: for processes, servers, and polls. With two processes, two cores
+# were idle for 40% of the time.
 PROCESSES ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 KERNEL := $(shell find src/weightwire/codec -name '*.[ch]')
